@@ -1,0 +1,1 @@
+"""Models trained on many patients that keep working on patients they have never seen."""

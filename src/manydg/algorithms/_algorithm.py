@@ -1,0 +1,138 @@
+"""What an algorithm is: a model with losses to minimise and a prediction to make."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Adam, Optimizer
+
+from manydg.backbones import Backbone, Inputs
+from manydg.data.dataset import Batch, DomainDataset
+from manydg.errors import ConfigError, unknown_name
+from manydg.targets import Target
+
+Sampling = Literal["samples", "pairs", "random-pairs", "episodes", "whole"]
+Optimizers = dict[str, Optimizer]
+
+
+@dataclass(frozen=True)
+class Hyperparameters:
+    """Base of every algorithm's settings: frozen, keyword fields with a default and a range made by :func:`setting`."""
+
+
+def setting(default: Any, low: float, high: float, help: str, *, log: bool = True) -> Any:
+    """A hyperparameter with its default and the range a search draws from."""
+    return dataclasses.field(default=default, metadata={"low": low, "high": high, "log": log, "help": help})
+
+
+def choice(default: str, options: tuple[str, ...], help: str) -> Any:
+    """A hyperparameter that takes one of a few names."""
+    return dataclasses.field(default=default, metadata={"options": options, "help": help})
+
+
+class Algorithm(nn.Module):
+    """Base class of algorithms.
+
+    A subclass lives in a file of its own in this package; the file's name is the algorithm's name. It sets ``Settings``
+    and ``sampling``, builds its parts in ``__init__``, and implements :meth:`losses` and :meth:`predict`. One that
+    needs more than one optimiser or a step of its own overrides :meth:`optimizers` and :meth:`step`.
+
+    Parameters
+    ----------
+    backbone : Backbone
+        x -> v.
+    target : Target
+    n_domains : int
+        Number of training patients.
+    settings : Hyperparameters, optional
+        An instance of the class's ``Settings``; its defaults if not given.
+
+    Attributes
+    ----------
+    progress : float
+        How much of the training is done, from 0 to 1; the training loop sets it before every step.
+    """
+
+    Settings: ClassVar[type[Hyperparameters]] = Hyperparameters
+    sampling: ClassVar[Sampling] = "samples"
+    """Which rows a step gets: plain samples, same-patient pairs, random pairs, or episodes of patients. An algorithm of
+    the ``whole`` kind is not trained by steps at all but sees the training set once, in :meth:`fit_whole`."""
+
+    def __init__(
+        self, backbone: Backbone, target: Target, n_domains: int, settings: Hyperparameters | None = None
+    ) -> None:
+        super().__init__()
+        if reason := self.refuses(target, backbone):
+            raise ConfigError(f"{type(self).__name__} cannot be used here: {reason}")
+        self.backbone, self.target, self.n_domains = backbone, target, n_domains
+        self.settings = settings if settings is not None else self.Settings()
+        self.progress = 0.0
+
+    @classmethod
+    def refuses(cls, target: Target, backbone: Backbone) -> str | None:
+        """Why this algorithm makes no sense for a target type or backbone; ``None`` where it does."""
+        return None
+
+    @classmethod
+    def settings_from(cls, given: Mapping[str, Any]) -> Hyperparameters:
+        """Settings from a mapping of names to values, each checked."""
+        fields = {field.name: field for field in dataclasses.fields(cls.Settings)}
+        for name, value in given.items():
+            if name not in fields:
+                raise unknown_name(f"setting of {cls.__name__}", name, fields)
+            _check_setting(f"{cls.__name__}.{name}", value, fields[name])
+        return cls.Settings(**given)
+
+    @abstractmethod
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        """Named scalar terms, weighted; their sum is minimised. A term that is switched off is not built."""
+
+    @abstractmethod
+    def predict(self, inputs: Inputs) -> Tensor:
+        """Logits ``(batch, K)``; no patient is named."""
+
+    def embed(self, inputs: Inputs) -> dict[str, Tensor]:
+        """Embeddings worth looking at, by name; ``v`` is always among them."""
+        return {"v": self.backbone(inputs)}
+
+    def optimizers(self, lr: float, weight_decay: float) -> Optimizers:
+        """The optimisers of a training run, by name."""
+        return {"main": Adam(self.parameters(), lr=lr, weight_decay=weight_decay)}
+
+    def step(self, batch: Batch, optimizers: Optimizers) -> dict[str, Tensor]:
+        """One update; returns the terms, detached."""
+        terms = self.losses(batch)
+        total = cast("Tensor", sum(terms.values()))
+        descend(total, optimizers["main"])
+        return {name: term.detach() for name, term in terms.items()}
+
+    def fit_whole(self, train: DomainDataset, seed: int) -> None:
+        """Learn from the whole training set at once; only for algorithms whose ``sampling`` is ``whole``."""
+        raise ConfigError(f"{type(self).__name__} is trained by steps")
+
+
+def descend(loss: Tensor, optimizer: Optimizer) -> None:
+    """One gradient step."""
+    optimizer.zero_grad(set_to_none=True)
+    torch.autograd.backward(loss)
+    optimizer.step()
+
+
+def _check_setting(name: str, value: Any, field: dataclasses.Field[Any]) -> None:
+    options = field.metadata.get("options")
+    if options is not None:
+        if value not in options:
+            raise unknown_name(f"value of {name}", str(value), options)
+        return
+    default = field.default
+    wanted = (int, float) if isinstance(default, float) else type(default)
+    if not isinstance(value, wanted) or (isinstance(value, bool) and not isinstance(default, bool)):
+        raise ConfigError(f"{name} is {value!r}; it must be a {type(default).__name__}, such as {default!r}")
+    if isinstance(value, int | float) and not isinstance(value, bool) and (value < 0 or value != value):
+        raise ConfigError(f"{name} is {value!r}; it cannot be negative")

@@ -1,0 +1,38 @@
+"""Base: the backbone and a small non-linear head, trained on the pooled patients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from manydg.algorithms._algorithm import Algorithm, Hyperparameters, setting
+from manydg.algorithms._parts import perceptron
+from manydg.backbones import Backbone, Inputs
+from manydg.data.dataset import Batch
+from manydg.targets import Target
+
+
+@dataclass(frozen=True)
+class BaseSettings(Hyperparameters):
+    hidden: int = setting(32, 8, 128, "width of the head's hidden layer")
+
+
+class Base(Algorithm):
+    """Empirical risk minimisation: what every other method is measured against."""
+
+    Settings = BaseSettings
+    settings: BaseSettings
+
+    def __init__(
+        self, backbone: Backbone, target: Target, n_domains: int, settings: BaseSettings | None = None
+    ) -> None:
+        super().__init__(backbone, target, n_domains, settings)
+        self.head = perceptron(backbone.output_size, self.settings.hidden, target.size)
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        return {"supervised": self.target.loss(self.predict(batch.inputs), batch.targets)}
+
+    def predict(self, inputs: Inputs) -> Tensor:
+        logits: Tensor = self.head(self.backbone(inputs))
+        return logits

@@ -1,0 +1,137 @@
+"""ManyDG: many-domain generalisation by mutual reconstruction and orthogonal projection.
+
+Yang, Westover and Sun, "ManyDG: Many-domain Generalization for Healthcare Applications", ICLR 2023. The names
+of steps and losses below are the paper's.
+
+======================  =====================================================================================
+the paper's letter      here
+======================  =====================================================================================
+h, v = h(x)             ``backbone``, ``features``: the universal feature extractor (step 1)
+q, z = q(v)             ``domain_encoder``, ``domain_factor``: what is the patient's in v (step 2)
+p, v^ = p(z', y)        ``decoder``, ``reconstruction``: one sample's features from its partner's z and its own label
+w_k                     ``predictor.prototypes``: one vector per class
+v_||z, v_perp z         ``parallel``, ``orthogonal``: the parts of v along z and at right angles to it (step 3)
+g, tau                  ``predictor``: similarity of the orthogonal part to the prototypes, over the temperature
+x', y', v', z'          the partner: another sample of the same patient; row ``i`` and row ``i + pairs`` of a batch
+======================  =====================================================================================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from manydg.algorithms._algorithm import Algorithm, Hyperparameters, Sampling, choice, setting
+from manydg.algorithms._parts import PrototypeHead, perceptron
+from manydg.backbones import Backbone, Inputs
+from manydg.data.dataset import Batch
+from manydg.targets import Target
+
+_TINY = 1e-12
+
+
+@dataclass(frozen=True)
+class ManyDGSettings(Hyperparameters):
+    """Weights of the four objectives (a weight of 0 switches the objective off), and the predictor's form."""
+
+    supervised: float = setting(1.0, 0.1, 10.0, "weight of the supervised loss, L_sup")
+    mmd: float = setting(1.0, 0.1, 10.0, "weight of the discrepancy between v and z, L_MMD (lambda 1)")
+    reconstruction: float = setting(1.0, 0.1, 10.0, "weight of the mutual reconstruction, L_rec (lambda 2)")
+    similarity: float = setting(1.0, 0.1, 10.0, "weight of the agreement of domain factors, L_sim (lambda 3)")
+    temperature: float = setting(0.5, 0.05, 2.0, "temperature tau of the predictor")
+    predictor: str = choice("cosine", ("cosine", "inner"), "similarity to the prototypes")
+
+
+class ManyDG(Algorithm):
+    """Every patient is a domain; what is the patient's is estimated, and the label read from the rest.
+
+    The number of parameters does not depend on the number of patients, and prediction needs no patient.
+    """
+
+    Settings = ManyDGSettings
+    settings: ManyDGSettings
+    sampling: ClassVar[Sampling] = "pairs"
+
+    def __init__(
+        self, backbone: Backbone, target: Target, n_domains: int, settings: ManyDGSettings | None = None
+    ) -> None:
+        super().__init__(backbone, target, n_domains, settings)
+        width = backbone.output_size
+        self.domain_encoder = perceptron(width, width, width, width)
+        self.decoder = perceptron(2 * width, width, width, width)
+        self.predictor = PrototypeHead(target.size, width, self.settings.temperature, self.settings.predictor)
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        weights = self.settings
+        features = self.backbone(batch.inputs)
+        domain_factor = self.domain_encoder(features)
+        terms = {}
+        if weights.supervised:
+            _, orthogonal = orthogonal_projection(features, domain_factor)
+            loss = self.target.loss(self.predictor(orthogonal), batch.targets)
+            terms["supervised"] = weights.supervised * loss
+        if weights.mmd:
+            terms["mmd"] = weights.mmd * mean_discrepancy(domain_factor, features)
+        if weights.reconstruction and batch.pairs:
+            label = self.target.label_prototype(self.predictor.prototypes, batch.targets)
+            partners_factor = swap_partners(domain_factor, batch.pairs)
+            reconstruction = self.decoder(torch.cat([partners_factor, label[: 2 * batch.pairs]], dim=-1))
+            # Both directions at once: the sum over the 2B rows over B pairs.
+            agreement = functional.cosine_similarity(features[: 2 * batch.pairs], reconstruction, dim=-1)
+            terms["reconstruction"] = -weights.reconstruction * agreement.sum() / batch.pairs
+        if weights.similarity and batch.pairs:
+            first, second = domain_factor[: batch.pairs], domain_factor[batch.pairs : 2 * batch.pairs]
+            terms["similarity"] = -weights.similarity * functional.cosine_similarity(first, second, dim=-1).mean()
+        return terms
+
+    def predict(self, inputs: Inputs) -> Tensor:
+        features = self.backbone(inputs)
+        _, orthogonal = orthogonal_projection(features, self.domain_encoder(features))
+        logits: Tensor = self.predictor(orthogonal)
+        return logits
+
+    def embed(self, inputs: Inputs) -> dict[str, Tensor]:
+        features = self.backbone(inputs)
+        domain_factor = self.domain_encoder(features)
+        parallel, orthogonal = orthogonal_projection(features, domain_factor)
+        return {"v": features, "z": domain_factor, "parallel": parallel, "orthogonal": orthogonal}
+
+
+def orthogonal_projection(v: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    """Split v into the part along z and the part at right angles to it.
+
+    Where z is zero there is no direction to remove: the parallel part is zero and the orthogonal part is v.
+
+    Parameters
+    ----------
+    v, z : Tensor ``(..., dim)``
+
+    Returns
+    -------
+    parallel, orthogonal : Tensor ``(..., dim)``
+        ``parallel + orthogonal == v``.
+
+    Examples
+    --------
+    >>> orthogonal_projection(torch.tensor([3.0, 4.0]), torch.tensor([0.0, 2.0]))
+    (tensor([0., 4.]), tensor([3., 0.]))
+    """
+    squared_norm = (z * z).sum(dim=-1, keepdim=True)
+    parallel = z * ((v * z).sum(dim=-1, keepdim=True) / squared_norm.clamp_min(_TINY))
+    return parallel, v - parallel
+
+
+def mean_discrepancy(z: Tensor, v: Tensor) -> Tensor:
+    """L_MMD: squared distance of the batch means of z and v, relative to that of v, whose scale gets no gradient."""
+    z_mean, v_mean = z.mean(dim=0), v.mean(dim=0)
+    scale = v_mean.detach().square().sum()
+    return (z_mean - v_mean).square().sum() / scale.clamp_min(_TINY)
+
+
+def swap_partners(rows: Tensor, pairs: int) -> Tensor:
+    """Each paired row's partner: the second half of the pairs, then the first, ``(2 * pairs, ...)``."""
+    return torch.cat([rows[pairs : 2 * pairs], rows[:pairs]])

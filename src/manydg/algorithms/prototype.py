@@ -1,0 +1,41 @@
+"""Control: ManyDG's prototype head on the plain features, trained with the supervised loss alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from manydg.algorithms._algorithm import Algorithm, Hyperparameters, choice, setting
+from manydg.algorithms._parts import PrototypeHead
+from manydg.backbones import Backbone, Inputs
+from manydg.data.dataset import Batch
+from manydg.targets import Target
+
+
+@dataclass(frozen=True)
+class PrototypeSettings(Hyperparameters):
+    temperature: float = setting(0.5, 0.05, 2.0, "temperature of the predictor")
+    predictor: str = choice("cosine", ("cosine", "inner"), "similarity to the prototypes")
+
+
+class Prototype(Algorithm):
+    """What ManyDG gains over this is not due to its prototypes."""
+
+    Settings = PrototypeSettings
+    settings: PrototypeSettings
+
+    def __init__(
+        self, backbone: Backbone, target: Target, n_domains: int, settings: PrototypeSettings | None = None
+    ) -> None:
+        super().__init__(backbone, target, n_domains, settings)
+        self.predictor = PrototypeHead(
+            target.size, backbone.output_size, self.settings.temperature, self.settings.predictor
+        )
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        return {"supervised": self.target.loss(self.predict(batch.inputs), batch.targets)}
+
+    def predict(self, inputs: Inputs) -> Tensor:
+        logits: Tensor = self.predictor(self.backbone(inputs))
+        return logits

@@ -1,0 +1,48 @@
+"""Scaling learned from training patients and kept with the weights."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor, nn
+
+from manydg.errors import ManyDGWarning
+
+
+class Standardize(nn.Module):
+    """Subtract the mean and divide by the standard deviation of each feature, as found in training patients.
+
+    A feature that is constant there carries nothing a model could learn and is set to zero everywhere.
+    """
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+        self.register_buffer("mean", torch.zeros(size))
+        self.register_buffer("scale", torch.ones(size))
+
+    def fit(self, values: Tensor) -> None:
+        """Learn from values ``(rows, size)``; NaN is passed over."""
+        known = ~torch.isnan(values)
+        count = known.sum(dim=0).clamp_min(1)
+        exact = torch.where(known, values, 0.0).to(torch.float64)
+        mean = exact.sum(dim=0) / count
+        variance = (torch.where(known, exact - mean, 0.0).square().sum(dim=0)) / count
+        constant = variance <= 1e-12 * mean.square().clamp_min(1e-12)
+        if bool(constant.any()):
+            places = torch.nonzero(constant).squeeze(1).tolist()
+            warnings.warn(
+                f"{len(places)} input features are constant in the training patients and are ignored: "
+                f"positions {places[:10]}",
+                ManyDGWarning,
+                stacklevel=2,
+            )
+        self.mean.copy_(mean)
+        self.scale.copy_(torch.where(constant, 0.0, variance.clamp_min(1e-300).rsqrt()))
+
+    def forward(self, values: Tensor) -> Tensor:
+        return (values - self.mean) * self.scale

@@ -1,0 +1,147 @@
+"""Columns of a dataset: a dense tensor, or a ragged column of variable-length rows.
+
+A dense column is a plain tensor ``(rows, ...)``. A ragged column keeps all its rows' items in one flat tensor and says
+where each row begins; its items may be ragged themselves (a stay of events, each a set of codes).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Union, cast
+
+import torch
+from torch import Tensor
+
+from manydg.errors import DataError
+
+
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """Rows of different lengths over one flat store.
+
+    Parameters
+    ----------
+    values : Tensor or Ragged
+        All items of all rows, one after the other: ``(items, ...)``.
+    offsets : Tensor
+        ``(rows + 1,)`` int64; row ``i`` holds items ``offsets[i]`` to ``offsets[i + 1]``.
+
+    Examples
+    --------
+    >>> column = Ragged.from_rows([[3, 1], [], [2]])
+    >>> column.take(torch.tensor([2, 0])).to_rows()
+    [[2], [3, 1]]
+    """
+
+    values: Column
+    offsets: Tensor
+
+    @staticmethod
+    def from_rows(rows: Sequence[Sequence[object]], dtype: torch.dtype = torch.int64) -> Ragged:
+        """Build from Python lists, nested once or twice; for tests and small data."""
+        lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
+        items = [item for row in rows for item in row]
+        nested = any(isinstance(item, list | tuple) for item in items)
+        values: Column
+        if nested:
+            values = Ragged.from_rows(cast("list[list[object]]", items), dtype)
+        else:
+            values = torch.tensor(items, dtype=dtype)
+        return Ragged(values, offsets_from_lengths(lengths))
+
+    def __len__(self) -> int:
+        return self.offsets.shape[0] - 1
+
+    @property
+    def lengths(self) -> Tensor:
+        """Number of items in each row, ``(rows,)``."""
+        return self.offsets[1:] - self.offsets[:-1]
+
+    @property
+    def device(self) -> torch.device:
+        return self.offsets.device
+
+    def take(self, indices: Tensor) -> Ragged:
+        """Gather rows, in the order given, with no Python loop over rows or items."""
+        starts = self.offsets[indices]
+        lengths = self.offsets[indices + 1] - starts
+        offsets = offsets_from_lengths(lengths)
+        total = int(offsets[-1])
+        shift = torch.repeat_interleave(starts - offsets[:-1], lengths, output_size=total)
+        positions = torch.arange(total, device=shift.device) + shift
+        return Ragged(take(self.values, positions), offsets)
+
+    def to(self, device: torch.device | str) -> Ragged:
+        return Ragged(self.values.to(device), self.offsets.to(device))
+
+    def row_of_item(self) -> Tensor:
+        """The row each item belongs to, ``(items,)``."""
+        rows = torch.arange(len(self), device=self.device)
+        return torch.repeat_interleave(rows, self.lengths, output_size=len(self.values))
+
+    def position_of_item(self) -> Tensor:
+        """The place of each item within its row, counted from 0, ``(items,)``."""
+        return torch.arange(len(self.values), device=self.device) - self.offsets[:-1][self.row_of_item()]
+
+    def pad(self, values: Tensor | None = None, fill: float = 0.0) -> tuple[Tensor, Tensor]:
+        """Lay items out in a rectangle, each row from the left.
+
+        Parameters
+        ----------
+        values : Tensor, optional
+            Items to lay out instead of this column's own, ``(items, ...)``: for instance their embeddings.
+
+        Returns
+        -------
+        padded : Tensor ``(rows, longest, ...)``
+        present : bool Tensor ``(rows, longest)``
+        """
+        items = self.values if values is None else values
+        if not isinstance(items, Tensor):
+            raise DataError("a nested ragged column cannot be padded directly: pool or embed its inner items first")
+        longest = int(self.lengths.max()) if len(self) else 0
+        present = torch.arange(longest, device=self.device) < self.lengths[:, None]
+        padded = items.new_full((len(self), longest, *items.shape[1:]), fill)
+        return padded.masked_scatter(present.reshape(present.shape + (1,) * (items.ndim - 1)), items), present
+
+    def to_rows(self) -> list[object]:
+        """Back to Python lists; for tests, messages and small data."""
+        flat = self.values.to_rows() if isinstance(self.values, Ragged) else self.values.tolist()
+        bounds = self.offsets.tolist()
+        return [flat[start:stop] for start, stop in itertools.pairwise(bounds)]
+
+
+Column = Union[Tensor, Ragged]  # noqa: UP007 - evaluated at run time, where Ragged | Tensor is a forward reference
+
+
+def offsets_from_lengths(lengths: Tensor) -> Tensor:
+    """Row boundaries from row lengths: ``(rows,)`` to ``(rows + 1,)``."""
+    offsets = torch.zeros(lengths.shape[0] + 1, dtype=torch.int64, device=lengths.device)
+    torch.cumsum(lengths, dim=0, out=offsets[1:])
+    return offsets
+
+
+def take(column: Column, indices: Tensor) -> Column:
+    """Gather rows of a dense or ragged column."""
+    if isinstance(column, Ragged):
+        return column.take(indices)
+    if column.device.type == "cpu":
+        return torch.index_select(column, 0, indices)
+    return column[indices]
+
+
+def check_column(name: str, column: Column) -> None:
+    """Raise if a ragged column's offsets do not describe its values."""
+    if not isinstance(column, Ragged):
+        return
+    offsets = column.offsets
+    if offsets.dtype != torch.int64 or offsets.ndim != 1 or len(offsets) == 0:
+        raise DataError(f"column '{name}': offsets must be a one-dimensional int64 tensor of rows + 1 entries")
+    if int(offsets[0]) != 0 or int(offsets[-1]) != len(column.values) or bool((column.lengths < 0).any()):
+        raise DataError(
+            f"column '{name}': offsets must rise from 0 to the number of items ({len(column.values)}); "
+            f"they run from {int(offsets[0])} to {int(offsets[-1])}"
+        )
+    check_column(name, column.values)

@@ -1,0 +1,257 @@
+"""DomainDataset: labelled samples of many patients, column by column."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from manydg.data.columns import Column, Ragged, check_column, take
+from manydg.errors import DataError
+
+KINDS = ("classes", "votes", "binary", "multilabel")
+
+
+@dataclass(frozen=True)
+class TargetSpec:
+    """What the labels are, as data: their kind and the names of the classes or labels.
+
+    Parameters
+    ----------
+    kind : {"classes", "votes", "binary", "multilabel"}
+        ``classes``: ``(rows,)`` class codes; ``votes``: ``(rows, K)`` expert votes; ``binary``: ``(rows,)`` 0 or 1;
+        ``multilabel``: ``(rows, K)`` of 0 and 1.
+    names : tuple of str
+        One name per class or label, in code order. A binary target names its negative class first.
+    """
+
+    kind: str
+    names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise DataError(f"unknown target kind '{self.kind}'; known: {', '.join(KINDS)}")
+        if self.kind == "binary" and len(self.names) != 2:
+            raise DataError(f"a binary target has two class names, not {len(self.names)}")
+        if len(set(self.names)) != len(self.names):
+            raise DataError("class names must be different from one another")
+
+    @property
+    def size(self) -> int:
+        return len(self.names)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows gathered from a dataset.
+
+    In a batch of pairs, row ``i`` and row ``i + pairs`` are two samples of one patient for every ``i < pairs``; rows
+    from ``2 * pairs`` on stand alone.
+    """
+
+    inputs: dict[str, Column]
+    targets: Tensor
+    domains: Tensor
+    pairs: int = 0
+
+    def __len__(self) -> int:
+        return int(self.domains.shape[0])
+
+    def to(self, device: torch.device | str) -> Batch:
+        inputs = {name: column.to(device) for name, column in self.inputs.items()}
+        return replace(self, inputs=inputs, targets=self.targets.to(device), domains=self.domains.to(device))
+
+
+@dataclass(frozen=True, eq=False)
+class DomainDataset:
+    """Samples of many patients: named input columns, targets, and who each sample comes from.
+
+    Build one with :func:`from_arrays`, :func:`manydg.open_dataset` or :class:`manydg.data.storage.DatasetWriter`.
+
+    Parameters
+    ----------
+    columns : dict of str to Tensor or Ragged
+        Input columns over the rows of the store.
+    targets : Tensor
+        ``(rows,)`` or ``(rows, K)``, as ``target`` says.
+    target : TargetSpec
+    domains : Tensor
+        ``(rows,)`` int64 patient codes, 0 to ``len(patients) - 1``.
+    patients : array of str
+        The patients' names in code order.
+    times : Tensor, optional
+        ``(rows,)`` float64: when each sample was taken, on its patient's own clock.
+    info : dict
+        What else is known, as JSON values: vocabularies, sampling rates, provenance, cohort flow.
+    rows : Tensor, optional
+        The rows of the store that this dataset is about; ``None`` for all, in order. Targets, domains and times are
+        already those of the rows.
+    """
+
+    columns: dict[str, Column]
+    targets: Tensor
+    target: TargetSpec
+    domains: Tensor
+    patients: npt.NDArray[np.str_]
+    times: Tensor | None = None
+    info: Mapping[str, Any] = field(default_factory=dict)
+    rows: Tensor | None = None
+    stored_hash: str | None = None
+    pseudonym_key: str = ""
+
+    def __post_init__(self) -> None:
+        count = len(self.domains)
+        if not self.columns:
+            raise DataError("a dataset needs at least one input column")
+        for name, column in self.columns.items():
+            check_column(name, column)
+            if self.rows is None and len(column) != count:
+                raise DataError(f"column '{name}' has {len(column)} rows, but there are {count} patient ids")
+        if len(self.targets) != count:
+            raise DataError(f"there are {len(self.targets)} targets, but {count} patient ids")
+        if self.times is not None and len(self.times) != count:
+            raise DataError(f"there are {len(self.times)} times, but {count} patient ids")
+        if not self.pseudonym_key:
+            object.__setattr__(self, "pseudonym_key", _secret_of(self))
+
+    def __len__(self) -> int:
+        return int(self.domains.shape[0])
+
+    def __repr__(self) -> str:
+        return (
+            f"DomainDataset({len(self)} samples of {self.n_patients} patients, "
+            f"inputs {', '.join(self.columns)}; {self.target.kind} of {self.target.size})"
+        )
+
+    @property
+    def n_patients(self) -> int:
+        return len(self.patients)
+
+    @property
+    def device(self) -> torch.device:
+        return self.domains.device
+
+    def take(self, indices: Tensor, pairs: int = 0) -> Batch:
+        """Gather samples by position: one vectorised gather per column, on the device where the data live."""
+        stored = indices if self.rows is None else self.rows[indices]
+        inputs = {name: take(column, stored) for name, column in self.columns.items()}
+        return Batch(inputs, self.targets[indices], self.domains[indices], pairs)
+
+    def column(self, name: str) -> Column:
+        """One whole input column, gathered if this dataset is a selection."""
+        column = self.columns[name]
+        return column if self.rows is None else take(column, self.rows)
+
+    def select(self, indices: Tensor | npt.NDArray[np.integer[Any]]) -> DomainDataset:
+        """The samples at these positions, as a view; patients without a sample are dropped and codes made dense."""
+        index = torch.as_tensor(indices, dtype=torch.int64, device=self.device)
+        present, codes = torch.unique(self.domains[index], return_inverse=True)
+        return replace(
+            self,
+            targets=self.targets[index],
+            domains=codes,
+            patients=self.patients[present.cpu().numpy()],
+            times=None if self.times is None else self.times[index],
+            rows=index if self.rows is None else self.rows[index],
+            stored_hash=None,
+        )
+
+    def subset(self, patients: Iterable[str]) -> DomainDataset:
+        """All samples of the named patients."""
+        wanted = np.asarray(list(patients), dtype=str)
+        unknown = np.setdiff1d(wanted, self.patients)
+        if len(unknown):
+            raise DataError(f"{len(unknown)} of the {len(wanted)} patients asked for are not in this dataset")
+        chosen = torch.as_tensor(np.isin(self.patients, wanted), device=self.device)
+        return self.select(torch.nonzero(chosen[self.domains]).squeeze(1))
+
+    def compact(self) -> DomainDataset:
+        """The same samples, gathered into columns of their own."""
+        if self.rows is None:
+            return self
+        return replace(self, columns={name: self.column(name) for name in self.columns}, rows=None)
+
+    def to(self, device: torch.device | str) -> DomainDataset:
+        """The dataset with all of its data on a device."""
+        whole = self.compact()
+        return replace(
+            whole,
+            columns={name: column.to(device) for name, column in whole.columns.items()},
+            targets=whole.targets.to(device),
+            domains=whole.domains.to(device),
+            times=None if whole.times is None else whole.times.to(device),
+        )
+
+    def content_hash(self) -> str:
+        """Sixteen hex digits that change when any value, label, patient or name in the dataset does."""
+        if self.stored_hash is not None:
+            return self.stored_hash
+        parts = {
+            key: {
+                "dtype": array.dtype.str,
+                "shape": list(array.shape),
+                "checksum": hashlib.blake2b(
+                    np.ascontiguousarray(array).view(np.uint8).data, digest_size=16
+                ).hexdigest(),
+            }
+            for key, array in arrays_of(self).items()
+        }
+        return combine_checksums(parts, self.target)
+
+    def pseudonyms(self) -> list[str]:
+        """A stable alias for each patient that cannot be turned back without the data themselves."""
+        secret = bytes.fromhex(self.pseudonym_key)
+        return [
+            "P-" + hashlib.blake2b(str(name).encode(), key=secret, digest_size=5).hexdigest() for name in self.patients
+        ]
+
+    def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
+        """Write the dataset to a folder that :func:`manydg.open_dataset` opens; all or nothing."""
+        from manydg.data.storage import save_dataset
+
+        return save_dataset(self, folder, overwrite=overwrite)
+
+
+def _checksum(array: npt.NDArray[Any]) -> str:
+    return hashlib.blake2b(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, digest_size=16).hexdigest()
+
+
+def combine_checksums(parts: Mapping[str, Mapping[str, Any]], target: TargetSpec) -> str:
+    """One hash of a dataset from its arrays' types, shapes and checksums."""
+    arrays = {key: [part["dtype"], part["shape"], part["checksum"]] for key, part in parts.items()}
+    text = json.dumps([arrays, target.kind, target.names], sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _secret_of(dataset: DomainDataset) -> str:
+    """A key that only somebody who holds the patients' names and labels can work out."""
+    digest = hashlib.blake2b(b"manydg pseudonyms", digest_size=32)
+    digest.update("\0".join(dataset.patients.tolist()).encode())
+    for tensor in (dataset.domains, dataset.targets):
+        digest.update(np.ascontiguousarray(tensor.cpu().numpy()).data)
+    return digest.hexdigest()
+
+
+def arrays_of(dataset: DomainDataset) -> dict[str, npt.NDArray[Any]]:
+    """Every array a dataset consists of, under the name it has on disk."""
+    found: dict[str, npt.NDArray[Any]] = {}
+    for name in dataset.columns:
+        column, suffix = dataset.column(name), ""
+        while isinstance(column, Ragged):
+            found[f"inputs.{name}.offsets{suffix}"] = column.offsets.cpu().numpy()
+            column, suffix = column.values, suffix + "2"
+        found[f"inputs.{name}"] = column.cpu().numpy()
+    found["targets"] = dataset.targets.cpu().numpy()
+    found["domains"] = dataset.domains.cpu().numpy()
+    found["patients"] = dataset.patients
+    if dataset.times is not None:
+        found["times"] = dataset.times.cpu().numpy()
+    return found

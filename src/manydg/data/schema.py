@@ -1,0 +1,82 @@
+"""What a model needs to know about its inputs, as JSON values: enough to rebuild a backbone without the data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from manydg.data.columns import Ragged
+from manydg.data.dataset import DomainDataset
+from manydg.errors import DataError
+
+
+@dataclass(frozen=True)
+class ColumnSchema:
+    """One input column: element type, shape of one item, and how many ragged levels lie above the items."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    nesting: int = 0
+
+
+@dataclass(frozen=True)
+class InputSchema:
+    """The input columns of a dataset.
+
+    Parameters
+    ----------
+    columns : dict of str to ColumnSchema
+    sizes : dict of str to int
+        Vocabulary size of each coded column, and other counts a backbone is built from.
+    settings : dict
+        Plain facts that must hold at prediction too: sampling rate, channel names, units, feature names.
+    """
+
+    columns: Mapping[str, ColumnSchema]
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def of(dataset: DomainDataset) -> InputSchema:
+        """The schema of a dataset; ``info["vocabularies"]`` and ``info["settings"]`` supply sizes and settings."""
+        columns = {}
+        for name, column in dataset.columns.items():
+            nesting = 0
+            while isinstance(column, Ragged):
+                column, nesting = column.values, nesting + 1
+            columns[name] = ColumnSchema(str(column.dtype).removeprefix("torch."), tuple(column.shape[1:]), nesting)
+        vocabularies = dataset.info.get("vocabularies", {})
+        sizes = {name: len(words) for name, words in vocabularies.items()} | dict(dataset.info.get("sizes", {}))
+        return InputSchema(columns, sizes, dict(dataset.info.get("settings", {})))
+
+    def to_json(self) -> dict[str, Any]:
+        columns = {
+            name: {"dtype": column.dtype, "shape": list(column.shape), "nesting": column.nesting}
+            for name, column in self.columns.items()
+        }
+        return {"columns": columns, "sizes": dict(self.sizes), "settings": dict(self.settings)}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> InputSchema:
+        columns = {
+            name: ColumnSchema(entry["dtype"], tuple(entry["shape"]), entry["nesting"])
+            for name, entry in value["columns"].items()
+        }
+        return InputSchema(columns, value["sizes"], value["settings"])
+
+    def check(self, given: InputSchema) -> None:
+        """Raise if data of another schema are given to a model of this one."""
+        missing = sorted(set(self.columns) - set(given.columns))
+        extra = sorted(set(given.columns) - set(self.columns))
+        if missing or extra:
+            raise DataError(
+                f"the model was trained on the inputs {sorted(self.columns)}; "
+                f"missing here: {missing or 'none'}, not known to it: {extra or 'none'}"
+            )
+        for name, column in self.columns.items():
+            if given.columns[name] != column:
+                raise DataError(f"input '{name}' is {given.columns[name]} here, but the model was trained on {column}")
+        for key, value in self.settings.items():
+            if key in given.settings and given.settings[key] != value:
+                raise DataError(f"{key} is {given.settings[key]!r} here, but the model was trained on {value!r}")

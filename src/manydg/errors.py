@@ -1,0 +1,44 @@
+"""Errors a user can mend: each message says what was found, where, and what to do about it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ManyDGError(Exception):
+    """Base of every error raised for something the user can put right."""
+
+
+class DataError(ManyDGError):
+    """The data given are not what was promised: wrong shape, type, range or content."""
+
+
+class StorageError(ManyDGError):
+    """A file or folder is missing, damaged, half-written, or cannot be written."""
+
+
+class ConfigError(ManyDGError):
+    """A setting is unknown, out of range or impossible in combination with another."""
+
+
+class TrainingError(ManyDGError):
+    """Training had to stop; the last good checkpoint is kept."""
+
+
+class ManyDGWarning(UserWarning):
+    """Something worth knowing that does not stop the work."""
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> ConfigError:
+    """Error for a misspelt name that suggests the nearest known one.
+
+    Examples
+    --------
+    >>> print(unknown_name("algorithm", "manydgg", ["base", "manydg"]))
+    unknown algorithm 'manydgg': did you mean 'manydg'? Known: base, manydg
+    """
+    choices = sorted(known)
+    near = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
+    hint = f": did you mean '{near[0]}'?" if near else "."
+    return ConfigError(f"unknown {kind} '{name}'{hint} Known: {', '.join(choices)}")

@@ -1,0 +1,83 @@
+"""Names to classes: one file is one entry, and installed plug-ins join by entry points.
+
+A package of entries holds one module per entry. The module ``my_idea.py`` is the entry ``my-idea`` and defines one
+public subclass of the registry's base class. Modules that begin with an underscore are helpers. A plug-in declares the
+entry-point group of the registry's package (``manydg.algorithms``, ``manydg.backbones``).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Generic, TypeVar, cast
+
+from manydg.errors import ConfigError, unknown_name
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """Finds the classes of one kind by name; nothing is imported before it is asked for.
+
+    Parameters
+    ----------
+    kind : str
+        What an entry is called in messages.
+    package : str
+        The package whose modules are the entries, and the entry-point group of plug-ins.
+    base : type
+        The class every entry derives from.
+    """
+
+    def __init__(self, kind: str, package: str, base: Callable[..., T]) -> None:
+        self.kind, self.package = kind, package
+        self.base = cast("type[T]", base)
+
+    def names(self) -> list[str]:
+        return sorted({*self._built_in(), *self._plugins()})
+
+    def get(self, name: str) -> type[T]:
+        """The class of an entry; ``package.module:Class`` reaches any class outside the registry."""
+        if ":" in name:
+            return self._import(name)
+        if name in (modules := self._built_in()):
+            return self._only_class(modules[name])
+        if name in (plugins := self._plugins()):
+            return self._import(plugins[name])
+        raise unknown_name(self.kind, name, self.names())
+
+    def _built_in(self) -> dict[str, str]:
+        found = importlib.util.find_spec(self.package)
+        paths = found.submodule_search_locations if found else None
+        modules = [m.name for m in pkgutil.iter_modules(paths or []) if not m.name.startswith("_")]
+        return {name.replace("_", "-"): f"{self.package}.{name}" for name in modules}
+
+    def _plugins(self) -> dict[str, str]:
+        return {entry.name: entry.value for entry in entry_points(group=self.package)}
+
+    def _only_class(self, module_name: str) -> type[T]:
+        module = importlib.import_module(module_name)
+        found = [
+            value
+            for value in vars(module).values()
+            if isinstance(value, type) and issubclass(value, self.base) and value.__module__ == module_name
+        ]
+        public = [value for value in found if not value.__name__.startswith("_")]
+        if len(public) != 1:
+            where = Path(module.__file__ or module_name).name
+            raise ConfigError(f"{where} must define one public {self.base.__name__}; it defines {len(public)}")
+        return public[0]
+
+    def _import(self, path: str) -> type[T]:
+        module_name, _, class_name = path.partition(":")
+        try:
+            found = getattr(importlib.import_module(module_name), class_name)
+        except ImportError as error:
+            raise ConfigError(f"{self.kind} '{path}': cannot import {module_name} ({error})") from error
+        except AttributeError:
+            raise ConfigError(f"{self.kind} '{path}': {module_name} has no '{class_name}'") from None
+        return cast("type[T]", found)

@@ -1,0 +1,169 @@
+"""What a label is: loss, prototype of a label, probabilities and the metrics that suit it, for each kind of target."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from manydg.data.dataset import TargetSpec
+from manydg.errors import DataError
+
+
+class Target(ABC):
+    """A kind of label.
+
+    Every kind has ``K`` logits, one per class or label, and ``K`` prototypes. Where classes exclude one another
+    (``exclusive``) the logits go through a softmax, else through a sigmoid each.
+
+    Parameters
+    ----------
+    spec : TargetSpec
+    """
+
+    kind: ClassVar[str]
+    exclusive: ClassVar[bool] = True
+    metrics: ClassVar[tuple[str, ...]]
+    """Default metrics, as the paper reports them, in order."""
+    selection: ClassVar[str]
+    """The validation metric that chooses the epoch."""
+
+    def __init__(self, spec: TargetSpec) -> None:
+        self.spec = spec
+
+    @property
+    def size(self) -> int:
+        """Number of logits and prototypes, K."""
+        return self.spec.size
+
+    @abstractmethod
+    def distribution(self, targets: Tensor) -> Tensor:
+        """The label as weights over the K classes, ``(batch, K)``."""
+
+    def loss_per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Supervised loss of each sample, ``(batch,)``."""
+        return -(self.distribution(targets) * functional.log_softmax(logits, dim=-1)).sum(dim=-1)
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Mean supervised loss, L_sup."""
+        return self.loss_per_sample(logits, targets).mean()
+
+    def label_prototype(self, prototypes: Tensor, targets: Tensor) -> Tensor:
+        """The decoder's view of a label: the mean prototype of its classes, ``(batch, dim)``."""
+        weights = self.distribution(targets)
+        total = weights.sum(dim=-1, keepdim=True).clamp_min(1.0)
+        return (weights / total).to(prototypes.dtype) @ prototypes
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """``(batch, K)``; they sum to one where classes exclude one another."""
+        return logits.softmax(dim=-1)
+
+    def truth(self, targets: Tensor) -> Tensor:
+        """What metrics compare with: class codes ``(batch,)``, or label indicators ``(batch, K)``."""
+        return targets
+
+    def check(self, targets: Tensor) -> None:
+        """Raise if the targets do not fit the kind."""
+        if targets.ndim != 1 or targets.is_floating_point():
+            raise DataError(f"{self.kind} targets are whole numbers, one per sample; got {tuple(targets.shape)}")
+        low, high = int(targets.min()), int(targets.max())
+        if low < 0 or high >= self.size:
+            raise DataError(f"target {low if low < 0 else high} is outside 0 to {self.size - 1} ({self.size} classes)")
+
+
+class Classes(Target):
+    """One of K classes."""
+
+    kind = "classes"
+    metrics: ClassVar[tuple[str, ...]] = ("accuracy", "kappa", "f1_macro")
+    selection = "kappa"
+
+    def distribution(self, targets: Tensor) -> Tensor:
+        return functional.one_hot(targets, self.size).to(torch.float32)
+
+    def loss_per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(logits, targets, reduction="none")
+
+    def label_prototype(self, prototypes: Tensor, targets: Tensor) -> Tensor:
+        return prototypes[targets]
+
+
+class Votes(Target):
+    """Expert votes over K classes.
+
+    The label set S holds the classes with strictly more than half of the highest vote count; the loss is the mean
+    cross-entropy over S, and metrics use the class with the most votes (the first, where several tie).
+
+    Examples
+    --------
+    >>> votes = Votes(TargetSpec("votes", tuple("abcdef")))
+    >>> votes.distribution(torch.tensor([[8.0, 0, 5, 3, 2, 1]])).tolist()
+    [[0.5, 0.0, 0.5, 0.0, 0.0, 0.0]]
+    """
+
+    kind = "votes"
+    metrics = Classes.metrics
+    selection = Classes.selection
+
+    def distribution(self, targets: Tensor) -> Tensor:
+        valid = (targets > targets.amax(dim=-1, keepdim=True) / 2).to(torch.float32)
+        return valid / valid.sum(dim=-1, keepdim=True)
+
+    def truth(self, targets: Tensor) -> Tensor:
+        return targets.argmax(dim=-1)
+
+    def check(self, targets: Tensor) -> None:
+        _check_matrix(self, targets)
+        if bool((targets < 0).any()) or bool((targets.sum(dim=-1) <= 0).any()):
+            raise DataError("every sample needs at least one vote, and votes cannot be negative")
+
+
+class Binary(Classes):
+    """Yes or no: a softmax over two prototypes, so that the probability of yes needs no further sigmoid."""
+
+    kind = "binary"
+    metrics = ("auprc", "f1", "kappa", "auroc")
+    selection = "auprc"
+
+
+class MultiLabel(Target):
+    """Any number of K labels at once: a sigmoid each, the loss summed over the K labels' mean.
+
+    The decoder sees the mean of the present labels' prototypes, and zero for a sample with none.
+    """
+
+    kind = "multilabel"
+    exclusive = False
+    metrics = ("jaccard", "auprc_samples", "f1_samples")
+    selection = "auprc_samples"
+
+    def distribution(self, targets: Tensor) -> Tensor:
+        return targets.to(torch.float32)
+
+    def loss_per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
+        wanted = targets.to(logits.dtype)
+        return functional.binary_cross_entropy_with_logits(logits, wanted, reduction="none").mean(dim=-1)
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        return logits.sigmoid()
+
+    def check(self, targets: Tensor) -> None:
+        _check_matrix(self, targets)
+        if not bool(((targets == 0) | (targets == 1)).all()):
+            raise DataError("multi-label targets hold only 0 and 1")
+
+
+def _check_matrix(target: Target, targets: Tensor) -> None:
+    if targets.ndim != 2 or targets.shape[1] != target.size:
+        raise DataError(f"{target.kind} targets have shape (rows, {target.size}); got {tuple(targets.shape)}")
+
+
+_KINDS: dict[str, type[Target]] = {kind.kind: kind for kind in (Classes, Votes, Binary, MultiLabel)}
+
+
+def target_of(spec: TargetSpec) -> Target:
+    """The target type of a dataset's labels."""
+    return _KINDS[spec.kind](spec)
