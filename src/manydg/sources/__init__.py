@@ -1,0 +1,1 @@
+"""Raw clinical files to dataset folders, one module per format, and synthetic twins of each."""

@@ -1,0 +1,55 @@
+"""Provenance: files, options and counts end up in the dataset, without folder names."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from manydg.errors import StorageError
+from manydg.sources._provenance import CohortFlow, Progress, describe_files, provenance
+
+
+def test_a_files_checksum_is_blake2b_of_its_bytes(tmp_path: Path) -> None:
+    content = bytes(range(256)) * 40_000
+    (tmp_path / "a.bin").write_bytes(content)
+    (entry,) = describe_files([tmp_path / "a.bin"])
+    assert entry == {
+        "name": "a.bin",
+        "bytes": len(content),
+        "checksum": hashlib.blake2b(content, digest_size=16).hexdigest(),
+    }
+
+
+def test_a_missing_file_is_named_in_the_error(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"gone\.edf"):
+        describe_files([tmp_path / "gone.edf"])
+
+
+def test_provenance_is_json_and_names_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "map.csv").write_text("x")
+    flow = CohortFlow()
+    flow.add("found", patients=2)
+    info = provenance("mimic3", [tmp_path / "map.csv"], {"ndc_map": tmp_path / "map.csv", "limit": None}, flow)
+    text = json.dumps(info)
+    assert str(tmp_path) not in text
+    assert info["provenance"]["options"] == {"ndc_map": "map.csv", "limit": None}
+    assert info["cohort_flow"] == [{"step": "found", "patients": 2}]
+
+
+def test_the_flow_handed_out_is_a_copy() -> None:
+    flow = CohortFlow()
+    flow.add("found", patients=2)
+    flow.to_json()[0]["patients"] = 99
+    assert flow.to_json()[0]["patients"] == 2
+
+
+def test_progress_is_silent_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress("reading", total=3) as progress:
+        progress.advance()
+        progress.describe("still reading")
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == ""
