@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Iterable, Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -79,14 +80,19 @@ def provenance(
     dict
         ``{"provenance": {"source", "program", "files", "options"}, "cohort_flow": [...]}``, all JSON values.
     """
-    from manydg import __version__
-
     entries = [dict(file) if isinstance(file, Mapping) else describe_files([file])[0] for file in files]
     plain = {key: value.name if isinstance(value, Path) else value for key, value in options.items()}
     return {
-        "provenance": {"source": source, "program": f"manydg {__version__}", "files": entries, "options": plain},
+        "provenance": {"source": source, "program": f"manydg {_version()}", "files": entries, "options": plain},
         "cohort_flow": flow.to_json(),
     }
+
+
+def _version() -> str:
+    try:
+        return version("manydg")
+    except PackageNotFoundError:
+        return "from a source tree"
 
 
 class Progress:
