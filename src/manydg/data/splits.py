@@ -1,0 +1,258 @@
+"""Splits by patient: nobody is on two sides, and the same seed gives the same split anywhere."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from manydg.data.build import encode_patients
+from manydg.data.dataset import DomainDataset
+from manydg.data.storage import write_atomically
+from manydg.errors import ConfigError, DataError, StorageError
+
+SIDES = ("train", "val", "test")
+SPLIT_SCHEMA = 1
+
+Indices = npt.NDArray[np.int64]
+Domains = npt.NDArray[Any] | Tensor | Sequence[Any] | DomainDataset
+"""Whose sample each one is: patient ids, one per sample, or a dataset, which knows."""
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Samples for training, validation and test; it unpacks as ``train, val, test``.
+
+    Attributes
+    ----------
+    train, val, test : int64 arrays
+        Positions of samples, rising.
+    """
+
+    train: Indices
+    val: Indices
+    test: Indices
+    _codes: Indices = field(repr=False)
+    _names: npt.NDArray[np.str_] = field(repr=False)
+
+    def __iter__(self) -> Iterator[Indices]:
+        return iter((self.train, self.val, self.test))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Split):
+            return NotImplemented
+        return all(np.array_equal(mine, theirs) for mine, theirs in zip(self, other, strict=True))
+
+    def __hash__(self) -> int:
+        return hash(tuple(side.tobytes() for side in self))
+
+    def __repr__(self) -> str:
+        counts = (f"{side} {len(getattr(self, side))} of {len(self.patients(side))} patients" for side in SIDES)
+        return f"Split({', '.join(counts)})"
+
+    def patients(self, side: str) -> npt.NDArray[np.str_]:
+        """Names of the patients on a side, as :meth:`DomainDataset.subset` takes them."""
+        if side not in SIDES:
+            raise ConfigError(f"a split has the sides {', '.join(SIDES)}; not '{side}'")
+        rows: Indices = getattr(self, side)
+        return self._names[np.unique(self._codes[rows])]
+
+    def save(self, path: str | Path, dataset: DomainDataset) -> Path:
+        """Write the split as JSON, each patient under a pseudonym; all or nothing.
+
+        Parameters
+        ----------
+        path : path
+        dataset : DomainDataset
+            The one that was split; :func:`load_split` accepts no other.
+        """
+        check_split(self, dataset)
+        pseudonyms = np.array(dataset.pseudonyms())
+        codes = dataset.domains.cpu().numpy()
+        sides = {side: pseudonyms[np.unique(codes[getattr(self, side)])].tolist() for side in SIDES}
+        if _rebuild(sides, dataset, Path(path)) != self:
+            raise DataError("a saved split holds whole patients: some patient's samples are only partly on a side")
+        content = {"schema": SPLIT_SCHEMA, "dataset_hash": dataset.content_hash(), "samples": len(dataset), **sides}
+        write_atomically(Path(path), json.dumps(content, indent=1))
+        return Path(path)
+
+
+def split_patients(domains: Domains, ratios: tuple[float, float, float] = (0.8, 0.1, 0.1), seed: int = 0) -> Split:
+    """Split samples into training, validation and test so that each patient is on one side only.
+
+    Patients are ranked by a hash of the seed and their id, so that the split depends on nothing else: not on the order
+    of rows, the platform, ``PYTHONHASHSEED`` or the version of any library.
+
+    Parameters
+    ----------
+    domains : array, Tensor or DomainDataset
+        One patient id (number or text) per sample.
+    ratios : three numbers
+        Shares of the patients (not of the samples), rounded; a side with a share gets at least one patient.
+    seed : int
+
+    Returns
+    -------
+    Split
+
+    Examples
+    --------
+    >>> train, val, test = split_patients(np.repeat(np.arange(10), 3), seed=1)
+    >>> len(train), len(val), len(test)
+    (24, 3, 3)
+    """
+    codes, names = _patients_of(domains)
+    sizes = _sizes(len(names), ratios)
+    side_of_rank = np.repeat(np.arange(len(SIDES)), sizes)
+    return _split_from_sides(side_of_rank, _ranking(names, seed), codes, names)
+
+
+def patient_folds(domains: Domains, folds: int = 5, seed: int = 0) -> list[Split]:
+    """Splits for cross-validation by patient.
+
+    The ranked patients (see :func:`split_patients`) are dealt into ``folds`` groups of nearly equal size. Split ``i``
+    tests on group ``i``, validates on the next one (after the last comes the first) and trains on the rest, so that
+    each patient is tested exactly once and validates exactly once.
+
+    Parameters
+    ----------
+    domains : array, Tensor or DomainDataset
+        One patient id per sample.
+    folds : int
+        At least 3: one group to test, one to validate, one to train.
+    seed : int
+
+    Returns
+    -------
+    list of Split
+    """
+    if folds < 3:
+        raise ConfigError(f"{folds} folds leave no patients to train on after test and validation: use 3 or more")
+    codes, names = _patients_of(domains)
+    if len(names) < folds:
+        raise DataError(f"{folds} folds need at least {folds} patients; there are {len(names)}")
+    ranking = _ranking(names, seed)
+    group = np.arange(len(names)) % folds
+    splits = []
+    for fold in range(folds):
+        sides = np.where(group == fold, 2, np.where(group == (fold + 1) % folds, 1, 0))
+        splits.append(_split_from_sides(sides, ranking, codes, names))
+    return splits
+
+
+def load_split(path: str | Path, dataset: DomainDataset) -> Split:
+    """Read a split that :meth:`Split.save` wrote, for the dataset it was made of."""
+    where = Path(path)
+    try:
+        content = json.loads(where.read_text())
+        sides = {side: [str(name) for name in content[side]] for side in SIDES}
+        version, made_of = content["schema"], content["dataset_hash"]
+    except FileNotFoundError:
+        raise StorageError(f"there is no split at {where}") from None
+    except OSError as error:
+        raise StorageError(f"cannot read the split {where}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError):
+        raise StorageError(f"{where} is damaged or not a split: make it again") from None
+    if version != SPLIT_SCHEMA:
+        raise StorageError(f"{where} has schema version {version}, this program reads {SPLIT_SCHEMA}: make it again")
+    if made_of != dataset.content_hash():
+        raise DataError(
+            f"{where} is a split of another dataset (content {made_of}, this one is {dataset.content_hash()}): "
+            "split this one, or open the dataset that the split was made of"
+        )
+    return _rebuild(sides, dataset, where)
+
+
+def check_split(split: Split, domains: Domains) -> None:
+    """Raise if a position does not exist or occurs twice, or if a patient is on two sides.
+
+    The patient is named by pseudonym where ``domains`` is a dataset, and by two of its rows in any case.
+    """
+    codes, names = _patients_of(domains)
+    every = np.concatenate(list(split))
+    if len(every) and (every.min() < 0 or every.max() >= len(codes)):
+        wrong = every.min() if every.min() < 0 else every.max()
+        raise DataError(f"the split names sample {wrong}, but there are {len(codes)} samples: it is of other data")
+    present = np.zeros((len(SIDES), len(names)), dtype=bool)
+    for number, side in enumerate(split):
+        present[number, codes[side]] = True
+    doubled = np.flatnonzero(present.sum(axis=0) > 1)
+    if len(doubled):
+        patient = int(doubled[0])
+        sides = [SIDES[number] for number in np.flatnonzero(present[:, patient])]
+        rows = [int(getattr(split, side)[codes[getattr(split, side)] == patient][0]) for side in sides]
+        alias = f"patient {domains.pseudonyms()[patient]}" if isinstance(domains, DomainDataset) else "a patient"
+        places = " and ".join(f"{side} (sample {row})" for side, row in zip(sides, rows, strict=True))
+        raise DataError(f"{alias} is on two sides of the split, {places}: split by patient with split_patients")
+    if len(np.unique(every)) != len(every):
+        raise DataError("the split names some samples twice on one side: split by patient with split_patients")
+
+
+def _patients_of(domains: Domains) -> tuple[Indices, npt.NDArray[np.str_]]:
+    """A code per sample, and the patients' names in code order."""
+    if isinstance(domains, DomainDataset):
+        return domains.domains.cpu().numpy(), domains.patients
+    codes, names = encode_patients(domains.cpu() if isinstance(domains, Tensor) else domains)
+    return codes.numpy(), names
+
+
+def _ranking(names: npt.NDArray[np.str_], seed: int) -> Indices:
+    """Patient codes in the order of a keyed hash of their names."""
+    key = str(int(seed)).encode()
+    if len(key) > hashlib.blake2b.MAX_KEY_SIZE:
+        raise ConfigError(f"the seed {seed} is too long: use a smaller number")
+    digests = [hashlib.blake2b(name.encode(), key=key, digest_size=16).digest() for name in names.tolist()]
+    return np.array(sorted(range(len(names)), key=digests.__getitem__), dtype=np.int64)
+
+
+def _sizes(patients: int, ratios: Sequence[float]) -> Indices:
+    """Patients per side by the largest remainder, none of them zero where its share is not."""
+    shares = np.asarray(ratios, dtype=np.float64)
+    if shares.shape != (3,) or not np.isfinite(shares).all() or (shares < 0).any() or shares.sum() <= 0:
+        raise ConfigError(f"ratios are three shares for train, val and test, none negative; got {tuple(ratios)}")
+    needed = int((shares > 0).sum())
+    if patients < needed:
+        raise DataError(
+            f"a split into {needed} sides needs at least {needed} patients; there {'is' if patients == 1 else 'are'} "
+            f"{patients}: give more patients, or a share of 0 to a side"
+        )
+    exact = shares / shares.sum() * patients
+    sizes: Indices = np.floor(exact + 1e-9).astype(np.int64)
+    by_remainder = np.argsort(-(exact - sizes).round(9), kind="stable")
+    sizes[by_remainder[: patients - sizes.sum()]] += 1
+    for side in np.flatnonzero((shares > 0) & (sizes == 0)):
+        sizes[np.argmax(sizes)] -= 1
+        sizes[side] = 1
+    return sizes
+
+
+def _split_from_sides(side_of_rank: Indices, ranking: Indices, codes: Indices, names: npt.NDArray[np.str_]) -> Split:
+    side_of_patient = np.empty(len(names), dtype=np.int64)
+    side_of_patient[ranking] = side_of_rank
+    side_of_sample = side_of_patient[codes]
+    train, val, test = (np.flatnonzero(side_of_sample == number) for number in range(len(SIDES)))
+    return Split(train, val, test, codes, names)
+
+
+def _rebuild(sides: dict[str, list[str]], dataset: DomainDataset, where: Path) -> Split:
+    code_of = {alias: code for code, alias in enumerate(dataset.pseudonyms())}
+    side_of_patient = np.full(dataset.n_patients, -1, dtype=np.int64)
+    for number, side in enumerate(SIDES):
+        for alias in sides[side]:
+            if alias not in code_of:
+                raise DataError(f"{where}: patient {alias} is not in this dataset")
+            if side_of_patient[code_of[alias]] not in (-1, number):
+                other = SIDES[side_of_patient[code_of[alias]]]
+                raise DataError(f"{where}: patient {alias} is on two sides, {other} and {side}; make the split again")
+            side_of_patient[code_of[alias]] = number
+    codes = dataset.domains.cpu().numpy()
+    side_of_sample = side_of_patient[codes]
+    train, val, test = (np.flatnonzero(side_of_sample == number) for number in range(len(SIDES)))
+    return Split(train, val, test, codes, dataset.patients)
