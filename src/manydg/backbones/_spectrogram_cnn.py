@@ -1,0 +1,137 @@
+"""What the two spectrogram networks share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from manydg.backbones._backbone import Backbone, Inputs
+from manydg.backbones._spectrogram import LogSpectrogram, SpectrogramScale, check_not_floored, sample_pieces
+from manydg.data.dataset import DomainDataset
+from manydg.data.schema import InputSchema
+from manydg.errors import ConfigError
+
+
+class ResidualBlock(nn.Module):
+    """Two 3x3 convolutions beside a strided one, their sum pooled and dropped out.
+
+    Parameters
+    ----------
+    inputs, outputs : int
+        Channels; height and width are halved by the stride, then again by the pool if there is one.
+    pool : nn.Module
+    dropout : float
+    """
+
+    def __init__(self, inputs: int, outputs: int, pool: nn.Module, dropout: float) -> None:
+        super().__init__()
+        self.path = nn.Sequential(
+            nn.Conv2d(inputs, outputs, 3, stride=2, padding=1),
+            nn.BatchNorm2d(outputs),
+            nn.ELU(),
+            nn.Conv2d(outputs, outputs, 3, padding=1),
+            nn.BatchNorm2d(outputs),
+        )
+        self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 3, stride=2, padding=1), nn.BatchNorm2d(outputs))
+        self.pool, self.dropout = pool, nn.Dropout(dropout)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        reduced: Tensor = self.dropout(self.pool(self.path(maps) + self.shortcut(maps)))
+        return reduced
+
+
+class SpectrogramCNN(Backbone):
+    """Log spectrogram, standardised, through convolutions in two stages.
+
+    The input is the column ``signal`` ``(rows, channels, samples)`` or, where the spectrograms were made beforehand by
+    :meth:`spectrogram`, the column ``spectrogram`` ``(rows, channels, frequencies, frames)``, which is used as it is. A
+    dataset with a single column of such a shape may call it what it likes. ``forward`` is
+    ``features_of(maps(inputs))``, for methods that work on feature maps between the two.
+
+    Parameters
+    ----------
+    schema : InputSchema
+    transform : LogSpectrogram
+    """
+
+    early: nn.Module
+    late: nn.Module
+
+    def __init__(self, schema: InputSchema, transform: LogSpectrogram) -> None:
+        super().__init__()
+        self.column, shape = _input_of(schema)
+        self.transform = transform
+        if len(shape) == 2:
+            shape = (shape[0], transform.frequencies, transform.frames(shape[1]))
+        self.shape = shape
+        self.scale = SpectrogramScale(shape[0], shape[1])
+
+    def assemble(self, early: nn.Module, late: nn.Module) -> None:
+        """Set the two stages and find the width of the features, which is that of the last maps laid flat."""
+        self.early, self.late = early, late
+        modes = [(module, module.training) for module in self.modules()]
+        self.eval()
+        try:
+            with torch.no_grad():
+                width = self.features_of(early(torch.zeros(1, *self.shape))).shape[1]
+        except RuntimeError:
+            width = 0
+        for module, mode in modes:
+            module.training = mode
+        if width == 0:
+            raise ConfigError(
+                f"{type(self).__name__} needs a larger spectrogram than {self.shape[1]} frequencies by "
+                f"{self.shape[2]} frames: give longer signals, or a shorter 'window' or 'hop'"
+            )
+        self.output_size = width
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        return self.features_of(self.maps(inputs))
+
+    def maps(self, inputs: Inputs) -> Tensor:
+        """Feature maps before the last block, ``(batch, channels, height, width)``."""
+        given = inputs["spectrogram"] if "spectrogram" in inputs else inputs[self.column]
+        if not isinstance(given, Tensor):
+            raise ConfigError(f"{type(self).__name__} takes dense signals; '{self.column}' is ragged")
+        maps: Tensor = self.early(self.scale(self.spectrogram(given) if given.ndim == 3 else given))
+        return maps
+
+    def features_of(self, maps: Tensor) -> Tensor:
+        """Features ``(batch, output_size)`` of feature maps."""
+        features: Tensor = self.late(maps).flatten(1)
+        return features
+
+    def spectrogram(self, signal: Tensor) -> Tensor:
+        """Log energies ``(batch, channels, frequencies, frames)``; they depend on no training patient."""
+        found: Tensor = self.transform(signal)
+        return found
+
+    def fit_inputs(self, dataset: DomainDataset) -> None:
+        column = "spectrogram" if "spectrogram" in dataset.columns else self.column
+        self.scale.fit(self._spectrograms(sample_pieces(dataset, column)))
+
+    def _spectrograms(self, pieces: Iterator[Tensor]) -> Iterator[Tensor]:
+        for place, piece in enumerate(pieces):
+            given = piece.to(self.scale.mean.device)
+            found = self.spectrogram(given) if given.ndim == 3 else given
+            if place == 0:
+                check_not_floored(found, self.transform.floor)
+            yield found
+
+
+def _input_of(schema: InputSchema) -> tuple[str, tuple[int, ...]]:
+    """Name and shape of the column that holds the signals."""
+    for name, dimensions in (("spectrogram", 3), ("signal", 2)):
+        column = schema.columns.get(name)
+        if column is not None and not column.nesting and len(column.shape) == dimensions:
+            return name, column.shape
+    if len(schema.columns) == 1:
+        ((name, column),) = schema.columns.items()
+        if not column.nesting and len(column.shape) in (2, 3):
+            return name, column.shape
+    found = {name: column.shape for name, column in schema.columns.items()}
+    raise ConfigError(
+        f"a spectrogram network takes a column 'signal' of shape (channels, samples); the dataset has {found}"
+    )
