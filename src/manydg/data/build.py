@@ -63,14 +63,19 @@ def from_arrays(
         domains=codes,
         patients=who,
         times=None if times is None else torch.as_tensor(times, dtype=torch.float64),
-        info=dict(info or {}, missing=missing),
+        info=_with_missing(info or {}, missing),
     )
+
+
+def _with_missing(info: Mapping[str, Any], missing: bool) -> dict[str, Any]:
+    """Note in the settings that values may be missing, so that a backbone that can take them is chosen."""
+    return {**info, "settings": {**info.get("settings", {}), "missing": True}} if missing else dict(info)
 
 
 def as_column(name: str, column: ArrayLike | Ragged, *, missing: bool) -> Column:
     """Check one input column and store it as float32 or int64."""
     if isinstance(column, Ragged):
-        return column
+        return Ragged(as_column(name, column.values, missing=missing), column.offsets)
     array = column if isinstance(column, Tensor) else _tensor_from_numpy(name, np.asarray(column))
     if array.ndim == 0:
         raise DataError(f"input '{name}' is a single number; it needs one row per sample")
@@ -92,7 +97,8 @@ def as_column(name: str, column: ArrayLike | Ragged, *, missing: bool) -> Column
 def _tensor_from_numpy(name: str, array: npt.NDArray[Any]) -> Tensor:
     if array.dtype.kind not in "fiub":
         raise DataError(f"input '{name}' has type {array.dtype}; inputs are numbers: encode text as codes first")
-    return torch.from_numpy(np.ascontiguousarray(array))
+    # NumPy knows types (unsigned, long double, foreign byte orders) that torch does not take.
+    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32 if array.dtype.kind == "f" else np.int64))
 
 
 def encode_patients(patients: ArrayLike | Sequence[Any]) -> tuple[Tensor, npt.NDArray[np.str_]]:
@@ -118,6 +124,12 @@ def encode_targets(
     values = np.asarray(targets)
     if kind is not None and kind not in KINDS:
         raise DataError(f"unknown target kind '{kind}'; known: {', '.join(KINDS)}")
+    if values.dtype.kind not in "fiubOUS":
+        raise DataError(f"targets have type {values.dtype}; classes are whole numbers or names")
+    if len(values) == 0:
+        raise DataError("there is not a single target: no samples were given")
+    if values.dtype.kind == "O" and any(value is None or value != value for value in values.ravel()):
+        raise DataError("some targets are missing: leave those rows out")
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         raise DataError(f"{int((~np.isfinite(values)).sum())} targets are missing or not finite: leave those rows out")
     if values.ndim == 2:
@@ -134,6 +146,8 @@ def _encode_matrix(
 ) -> tuple[Tensor, TargetSpec]:
     if kind in ("classes", "binary"):
         raise DataError(f"'{kind}' targets are one-dimensional; these have shape {values.shape}")
+    if values.dtype.kind not in "fiub":
+        raise DataError(f"a matrix of targets holds votes or 0 and 1; this one has type {values.dtype}")
     indicator = bool(np.isin(values, (0, 1)).all())
     chosen = kind or ("multilabel" if indicator else "votes")
     if chosen == "multilabel" and not indicator:

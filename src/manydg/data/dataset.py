@@ -151,8 +151,16 @@ class DomainDataset:
         return column if self.rows is None else take(column, self.rows)
 
     def select(self, indices: Tensor | npt.NDArray[np.integer[Any]]) -> DomainDataset:
-        """The samples at these positions, as a view; patients without a sample are dropped and codes made dense."""
-        index = torch.as_tensor(indices, dtype=torch.int64, device=self.device)
+        """The samples at these positions (or where a mask is true), as a view.
+
+        Patients without a sample are dropped and codes made dense.
+        """
+        given = torch.as_tensor(indices, device=self.device)
+        if given.dtype == torch.bool:
+            if len(given) != len(self):
+                raise DataError(f"a mask of {len(given)} entries for {len(self)} samples")
+            given = torch.nonzero(given).squeeze(1)
+        index = given.to(torch.int64)
         present, codes = torch.unique(self.domains[index], return_inverse=True)
         return replace(
             self,
@@ -195,13 +203,7 @@ class DomainDataset:
         if self.stored_hash is not None:
             return self.stored_hash
         parts = {
-            key: {
-                "dtype": array.dtype.str,
-                "shape": list(array.shape),
-                "checksum": hashlib.blake2b(
-                    np.ascontiguousarray(array).view(np.uint8).data, digest_size=16
-                ).hexdigest(),
-            }
+            key: {"dtype": array.dtype.str, "shape": list(array.shape), "checksum": _checksum(array)}
             for key, array in arrays_of(self).items()
         }
         return combine_checksums(parts, self.target)
@@ -209,9 +211,9 @@ class DomainDataset:
     def pseudonyms(self) -> list[str]:
         """A stable alias for each patient that cannot be turned back without the data themselves."""
         secret = bytes.fromhex(self.pseudonym_key)
-        return [
-            "P-" + hashlib.blake2b(str(name).encode(), key=secret, digest_size=5).hexdigest() for name in self.patients
-        ]
+        # Eight bytes: a million patients get a million different aliases.
+        digests = (hashlib.blake2b(name.encode(), key=secret, digest_size=8) for name in self.patients.tolist())
+        return [f"P-{digest.hexdigest()}" for digest in digests]
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Write the dataset to a folder that :func:`manydg.open_dataset` opens; all or nothing."""
@@ -244,14 +246,15 @@ def arrays_of(dataset: DomainDataset) -> dict[str, npt.NDArray[Any]]:
     """Every array a dataset consists of, under the name it has on disk."""
     found: dict[str, npt.NDArray[Any]] = {}
     for name in dataset.columns:
-        column, suffix = dataset.column(name), ""
+        column, level = dataset.column(name), 0
         while isinstance(column, Ragged):
-            found[f"inputs.{name}.offsets{suffix}"] = column.offsets.cpu().numpy()
-            column, suffix = column.values, suffix + "2"
+            found[f"inputs.{name}.offsets{'' if level == 0 else level + 1}"] = column.offsets.cpu().numpy()
+            column, level = column.values, level + 1
         found[f"inputs.{name}"] = column.cpu().numpy()
     found["targets"] = dataset.targets.cpu().numpy()
     found["domains"] = dataset.domains.cpu().numpy()
-    found["patients"] = dataset.patients
+    # Through a list, so that the names' type is as wide as the longest, as it is on disk.
+    found["patients"] = np.array(dataset.patients.tolist(), dtype=np.str_)
     if dataset.times is not None:
         found["times"] = dataset.times.cpu().numpy()
     return found

@@ -77,6 +77,24 @@ class InputSchema:
         for name, column in self.columns.items():
             if given.columns[name] != column:
                 raise DataError(f"input '{name}' is {given.columns[name]} here, but the model was trained on {column}")
+        for key, size in self.sizes.items():
+            if key in given.sizes and given.sizes[key] != size:
+                raise DataError(f"'{key}' has {given.sizes[key]} entries here, but the model was trained on {size}")
+        if given.settings.get("missing") and not self.settings.get("missing"):
+            raise DataError("some values are missing here, but the model was trained on complete data: fill them in")
         for key, value in self.settings.items():
             if key in given.settings and given.settings[key] != value:
-                raise DataError(f"{key} is {given.settings[key]!r} here, but the model was trained on {value!r}")
+                raise DataError(_difference(key, given.settings[key], value))
+
+
+def _difference(key: str, here: Any, trained: Any) -> str:
+    """What differs in a setting: of long lists of names, only the names that do."""
+    if not (isinstance(here, list) and isinstance(trained, list) and all(isinstance(x, str) for x in here + trained)):
+        return f"{key} is {here!r} here, but the model was trained on {trained!r}"
+    missing = [name for name in trained if name not in set(here)]
+    extra = [name for name in here if name not in set(trained)]
+    if not missing and not extra:
+        return f"{key} have another order here than in what the model was trained on: {here[:5]}, not {trained[:5]}"
+    return (
+        f"{key} differ from the model's; missing here: {missing[:5] or 'none'}, not known to it: {extra[:5] or 'none'}"
+    )

@@ -6,64 +6,38 @@ file's size and checksum stand in ``dataset.json``.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from manydg.data._files import (
+    HEADER_BYTES,
+    NpyStream,
+    clear_remains,
+    disk_error,
+    disk_errors,
+    partial_name,
+    swap_in,
+    write_atomically,
+    write_text,
+)
+from manydg.data.build import encode_patients
 from manydg.data.columns import Column, Ragged
 from manydg.data.dataset import DomainDataset, TargetSpec, combine_checksums
 from manydg.errors import DataError, StorageError
 
+__all__ = ["DatasetWriter", "disk_error", "open_dataset", "read_description", "save_dataset", "write_atomically"]
+
 SCHEMA_VERSION = 1
 VERIFY_WHOLE_BELOW = 1 << 30
-_HEADER_BYTES = 256
-
-
-class _NpyStream:
-    """A ``.npy`` file that grows by rows and gets its true length when closed."""
-
-    def __init__(self, path: Path, dtype: np.dtype[Any], row_shape: tuple[int, ...]) -> None:
-        self.path, self.dtype, self.row_shape, self.rows = path, dtype, row_shape, 0
-        self._digest = hashlib.blake2b(digest_size=16)
-        self._file: IO[bytes] = path.open("wb")
-        self._file.write(b"\0" * _HEADER_BYTES)
-
-    def append(self, array: npt.NDArray[Any]) -> None:
-        if array.shape[1:] != self.row_shape:
-            raise DataError(f"'{self.path.stem}': rows of shape {array.shape[1:]} after rows of {self.row_shape}")
-        data = np.ascontiguousarray(array, dtype=self.dtype).reshape(-1).view(np.uint8).data
-        self._digest.update(data)
-        self._file.write(data)
-        self.rows += len(array)
-
-    def close(self) -> dict[str, Any]:
-        header = repr({"descr": self.dtype.str, "fortran_order": False, "shape": (self.rows, *self.row_shape)})
-        text = header.encode("latin1").ljust(_HEADER_BYTES - 11) + b"\n"
-        self._file.seek(0)
-        self._file.write(b"\x93NUMPY\x01\x00" + (_HEADER_BYTES - 10).to_bytes(2, "little") + text)
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        return {
-            "bytes": self.path.stat().st_size,
-            "dtype": self.dtype.str,
-            "shape": [self.rows, *self.row_shape],
-            "checksum": self._digest.hexdigest(),
-        }
-
-    def abandon(self) -> None:
-        self._file.close()
 
 
 class DatasetWriter:
@@ -87,24 +61,34 @@ class DatasetWriter:
     ) -> None:
         self.folder, self.target, self.info = Path(folder), target, dict(info or {})
         self.overwrite = overwrite
-        self._partial = self.folder.with_name(f".{self.folder.name}.partial-{os.getpid()}")
-        self._streams: dict[str, _NpyStream] = {}
+        self._partial = partial_name(self.folder)
+        self._streams: dict[str, NpyStream] = {}
         self._nesting: dict[str, int] = {}
         self._ends: dict[str, int] = {}
         self._codes: dict[str, int] = {}
         self._pseudonym_key = ""
 
     def __enter__(self) -> DatasetWriter:
-        if self.folder.exists() and not self.overwrite:
-            raise StorageError(f"{self.folder} already exists: name another folder, or ask to overwrite it")
-        with _disk_errors(self.folder):
+        with disk_errors(self.folder):
+            clear_remains(self.folder)
+            self._check_place()
             self._partial.mkdir(parents=True)
         return self
+
+    def _check_place(self) -> None:
+        if not self.folder.exists():
+            return
+        if not self.overwrite:
+            raise StorageError(f"{self.folder} already exists: name another folder, or ask to overwrite it")
+        if not (self.folder / "dataset.json").exists() and not _is_empty(self.folder):
+            raise StorageError(
+                f"{self.folder} is not a dataset folder, so it is not overwritten: name another folder, or empty it"
+            )
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         try:
             if kind is None:
-                with _disk_errors(self.folder):
+                with disk_errors(self.folder):
                     self._finish()
         finally:
             for stream in self._streams.values():
@@ -119,15 +103,34 @@ class DatasetWriter:
         times: Tensor | npt.NDArray[Any] | None = None,
     ) -> None:
         """Add samples. ``patients`` holds one id a sample; a patient may come back in a later piece."""
-        with _disk_errors(self.folder):
+        codes, names = encode_patients(patients)
+        known = np.array([self._codes.setdefault(name, len(self._codes)) for name in names.tolist()], np.int64)
+        self._append_coded(inputs, targets, known[codes.numpy()], times)
+
+    def _append_coded(
+        self,
+        inputs: Mapping[str, Column | npt.NDArray[Any]],
+        targets: Tensor | npt.NDArray[Any],
+        codes: npt.NDArray[np.int64],
+        times: Tensor | npt.NDArray[Any] | None,
+    ) -> None:
+        self._check_piece(inputs, {"targets": len(targets), **({} if times is None else {"times": len(times)})}, codes)
+        with disk_errors(self.folder):
             for name, column in inputs.items():
                 self._append_column(name, column)
             self._write("targets", _array(targets))
-            names, inverse = np.unique(np.asarray(patients).astype(str), return_inverse=True)
-            codes = np.array([self._codes.setdefault(name, len(self._codes)) for name in names.tolist()], np.int64)
-            self._write("domains", codes[inverse])
+            self._write("domains", codes)
             if times is not None:
                 self._write("times", _array(times).astype(np.float64))
+
+    def _check_piece(self, inputs: Mapping[str, Any], lengths: dict[str, int], codes: npt.NDArray[np.int64]) -> None:
+        """Raise before anything is written if a piece does not fit together, or not with the pieces before it."""
+        lengths |= {f"input '{name}'": len(column) for name, column in inputs.items()}
+        for name, length in lengths.items():
+            if length != len(codes):
+                raise DataError(f"{name}: {length} rows, but there are {len(codes)} patient ids")
+        if self._streams and (set(inputs) != set(self._nesting) or ("times" in lengths) != ("times" in self._streams)):
+            raise DataError(f"a piece with the inputs {sorted(inputs)} does not fit the pieces before it")
 
     def _append_column(self, name: str, column: Column | npt.NDArray[Any]) -> None:
         level = 0
@@ -139,16 +142,17 @@ class DatasetWriter:
             self._write(key, column.offsets[1:].cpu().numpy() + start)
             self._ends[key] = start + int(column.offsets[-1])
             column, level = column.values, level + 1
-        self._nesting[name] = level
-        self._write(f"inputs.{name}", _array(column))
+        if self._nesting.setdefault(name, level) != level:
+            raise DataError(f"input '{name}' is nested {level} deep after pieces nested {self._nesting[name]} deep")
+        self._write(f"inputs.{name}", _numbers(name, _array(column)))
 
     def _write(self, key: str, array: npt.NDArray[Any]) -> None:
         if key not in self._streams:
-            self._streams[key] = _NpyStream(self._partial / f"{key}.npy", array.dtype, array.shape[1:])
+            self._streams[key] = NpyStream(self._partial / f"{key}.npy", array.dtype, array.shape[1:])
         self._streams[key].append(array)
 
     def _finish(self) -> None:
-        if "domains" not in self._streams:
+        if "domains" not in self._streams or self._streams["domains"].rows == 0:
             raise DataError("there is not a single sample to write; the filters left nothing")
         names = np.array(list(self._codes))
         self._write("patients", names)
@@ -164,8 +168,8 @@ class DatasetWriter:
             "files": files,
             "info": self.info,
         }
-        _write_text(self._partial / "dataset.json", json.dumps(description, indent=1))
-        _swap_in(self._partial, self.folder)
+        write_text(self._partial / "dataset.json", json.dumps(description, indent=1))
+        swap_in(self._partial, self.folder)
 
 
 def save_dataset(dataset: DomainDataset, folder: str | Path, *, overwrite: bool = False) -> Path:
@@ -175,7 +179,7 @@ def save_dataset(dataset: DomainDataset, folder: str | Path, *, overwrite: bool 
     writer._codes = {name: code for code, name in enumerate(dataset.patients.tolist())}
     with writer:
         columns = {name: dataset.column(name) for name in dataset.columns}
-        writer.append(columns, dataset.targets, dataset.patients[dataset.domains.cpu().numpy()], dataset.times)
+        writer._append_coded(columns, dataset.targets, dataset.domains.cpu().numpy(), dataset.times)
     return Path(folder)
 
 
@@ -191,21 +195,25 @@ def open_dataset(folder: str | Path, *, verify: Literal["auto", "full", "sizes"]
     """
     path = Path(folder)
     description = read_description(path)
-    whole = verify == "full" or (
-        verify == "auto" and sum(entry["bytes"] for entry in description["files"].values()) < VERIFY_WHOLE_BELOW
+    files, target = (
+        description["files"],
+        TargetSpec(description["target"]["kind"], tuple(description["target"]["names"])),
     )
-    for key, entry in description["files"].items():
+    whole = verify == "full" or (
+        verify == "auto" and sum(entry["bytes"] for entry in files.values()) < VERIFY_WHOLE_BELOW
+    )
+    for key, entry in files.items():
         _check_file(path / f"{key}.npy", entry, whole)
-    arrays = {key: _memory_map(path / f"{key}.npy") for key in description["files"]}
-    columns = {name: _assemble(name, levels, arrays) for name, levels in description["columns"].items()}
-    target = description["target"]
+    arrays = {key: _memory_map(path / f"{key}.npy", entry) for key, entry in files.items()}
+    names = arrays.pop("patients")
+    tensors = {key: torch.from_numpy(array) for key, array in arrays.items()}
     return DomainDataset(
-        columns=columns,
-        targets=arrays["targets"],
-        target=TargetSpec(target["kind"], tuple(target["names"])),
-        domains=arrays["domains"],
-        patients=np.load(path / "patients.npy", allow_pickle=False),
-        times=arrays.get("times"),
+        columns={name: _assemble(name, levels, tensors) for name, levels in description["columns"].items()},
+        targets=tensors["targets"],
+        target=target,
+        domains=tensors["domains"],
+        patients=np.array(names),
+        times=tensors.get("times"),
         info=description["info"],
         stored_hash=description["content_hash"],
         pseudonym_key=description["pseudonym_key"],
@@ -216,13 +224,19 @@ def read_description(folder: str | Path) -> dict[str, Any]:
     """The parsed ``dataset.json`` of a folder, or an error that says why there is none."""
     path = Path(folder)
     if not path.is_dir():
+        clear_remains(path)
+    if not path.is_dir():
         raise StorageError(f"no dataset folder at {path}: make one with 'manydg prepare'")
     try:
-        description: dict[str, Any] = json.loads((path / "dataset.json").read_text())
+        description: dict[str, Any] = json.loads((path / "dataset.json").read_text(encoding="utf-8"))
         version = description["schema_version"]
+        if version == SCHEMA_VERSION:
+            _check_description(description)
     except FileNotFoundError:
         raise StorageError(f"{path} is not a dataset folder: it has no dataset.json") from None
-    except (ValueError, KeyError, TypeError):
+    except OSError as error:
+        raise StorageError(f"cannot read {path / 'dataset.json'}: {error.strerror or error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, DataError):
         raise StorageError(f"{path / 'dataset.json'} is damaged: prepare the dataset again") from None
     if version != SCHEMA_VERSION:
         raise StorageError(
@@ -231,19 +245,50 @@ def read_description(folder: str | Path) -> dict[str, Any]:
     return description
 
 
+def _check_description(description: Mapping[str, Any]) -> None:
+    """Raise a plain error if an entry is missing or does not agree with the others."""
+    target = _target_in(description)
+    if combine_checksums(description["files"], target) != description["content_hash"]:
+        raise ValueError("the content hash is not that of the files")
+    bytes.fromhex(description["pseudonym_key"])
+    known = set(description["files"])
+    needed = {f"inputs.{name}" for name in description["columns"]} | {"targets", "domains", "patients"}
+    if not needed <= known or not isinstance(description["info"], dict):
+        raise KeyError("files")
+
+
+def _target_in(description: Mapping[str, Any]) -> TargetSpec:
+    return TargetSpec(description["target"]["kind"], tuple(description["target"]["names"]))
+
+
 def _array(values: Column | npt.NDArray[Any]) -> npt.NDArray[Any]:
     return values.cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+
+
+def _numbers(name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Inputs as they are stored: measurements as float32, codes as int64."""
+    if array.dtype.kind not in "fiub":
+        raise DataError(f"input '{name}' has type {array.dtype}; inputs are numbers: encode text as codes first")
+    return array.astype(np.float32 if array.dtype.kind == "f" else np.int64, copy=False)
+
+
+def _is_empty(folder: Path) -> bool:
+    return folder.is_dir() and not any(folder.iterdir())
 
 
 def _key_from_files(files: Mapping[str, Any]) -> str:
     return hashlib.blake2b(json.dumps(["pseudonyms", files]).encode(), digest_size=32).hexdigest()
 
 
-def _memory_map(path: Path) -> Tensor:
-    array = np.load(path, mmap_mode="c", allow_pickle=False)
-    if array.dtype.kind == "U":
-        return torch.empty(0)
-    return torch.from_numpy(array)
+def _memory_map(path: Path, entry: Mapping[str, Any]) -> npt.NDArray[Any]:
+    try:
+        array: npt.NDArray[Any] = np.load(path, mmap_mode="c", allow_pickle=False)
+        sound = array.dtype.str == entry["dtype"] and list(array.shape) == entry["shape"]
+    except (ValueError, EOFError):
+        sound = False
+    if not sound:
+        raise StorageError(f"{path} is not the array that dataset.json describes: it is damaged, prepare it again")
+    return array
 
 
 def _assemble(name: str, levels: int, arrays: Mapping[str, Tensor]) -> Column:
@@ -260,55 +305,13 @@ def _check_file(path: Path, entry: Mapping[str, Any], whole: bool) -> None:
     if size != entry["bytes"]:
         raise StorageError(f"{path} has {size} bytes instead of {entry['bytes']}: it is damaged, prepare it again")
     if whole:
-        with path.open("rb") as file:
-            file.seek(_HEADER_BYTES)
-            digest = hashlib.blake2b(digest_size=16)
-            while chunk := file.read(1 << 22):
-                digest.update(chunk)
+        digest = hashlib.blake2b(digest_size=16)
+        try:
+            with path.open("rb") as file:
+                file.seek(HEADER_BYTES)
+                while chunk := file.read(1 << 22):
+                    digest.update(chunk)
+        except OSError as error:
+            raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
         if digest.hexdigest() != entry["checksum"]:
             raise StorageError(f"{path} does not match its checksum: it is damaged, prepare the dataset again")
-
-
-@contextmanager
-def _disk_errors(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise disk_error(error, folder) from error
-
-
-def disk_error(error: OSError, place: Path) -> StorageError:
-    """An operating-system error as one that says what is left and what to do."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StorageError(f"the disk is full while writing {place}: free some space and run the same command again")
-    return StorageError(f"cannot write {place}: {error.strerror or error}")
-
-
-def _write_text(path: Path, text: str) -> None:
-    with path.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a text file's content in one step; on failure the old content stays."""
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _write_text(partial, text)
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise disk_error(error, path) from error
-
-
-def _swap_in(new: Path, final: Path) -> None:
-    """Rename a finished folder into place, moving an old one aside first and deleting it last."""
-    if not final.exists():
-        new.replace(final)
-        return
-    aside = final.with_name(f".{final.name}.old-{os.getpid()}")
-    final.replace(aside)
-    new.replace(final)
-    shutil.rmtree(aside, ignore_errors=True)

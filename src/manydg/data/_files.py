@@ -1,0 +1,149 @@
+"""Writing files so that what stands under its final name is whole, and what stood there before is not lost."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from manydg.errors import DataError, StorageError
+
+HEADER_BYTES = 256
+
+
+class NpyStream:
+    """A ``.npy`` file that grows by rows and gets its true length when closed."""
+
+    def __init__(self, path: Path, dtype: np.dtype[Any], row_shape: tuple[int, ...]) -> None:
+        self.path, self.dtype, self.row_shape, self.rows = path, dtype, row_shape, 0
+        self._digest = hashlib.blake2b(digest_size=16)
+        self._file: IO[bytes] = path.open("wb")
+        self._file.write(b"\0" * HEADER_BYTES)
+
+    def append(self, array: npt.NDArray[Any]) -> None:
+        if array.shape[1:] != self.row_shape:
+            raise DataError(f"'{self.path.stem}': rows of shape {array.shape[1:]} after rows of {self.row_shape}")
+        if not np.can_cast(array.dtype, self.dtype, "same_kind"):
+            raise DataError(f"'{self.path.stem}': values of type {array.dtype} after values of {self.dtype}")
+        data = np.ascontiguousarray(array, dtype=self.dtype).reshape(-1).view(np.uint8).data
+        self._digest.update(data)
+        self._file.write(data)
+        self.rows += len(array)
+
+    def close(self) -> dict[str, Any]:
+        header = repr({"descr": self.dtype.str, "fortran_order": False, "shape": (self.rows, *self.row_shape)})
+        text = header.encode("latin1").ljust(HEADER_BYTES - 11) + b"\n"
+        self._file.seek(0)
+        self._file.write(b"\x93NUMPY\x01\x00" + (HEADER_BYTES - 10).to_bytes(2, "little") + text)
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        return {
+            "bytes": self.path.stat().st_size,
+            "dtype": self.dtype.str,
+            "shape": [self.rows, *self.row_shape],
+            "checksum": self._digest.hexdigest(),
+        }
+
+    def abandon(self) -> None:
+        # Closing writes what is buffered, which fails once more where the disk is full.
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+
+@contextmanager
+def disk_errors(place: Path) -> Iterator[None]:
+    """Turn the operating system's errors inside the block into ours."""
+    try:
+        yield
+    except OSError as error:
+        raise disk_error(error, place) from error
+
+
+def disk_error(error: OSError, place: Path) -> StorageError:
+    """An operating-system error as one that says what is left and what to do."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StorageError(f"the disk is full while writing {place}: free some space and run the same command again")
+    return StorageError(f"cannot write {place}: {error.strerror or error}")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file through to the disk."""
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a text file's content in one step; on failure the old content stays."""
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(partial, text)
+        partial.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise disk_error(error, path) from error
+
+
+def partial_name(final: Path) -> Path:
+    """Where this process writes a folder before it has its name."""
+    return final.with_name(f".{final.name}.partial-{os.getpid()}")
+
+
+def swap_in(new: Path, final: Path) -> None:
+    """Rename a finished folder into place, moving an old one aside first and deleting it last."""
+    if not final.exists():
+        new.replace(final)
+        return
+    aside = final.with_name(f".{final.name}.old-{os.getpid()}")
+    final.replace(aside)
+    try:
+        new.replace(final)
+    except OSError:
+        aside.replace(final)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def clear_remains(final: Path) -> None:
+    """Put right what a killed process left beside a folder: an old one moved aside comes back, half a new one goes."""
+    for path, owner in _siblings(final, "old"):
+        if _is_running(owner):
+            continue
+        if final.exists():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.replace(final)
+    for path, owner in _siblings(final, "partial"):
+        if owner == os.getpid() or not _is_running(owner):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _siblings(final: Path, kind: str) -> list[tuple[Path, int]]:
+    start = f".{final.name}.{kind}-"
+    if not final.parent.is_dir():
+        return []
+    found = [path for path in final.parent.iterdir() if path.name.startswith(start)]
+    return [(path, int(owner)) for path in found if (owner := path.name.removeprefix(start)).isdigit()]
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
