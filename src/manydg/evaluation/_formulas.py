@@ -83,6 +83,8 @@ class Ranking:
     scores : (rows,) array of float
     groups : (rows,) array of int
         From 0 to ``count - 1``; every group has at least one row for the results to be defined.
+    order : (rows,) array of int, optional
+        The rows by rising group and falling score, where the caller has a quicker way to them.
     """
 
     def __init__(
@@ -91,8 +93,9 @@ class Ranking:
         scores: npt.NDArray[np.floating],
         groups: npt.NDArray[np.integer],
         count: int,
+        order: npt.NDArray[np.intp] | None = None,
     ) -> None:
-        order = np.lexsort((-scores, groups))
+        order = np.lexsort((-scores, groups)) if order is None else order
         group, score, hit = groups[order], scores[order], truth[order].astype(np.int64)
         self.count, rows = count, len(order)
         self.positives = np.bincount(group, weights=hit, minlength=count)

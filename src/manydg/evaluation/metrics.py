@@ -120,7 +120,9 @@ def sample_average_precision(truth: Array, probabilities: Array) -> FloatArray:
     """
     rows, labels = truth.shape
     groups = np.repeat(np.arange(rows), labels)
-    return formulas.Ranking(truth.ravel() != 0, _as_float(probabilities).ravel(), groups, rows).average_precision()
+    order = (np.argsort(-probabilities, axis=1) + labels * np.arange(rows)[:, None]).ravel()
+    ranking = formulas.Ranking(truth.ravel() != 0, probabilities.ravel(), groups, rows, order)
+    return ranking.average_precision()
 
 
 def sample_overlap(truth: Array, chosen: Array) -> tuple[FloatArray, FloatArray]:

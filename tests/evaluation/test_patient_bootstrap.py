@@ -1,0 +1,186 @@
+"""The bootstrap resamples patients; its metrics, intervals and coverage are checked against slow references."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from manydg.data.dataset import TargetSpec
+from manydg.errors import DataError
+from manydg.evaluation.metrics import score
+from manydg.evaluation.statistics import (
+    Predictions,
+    WeightedMetrics,
+    bca_interval,
+    bootstrap,
+    patient_difference,
+    patient_intervals,
+    patient_percentile,
+    patient_weights,
+    percentile_interval,
+)
+from manydg.targets import Target, target_of
+
+
+def _target(kind: str) -> Target:
+    return target_of(TargetSpec(kind, tuple("abc"[: 2 if kind == "binary" else 3])))
+
+
+def _predictions(kind: str, seed: int = 0, patients: int = 6, rows: int = 90, skill: float = 1.0) -> Predictions:
+    rng = np.random.default_rng(seed)
+    target = _target(kind)
+    who = rng.integers(0, patients, rows)
+    if kind == "multilabel":
+        truth = (rng.random((rows, 3)) < 0.4).astype(int)
+        probabilities = np.clip(rng.random((rows, 3)) * 0.6 + 0.3 * truth * skill, 0, 1)
+    else:
+        truth = rng.integers(0, target.size, rows)
+        raw = 0.1 + rng.random((rows, target.size)).round(1)
+        raw += skill * np.eye(target.size)[truth] * rng.random((rows, 1))
+        probabilities = raw / raw.sum(axis=1, keepdims=True)
+    return Predictions(target, truth, probabilities, np.array([f"P-{i}" for i in who]), threshold=0.45)
+
+
+@pytest.mark.parametrize("kind", ["classes", "votes", "binary", "multilabel"])
+def test_weighted_metrics_equal_metrics_of_the_repeated_patients_samples(kind: str) -> None:
+    run = _predictions(kind)
+    weights = patient_weights(len(run.names), 7, seed=3)
+    found = WeightedMetrics(run)(weights)
+    for i, row in enumerate(weights):
+        rows = np.repeat(np.arange(len(run.truth)), row[run.groups])
+        wanted = score(run.target, run.truth[rows], run.probabilities[rows], run.threshold)
+        np.testing.assert_allclose([found[name][i] for name in wanted], list(wanted.values()), rtol=1e-9)
+
+
+def test_every_resample_draws_as_many_patients_as_there_are() -> None:
+    weights = patient_weights(9, 50, seed=0)
+    assert weights.shape == (50, 9)
+    assert (weights.sum(axis=1) == 9).all()
+    assert (patient_weights(9, 50, seed=0) == weights).all()
+    assert (patient_weights(9, 50, seed=1) != weights).any()
+
+
+def test_the_bca_interval_is_that_of_scipy() -> None:
+    """For a mean over patients with one value each, scipy's BCa differs only in its random draws."""
+    values = np.random.default_rng(5).exponential(size=25)
+
+    def mean(weights: np.ndarray) -> dict[str, np.ndarray]:
+        return {"mean": weights @ values / weights.sum(axis=1)}
+
+    ours = bootstrap(mean, 25, resamples=40_000, seed=1)["mean"]
+    theirs = stats.bootstrap((values,), np.mean, n_resamples=40_000, method="BCa", rng=np.random.default_rng(2))
+    assert ours.estimate == pytest.approx(values.mean())
+    width = ours.high - ours.low
+    assert ours.low == pytest.approx(theirs.confidence_interval.low, abs=0.02 * width)
+    assert ours.high == pytest.approx(theirs.confidence_interval.high, abs=0.02 * width)
+    assert ours.high - ours.estimate > ours.estimate - ours.low  # skewed data: longer above
+
+
+def test_the_percentile_interval_is_the_middle_of_the_draws() -> None:
+    interval = percentile_interval(np.arange(101.0), 50.0, level=0.9)
+    assert (interval.low, interval.high) == pytest.approx((5.0, 95.0))
+
+
+def test_samples_of_one_patient_do_not_make_the_interval_narrow() -> None:
+    """Copying every sample a hundred times adds no patient, so it must add no certainty."""
+    few = _predictions("classes", patients=8, rows=80)
+    many = Predictions(
+        few.target, np.repeat(few.truth, 100), np.repeat(few.probabilities, 100, axis=0), np.repeat(few.patients, 100)
+    )
+    once, hundredfold = patient_intervals([few])["accuracy"], patient_intervals([many])["accuracy"]
+    assert (once.low, once.high) == pytest.approx((hundredfold.low, hundredfold.high))
+
+
+def _study(rng: np.random.Generator, patients: int, samples: int, alike: float = 1.0) -> Predictions:
+    """Patients whose accuracies follow a beta distribution with mean 8/11; the smaller ``alike``, the more spread."""
+    right = (rng.random((patients, samples)) < rng.beta(8 * alike, 3 * alike, patients)[:, None]).ravel()
+    probabilities = np.where(right[:, None], [0.8, 0.1, 0.1], [0.1, 0.8, 0.1])
+    return Predictions(_target("classes"), np.zeros(len(right), int), probabilities, np.arange(len(right)) // samples)
+
+
+def _covers(run: Predictions) -> bool:
+    interval = patient_intervals([run], resamples=400)["accuracy"]
+    return interval.low <= 8 / 11 <= interval.high
+
+
+def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(11)
+    covered = np.mean([_covers(_study(rng, patients=40, samples=12)) for _ in range(300)])
+    assert 0.92 <= covered <= 0.98
+
+
+def test_resampling_samples_instead_of_patients_would_not_cover() -> None:
+    """The control of the test above: call every sample a patient of its own and coverage falls."""
+    rng = np.random.default_rng(12)
+    runs = [_study(rng, patients=40, samples=8, alike=0.1) for _ in range(40)]
+    as_samples = [Predictions(run.target, run.truth, run.probabilities, np.arange(len(run.truth))) for run in runs]
+    assert np.mean([_covers(run) for run in as_samples]) < 0.8
+    assert np.mean([_covers(run) for run in runs]) > 0.85
+
+
+def test_a_person_tested_in_two_seeds_gets_one_weight() -> None:
+    """Two identical runs of the same people are no more certain than one of them."""
+    run = _predictions("classes", patients=10)
+    one, two = patient_intervals([run]), patient_intervals([run, run])
+    assert one["kappa"] == two["kappa"]
+
+
+def test_the_paired_difference_of_a_model_with_itself_is_nothing() -> None:
+    run = _predictions("binary", patients=10)
+    interval = patient_difference([run], [run])["auprc"]
+    assert (interval.estimate, interval.low, interval.high) == (0.0, 0.0, 0.0)
+
+
+def test_the_paired_difference_is_tighter_than_the_difference_of_two_intervals() -> None:
+    better = _predictions("classes", patients=20, rows=400, skill=1.2)
+    worse_probabilities = better.probabilities.copy()
+    worse_probabilities[::15] = np.roll(worse_probabilities[::15], 1, axis=1)
+    worse = Predictions(better.target, better.truth, worse_probabilities, better.patients)
+    gap = patient_difference([better], [worse])["accuracy"]
+    alone = patient_intervals([better])["accuracy"]
+    assert gap.estimate > 0
+    assert gap.low > 0
+    assert gap.high - gap.low < alone.high - alone.low
+
+
+@pytest.mark.parametrize("patients", [1, 2])
+def test_one_or_two_patients_give_no_interval_and_say_so(patients: int) -> None:
+    run = _predictions("classes", patients=patients)
+    interval = patient_intervals([run])["accuracy"]
+    assert math.isnan(interval.low)
+    assert f"{patients} patient" in interval.note
+
+
+def test_a_metric_undefined_for_all_patients_has_no_interval() -> None:
+    run = Predictions(_target("binary"), np.zeros(12, int), np.tile([0.7, 0.3], (12, 1)), np.arange(12))
+    interval = patient_intervals([run], resamples=20)["auroc"]
+    assert math.isnan(interval.estimate)
+    assert "undefined" in interval.note
+
+
+def test_draws_that_are_all_equal_give_an_interval_of_no_width() -> None:
+    interval = bca_interval(np.ones(20), 1.0, np.ones(5))
+    assert (interval.low, interval.high) == (1.0, 1.0)
+
+
+def test_an_estimate_outside_all_draws_falls_back_to_percentiles() -> None:
+    assert bca_interval(np.arange(1.0, 21.0), 0.0, np.arange(5.0)).note.startswith("percentile interval")
+
+
+def test_no_patients_cannot_be_resampled() -> None:
+    with pytest.raises(DataError, match="needs patients"):
+        bootstrap(lambda weights: {"x": weights.sum(axis=1)}, 0)
+
+
+def test_the_tenth_percentile_counts_each_patient_once() -> None:
+    runs = [
+        {f"P-{i}": {"kappa": i / 10} for i in range(11)},
+        {"P-0": {"kappa": 0.4}, "P-11": {"kappa": None}, "P-12": {"kappa": math.nan}},
+    ]
+    value, patients = patient_percentile(runs, "kappa")
+    # P-0 is the mean of 0.0 and 0.4, so the sorted values start 0.1, 0.2, 0.2.
+    assert (value, patients) == (pytest.approx(0.2), 11)
+    assert patient_percentile([{}], "kappa")[1] == 0

@@ -1,0 +1,119 @@
+"""Paired tests against scipy and hand-worked examples."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from manydg.evaluation.significance import compare_paired, holm, wilcoxon_p
+
+
+def test_the_paired_t_test_is_that_of_scipy() -> None:
+    rng = np.random.default_rng(0)
+    first, second = rng.normal(size=5), rng.normal(size=5)
+    found = compare_paired(first, second)
+    assert found.t_p == pytest.approx(stats.ttest_rel(first, second).pvalue)
+    assert found.difference == pytest.approx((first - second).mean())
+    assert compare_paired(second, first).t_p == pytest.approx(found.t_p)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(-1000, 1000), min_size=2, max_size=9, unique_by=abs).filter(lambda v: 0 not in v))
+def test_the_exact_wilcoxon_test_is_that_of_scipy(gaps: list[int]) -> None:
+    assert wilcoxon_p(gaps) == pytest.approx(stats.wilcoxon(gaps, method="exact").pvalue)
+
+
+def test_many_pairs_use_scipys_approximation() -> None:
+    gaps = np.random.default_rng(0).normal(0.3, 1, 40)
+    assert wilcoxon_p(gaps) == pytest.approx(stats.wilcoxon(gaps, method="approx").pvalue)
+
+
+def test_tied_ranks_are_enumerated_exactly() -> None:
+    """Gaps 1, 1, -1, 2: mid-ranks 2, 2, 2, 4; W+ = 8 of 10. |W - 5| >= 3 in 8 of the 16 sign patterns."""
+    assert wilcoxon_p([1.0, 1.0, -1.0, 2.0]) == 0.5
+    assert wilcoxon_p([0.0, 1.0, 1.0, -1.0, 2.0]) == 0.5
+
+
+def test_five_seeds_never_reach_the_five_percent_level_by_signed_ranks() -> None:
+    assert compare_paired([1, 2, 3, 4, 5.5], [0, 0, 0, 0, 0]).wilcoxon_p == 0.0625
+
+
+def test_holm_multiplies_the_smallest_most_and_never_falls() -> None:
+    assert holm([0.01, 0.02, 0.03, 0.5]) == pytest.approx([0.04, 0.06, 0.06, 0.5])
+    assert holm([0.5, 0.6]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_holm_does_not_count_a_test_that_was_not_made() -> None:
+    adjusted = holm([0.02, math.nan, 0.03])
+    assert adjusted[0] == pytest.approx(0.04)
+    assert math.isnan(adjusted[1])
+    assert adjusted[2] == pytest.approx(0.04)
+
+
+def test_effect_sizes_by_hand() -> None:
+    """Differences 1, 2, 3: mean 2, sd 1, so d = 2; with 2 degrees of freedom J = gamma(1) / (gamma(1/2) * 1)."""
+    found = compare_paired([1, 2, 3], [0, 0, 0])
+    assert found.cohens_d == pytest.approx(2.0)
+    assert found.hedges_g == pytest.approx(2.0 / math.sqrt(math.pi))
+
+
+def test_the_corrected_resampled_t_test_by_hand() -> None:
+    """Mean 2, variance 1, J = 3, test/train 1/8: t = 2 / sqrt(1/3 + 1/8)."""
+    found = compare_paired([1, 2, 3], [0, 0, 0], test_train_ratio=1 / 8)
+    t = 2 / math.sqrt(1 / 3 + 1 / 8)
+    assert found.corrected_p == pytest.approx(2 * stats.t.sf(t, 2))
+    assert found.corrected_p > found.t_p
+    assert math.isnan(compare_paired([1, 2, 3], [0, 0, 0]).corrected_p)
+
+
+def test_equal_models_are_not_different() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = compare_paired([0.7, 0.8, 0.9], [0.7, 0.8, 0.9], 0.1)
+    assert (found.t_p, found.wilcoxon_p, found.corrected_p, found.cohens_d) == (1.0, 1.0, 1.0, 0.0)
+    assert found.note == "the same at every seed"
+
+
+def test_the_same_difference_at_every_seed_has_no_t_test() -> None:
+    found = compare_paired([0.3, 0.4, 0.5], [0.1, 0.2, 0.3])
+    assert math.isnan(found.t_p)
+    assert found.wilcoxon_p == 0.25
+    assert "same difference at every seed" in found.note
+
+
+def test_one_seed_has_no_test() -> None:
+    found = compare_paired([0.7], [0.6], 0.1)
+    assert found.difference == pytest.approx(0.1)
+    assert math.isnan(found.t_p)
+    assert "fewer than two seeds" in found.note
+
+
+def test_a_seed_without_a_value_is_left_out_and_counted() -> None:
+    found = compare_paired([0.7, math.nan, 0.8, 0.9], [0.6, 0.5, 0.75, 0.7])
+    assert found.pairs == 3
+    assert found.note == "1 seed without a value left out"
+
+
+def test_the_plain_t_test_over_overlapping_splits_is_optimistic() -> None:
+    """Two equal models on overlapping training sets: the plain test rejects too often, the corrected one less."""
+    rng = np.random.default_rng(3)
+    plain = corrected = 0
+    studies, pool = 400, 60
+    for _ in range(studies):
+        advantage = rng.normal(size=pool)  # what each patient adds to model one when in training
+        gaps = []
+        for _ in range(5):
+            train = rng.permutation(pool)[:48]
+            gaps.append(advantage[train].mean() + 0.02 * rng.normal())
+        found = compare_paired(gaps, np.zeros(5), test_train_ratio=12 / 48)
+        plain += found.t_p < 0.05
+        corrected += found.corrected_p < 0.05
+    assert plain / studies > 0.15
+    assert corrected < plain
