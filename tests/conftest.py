@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -46,3 +47,9 @@ def make_dataset(kind: str = "classes", patients: int = 12, samples: int = 8, fe
 @pytest.fixture
 def small_dataset() -> DomainDataset:
     return make_dataset()
+
+
+@pytest.fixture(scope="session")
+def dataset_of() -> Callable[..., DomainDataset]:
+    """:func:`make_dataset`, for tests in other folders."""
+    return make_dataset
