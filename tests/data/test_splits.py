@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from manydg.data.build import from_arrays
 from manydg.data.dataset import DomainDataset
-from manydg.data.splits import SIDES, Split, check_split, load_split, patient_folds, split_patients
+from manydg.data.splits import SIDES, Split, check_split, load_split, patient_folds, split_named, split_patients
 from manydg.data.storage import open_dataset
 from manydg.errors import ConfigError, DataError, StorageError
 
@@ -246,6 +246,16 @@ def test_a_damaged_split_file_is_an_error(tmp_path: Path, text: str, message: st
 def test_a_missing_split_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="no split at"):
         load_split(tmp_path / "nothing.json", dataset_of(["a", "b", "c"]))
+
+
+def test_named_patients_go_where_they_are_named_and_the_rest_is_left_out() -> None:
+    domains = np.array(["ann", "bob", "ann", "cem", "dan", "bob"])
+    split = split_named(domains, train=["ann"], val=["cem"], test=["bob"])
+    assert [side.tolist() for side in split] == [[0, 2], [3], [1, 5]]
+    with pytest.raises(DataError, match="two sides"):
+        split_named(domains, train=["ann"], val=["cem"], test=["ann"])
+    with pytest.raises(DataError, match="named for val are not in the data"):
+        split_named(domains, train=["ann"], val=["eve"], test=["bob"])
 
 
 def test_an_unknown_side_is_refused() -> None:

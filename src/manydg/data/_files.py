@@ -40,10 +40,8 @@ class NpyStream:
         self.rows += len(array)
 
     def close(self) -> dict[str, Any]:
-        header = repr({"descr": self.dtype.str, "fortran_order": False, "shape": (self.rows, *self.row_shape)})
-        text = header.encode("latin1").ljust(HEADER_BYTES - 11) + b"\n"
         self._file.seek(0)
-        self._file.write(b"\x93NUMPY\x01\x00" + (HEADER_BYTES - 10).to_bytes(2, "little") + text)
+        self._file.write(npy_header(self.dtype.str, (self.rows, *self.row_shape)))
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
@@ -58,6 +56,12 @@ class NpyStream:
         # Closing writes what is buffered, which fails once more where the disk is full.
         with contextlib.suppress(OSError):
             self._file.close()
+
+
+def npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    """The first bytes of a ``.npy`` file, always equally many."""
+    text = repr({"descr": dtype, "fortran_order": False, "shape": shape}).encode("latin1")
+    return b"\x93NUMPY\x01\x00" + (HEADER_BYTES - 10).to_bytes(2, "little") + text.ljust(HEADER_BYTES - 11) + b"\n"
 
 
 @contextmanager

@@ -76,9 +76,9 @@ def as_column(name: str, column: ArrayLike | Ragged, *, missing: bool) -> Column
     """Check one input column and store it as float32 or int64."""
     if isinstance(column, Ragged):
         return Ragged(as_column(name, column.values, missing=missing), column.offsets)
-    array = column if isinstance(column, Tensor) else _tensor_from_numpy(name, np.asarray(column))
-    if array.ndim == 0:
+    if np.ndim(column) == 0:
         raise DataError(f"input '{name}' is a single number; it needs one row per sample")
+    array = column if isinstance(column, Tensor) else _tensor_from_numpy(name, np.asarray(column))
     if not array.is_floating_point():
         return array.to(torch.int64)
     array = array.to(torch.float32)

@@ -114,6 +114,27 @@ def split_patients(domains: Domains, ratios: tuple[float, float, float] = (0.8, 
     return _split_from_sides(side_of_rank, _ranking(names, seed), codes, names)
 
 
+def split_named(domains: Domains, *, train: Sequence[Any], val: Sequence[Any], test: Sequence[Any]) -> Split:
+    """The split in which these patients train, these validate and these test; anyone else is left out.
+
+    Parameters
+    ----------
+    domains : array, Tensor or DomainDataset
+        One patient id per sample.
+    train, val, test : sequences of patient ids
+    """
+    codes, names = _patients_of(domains)
+    rows = []
+    for side, wanted in zip(SIDES, (train, val, test), strict=True):
+        chosen = np.isin(names, np.asarray(list(wanted)).astype(str))
+        if chosen.sum() != len(set(map(str, wanted))):
+            raise DataError(f"some of the {len(wanted)} patients named for {side} are not in the data")
+        rows.append(np.flatnonzero(chosen[codes]))
+    split = Split(rows[0], rows[1], rows[2], codes, names)
+    check_split(split, domains)
+    return split
+
+
 def patient_folds(domains: Domains, folds: int = 5, seed: int = 0) -> list[Split]:
     """Splits for cross-validation by patient.
 

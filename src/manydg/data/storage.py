@@ -24,6 +24,7 @@ from manydg.data._files import (
     clear_remains,
     disk_error,
     disk_errors,
+    npy_header,
     partial_name,
     swap_in,
     write_atomically,
@@ -204,7 +205,7 @@ def open_dataset(folder: str | Path, *, verify: Literal["auto", "full", "sizes"]
     )
     for key, entry in files.items():
         _check_file(path / f"{key}.npy", entry, whole)
-    arrays = {key: _memory_map(path / f"{key}.npy", entry) for key, entry in files.items()}
+    arrays = {key: np.load(path / f"{key}.npy", mmap_mode="c", allow_pickle=False) for key in files}
     names = arrays.pop("patients")
     tensors = {key: torch.from_numpy(array) for key, array in arrays.items()}
     return DomainDataset(
@@ -280,17 +281,6 @@ def _key_from_files(files: Mapping[str, Any]) -> str:
     return hashlib.blake2b(json.dumps(["pseudonyms", files]).encode(), digest_size=32).hexdigest()
 
 
-def _memory_map(path: Path, entry: Mapping[str, Any]) -> npt.NDArray[Any]:
-    try:
-        array: npt.NDArray[Any] = np.load(path, mmap_mode="c", allow_pickle=False)
-        sound = array.dtype.str == entry["dtype"] and list(array.shape) == entry["shape"]
-    except (ValueError, EOFError):
-        sound = False
-    if not sound:
-        raise StorageError(f"{path} is not the array that dataset.json describes: it is damaged, prepare it again")
-    return array
-
-
 def _assemble(name: str, levels: int, arrays: Mapping[str, Tensor]) -> Column:
     column: Column = arrays[f"inputs.{name}"]
     for level in reversed(range(levels)):
@@ -304,14 +294,15 @@ def _check_file(path: Path, entry: Mapping[str, Any], whole: bool) -> None:
     size = path.stat().st_size
     if size != entry["bytes"]:
         raise StorageError(f"{path} has {size} bytes instead of {entry['bytes']}: it is damaged, prepare it again")
-    if whole:
-        digest = hashlib.blake2b(digest_size=16)
-        try:
-            with path.open("rb") as file:
-                file.seek(HEADER_BYTES)
-                while chunk := file.read(1 << 22):
-                    digest.update(chunk)
-        except OSError as error:
-            raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
-        if digest.hexdigest() != entry["checksum"]:
-            raise StorageError(f"{path} does not match its checksum: it is damaged, prepare the dataset again")
+    try:
+        with path.open("rb") as file:
+            # Compared, not parsed: what is damaged may parse as anything.
+            if file.read(HEADER_BYTES) != npy_header(entry["dtype"], tuple(entry["shape"])):
+                raise StorageError(f"{path} does not begin as dataset.json says: it is damaged, prepare it again")
+            digest = hashlib.blake2b(digest_size=16)
+            while whole and (chunk := file.read(1 << 22)):
+                digest.update(chunk)
+    except OSError as error:
+        raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
+    if whole and digest.hexdigest() != entry["checksum"]:
+        raise StorageError(f"{path} does not match its checksum: it is damaged, prepare the dataset again")
