@@ -1,0 +1,290 @@
+"""EDF and EDF+ read directly: only the channels asked for, through a memory map.
+
+Every field of a header is checked before it is used, so that a damaged file ends in an error that names the file and
+what is wrong with it, never in a wrong array.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from manydg.errors import DataError, StorageError
+
+MICROVOLTS = {"uv": 1.0, "µv": 1.0, "μv": 1.0, "mv": 1e3, "v": 1e6, "nv": 1e-3}
+_FIELDS = (16, 80, 8, 8, 8, 8, 8, 80, 8, 32)
+
+
+@dataclass(frozen=True)
+class EdfChannel:
+    """One signal of a file: name, unit, calibration, and where its samples lie in a data record."""
+
+    label: str
+    unit: str
+    physical: tuple[float, float]
+    digital: tuple[int, int]
+    samples_per_record: int
+    offset: int
+
+    @property
+    def holds_annotations(self) -> bool:
+        return self.label == "EDF Annotations"
+
+
+@dataclass(frozen=True)
+class EdfHeader:
+    """What the head of an EDF file says, checked against the file's size.
+
+    ``start`` is ``None`` where the file hides or garbles its date.
+    """
+
+    path: Path
+    start: datetime | None
+    records: int
+    record_seconds: float
+    channels: tuple[EdfChannel, ...]
+    continuous: bool
+
+    @property
+    def record_samples(self) -> int:
+        return sum(channel.samples_per_record for channel in self.channels)
+
+    @property
+    def seconds(self) -> float:
+        return self.records * self.record_seconds
+
+    @property
+    def labels(self) -> list[str]:
+        return [channel.label for channel in self.channels if not channel.holds_annotations]
+
+    def rate(self, channel: EdfChannel) -> float:
+        """Samples per second of a channel."""
+        return channel.samples_per_record / self.record_seconds
+
+    def find(self, label: str) -> EdfChannel:
+        """The channel of a name, whatever its case and with or without ``EEG`` in front."""
+        found = [channel for channel in self.channels if _plain(channel.label) == _plain(label)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise DataError(f"{self.path} has {len(found)} channels called '{label}': it is not clear which is meant")
+        raise DataError(f"{self.path} has no channel '{label}'; its channels are {', '.join(self.labels) or 'none'}")
+
+
+@dataclass(frozen=True)
+class Annotation:
+    """A remark in an EDF+ file: when, for how long (0 for a point in time), and its text."""
+
+    onset: float
+    duration: float
+    text: str
+
+
+def _plain(label: str) -> str:
+    return label.strip().lower().removeprefix("eeg ").replace(" ", "")
+
+
+def read_header(path: str | Path) -> EdfHeader:
+    """Read and check the header of an EDF or EDF+ file."""
+    file = Path(path)
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            fixed = stream.read(256)
+            if len(fixed) < 256 or not fixed.startswith(b"0       "):
+                raise DataError(f"{file} is not an EDF file: it does not begin with an EDF header")
+            signals = _whole(fixed[252:256], file, "number of signals", low=1, high=4096)
+            block = stream.read(256 * signals)
+    except OSError as error:
+        raise StorageError(f"cannot read {file}: {error.strerror or error}") from error
+    if len(block) < 256 * signals:
+        raise DataError(f"{file} is truncated: it ends within its header ({size} bytes). Download it again")
+    return _check(file, size, fixed, _channels(file, block, signals))
+
+
+def _check(file: Path, size: int, fixed: bytes, channels: tuple[EdfChannel, ...]) -> EdfHeader:
+    head = 256 * (len(channels) + 1)
+    if _whole(fixed[184:192], file, "header size") != head:
+        raise DataError(f"{file}: the header says it is {_text(fixed[184:192])} bytes long, but it has {head}")
+    seconds = _number(fixed[244:252], file, "duration of a data record")
+    if seconds < 0 or (seconds == 0 and any(not channel.holds_annotations for channel in channels)):
+        raise DataError(f"{file}: a data record cannot last {seconds:g} seconds")
+    record_bytes = 2 * sum(channel.samples_per_record for channel in channels)
+    stated = _whole(fixed[236:244], file, "number of data records", low=-1)
+    present = (size - head) // record_bytes
+    if stated > present:
+        raise DataError(
+            f"{file} is truncated: {stated} data records are announced, {present} are there "
+            f"({size} bytes instead of {head + stated * record_bytes}). Download it again"
+        )
+    records = present if stated == -1 else stated
+    if records == 0:
+        raise DataError(f"{file} holds no data records")
+    reserved = _text(fixed[192:236])
+    return EdfHeader(file, _start(fixed), records, seconds, channels, not reserved.startswith("EDF+D"))
+
+
+def _channels(file: Path, block: bytes, signals: int) -> tuple[EdfChannel, ...]:
+    columns, at = [], 0
+    for width in _FIELDS:
+        columns.append([block[at + width * k : at + width * (k + 1)] for k in range(signals)])
+        at += width * signals
+    labels, _, units, low, high, bottom, top, _, samples, _ = columns
+    found, offset = [], 0
+    for k in range(signals):
+        label = _text(labels[k])
+        count = _whole(samples[k], file, f"samples per record of '{label}'", low=1)
+        physical = (_number(low[k], file, "physical minimum"), _number(high[k], file, "physical maximum"))
+        digital = (_whole(bottom[k], file, "digital minimum"), _whole(top[k], file, "digital maximum"))
+        found.append(EdfChannel(label, _text(units[k]), physical, digital, count, offset))
+        offset += count
+    return tuple(found)
+
+
+def _text(field: bytes) -> str:
+    text = field.decode("latin1").strip("\0 ")
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def _number(field: bytes, file: Path, what: str) -> float:
+    try:
+        value = float(_text(field))
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise DataError(f"{file} is damaged: its {what} reads '{_text(field)}', which is no number")
+    return value
+
+
+def _whole(field: bytes, file: Path, what: str, low: int = -(1 << 53), high: int = 1 << 53) -> int:
+    value = _number(field, file, what)
+    if value != int(value) or not low <= value <= high:
+        raise DataError(f"{file} is damaged: its {what} reads '{_text(field)}'")
+    return int(value)
+
+
+def _start(fixed: bytes) -> datetime | None:
+    try:
+        start = datetime.strptime(_text(fixed[168:176]) + " " + _text(fixed[176:184]), "%d.%m.%y %H.%M.%S")
+    except ValueError:
+        return None
+    # EDF's two-digit years run from 1985 to 2084.
+    return start.replace(year=1900 + start.year % 100 if start.year % 100 >= 85 else 2000 + start.year % 100)
+
+
+def require_rate(header: EdfHeader, channels: Sequence[EdfChannel], rate: float) -> None:
+    """Raise unless every channel has this sampling rate."""
+    for channel in channels:
+        found = header.rate(channel)
+        if abs(found - rate) > 1e-6 * rate:
+            raise DataError(
+                f"{header.path}: channel '{channel.label}' is sampled at {found:g} Hz, expected {rate:g} Hz"
+            )
+
+
+def microvolts_per_unit(header: EdfHeader, channel: EdfChannel) -> float:
+    """How many microvolts one physical unit of a channel is."""
+    factor = MICROVOLTS.get(channel.unit.strip().lower())
+    if factor is None:
+        raise DataError(
+            f"{header.path}: channel '{channel.label}' is in '{channel.unit}', expected microvolts (uV, mV, V or nV)"
+        )
+    return factor
+
+
+def read_epochs(
+    header: EdfHeader, channels: Sequence[EdfChannel], epochs: npt.NDArray[np.int64], epoch_samples: int
+) -> npt.NDArray[np.float32]:
+    """Some epochs of some channels, in microvolts.
+
+    Parameters
+    ----------
+    header : EdfHeader
+    channels : sequence of EdfChannel
+        Of one sampling rate.
+    epochs : array ``(epochs,)``
+        Which epochs, counted from the start of the recording, in rising order.
+    epoch_samples : int
+        How long an epoch is.
+
+    Returns
+    -------
+    array ``(epochs, channels, epoch_samples)`` float32
+    """
+    if not header.continuous:
+        raise DataError(f"{header.path} is a discontinuous recording (EDF+D), which this program does not read")
+    records = _memory_map(header)
+    last = int(epochs[-1]) + 1
+    wanted = last * epoch_samples
+    signals = np.empty((len(epochs), len(channels), epoch_samples), np.float32)
+    for place, channel in enumerate(channels):
+        gain, shift = _calibration(header, channel)
+        needed = -(-wanted // channel.samples_per_record)
+        if needed > header.records:
+            raise DataError(f"{header.path} has {header.seconds:g} s of signal, fewer than {last} epochs need")
+        stored = records[:needed, channel.offset : channel.offset + channel.samples_per_record]
+        stored = stored.reshape(-1)[:wanted].reshape(last, epoch_samples)
+        np.multiply(stored if len(epochs) == last else stored[epochs], np.float32(gain), out=signals[:, place])
+        if shift:
+            signals[:, place] += np.float32(shift)
+    return signals
+
+
+def _memory_map(header: EdfHeader) -> npt.NDArray[np.int16]:
+    shape = (header.records, header.record_samples)
+    try:
+        return np.memmap(header.path, "<i2", "r", offset=256 * (len(header.channels) + 1), shape=shape)
+    except (OSError, ValueError) as error:
+        raise StorageError(f"cannot read {header.path}: {error}") from error
+
+
+def _calibration(header: EdfHeader, channel: EdfChannel) -> tuple[float, float]:
+    (low, high), (bottom, top) = channel.physical, channel.digital
+    if top <= bottom or high == low:
+        raise DataError(
+            f"{header.path}: channel '{channel.label}' cannot be calibrated "
+            f"(digital {bottom} to {top} for physical {low:g} to {high:g})"
+        )
+    factor = microvolts_per_unit(header, channel)
+    gain = (high - low) / (top - bottom)
+    if not math.isfinite(gain * factor) or abs(gain * factor) * 32768 > 1e30:
+        raise DataError(f"{header.path}: channel '{channel.label}' has the impossible range {low:g} to {high:g}")
+    return gain * factor, (low - gain * bottom) * factor
+
+
+def read_annotations(path: str | Path) -> list[Annotation]:
+    """Every annotation of an EDF+ file, in file order; the marks that only keep time are left out."""
+    header = read_header(path)
+    channels = [channel for channel in header.channels if channel.holds_annotations]
+    if not channels:
+        raise DataError(f"{header.path} holds no annotations: it is not an EDF+ annotation file")
+    records = _memory_map(header)
+    found: list[Annotation] = []
+    for record in range(header.records):
+        for channel in channels:
+            stored = records[record, channel.offset : channel.offset + channel.samples_per_record]
+            found.extend(_annotations_in(stored.tobytes(), header.path))
+    return found
+
+
+def _annotations_in(block: bytes, path: Path) -> list[Annotation]:
+    found: list[Annotation] = []
+    for entry in block.split(b"\0"):
+        if not entry:
+            continue
+        timing, *texts = entry.split(b"\x14")
+        onset, _, duration = timing.partition(b"\x15")
+        if not texts or texts[-1] or onset[:1] not in (b"+", b"-"):
+            raise DataError(f"{path} is damaged: an annotation is cut off or garbled. Download it again")
+        seconds = _number(onset, path, "annotation onset")
+        length = _number(duration, path, "annotation duration") if duration else 0.0
+        found.extend(
+            Annotation(seconds, length, text.decode("utf-8", "replace").strip()) for text in texts[:-1] if text
+        )
+    return found

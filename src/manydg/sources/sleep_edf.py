@@ -1,0 +1,171 @@
+"""Sleep-EDF (PhysioNet sleep-edfx): PSG and Hypnogram pairs to 30 s epochs with a sleep stage each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from manydg.data.dataset import TargetSpec
+from manydg.data.storage import DatasetWriter
+from manydg.errors import ConfigError, DataError
+from manydg.sources._edf import read_epochs
+from manydg.sources._provenance import CohortFlow, Progress, provenance
+from manydg.sources._resume import Job, WorkFolder, make_ready, run_jobs, wrong_folder
+from manydg.sources._sleep_night import (
+    CHANNELS,
+    EPOCH_SAMPLES,
+    EPOCH_SECONDS,
+    RATE,
+    STAGES,
+    Found,
+    Night,
+    check_recording,
+    find_nights,
+    night_offsets,
+    plan_night,
+)
+from manydg.sources._twin_sleep import synthesize
+
+__all__ = ["prepare", "synthesize"]
+
+SETTINGS = {"rate": RATE, "channels": list(CHANNELS), "unit": "uV", "epoch_seconds": EPOCH_SECONDS}
+
+
+def prepare(
+    raw: Path,
+    out: Path,
+    *,
+    workers: int = 1,
+    limit_patients: int | None = None,
+    overwrite: bool = False,
+    wake_margin: float | None = None,
+    study: str = "cassette",
+    unpaired: str = "refuse",
+) -> Path:
+    """Make a dataset folder from Sleep-EDF's files.
+
+    The column ``signal`` is ``(rows, 2, 3000)`` float32 in microvolts (Fpz-Cz, Pz-Oz); the target is one of five stages
+    (N3 is stages 3 and 4); a person's nights are one patient. Only the two channels are read.
+
+    Parameters
+    ----------
+    raw : path
+        A folder with ``SC4ssNE0-PSG.edf`` and ``SC4ssNEC-Hypnogram.edf`` pairs (or ``ST7...``), at any depth.
+    out : path
+    workers : int
+        Processes that check and score the nights.
+    limit_patients : int, optional
+        Take only the first so many people.
+    wake_margin : float, optional
+        Keep this many minutes of wakefulness before the first and after the last sleep epoch; without it, all.
+    study : {"cassette", "telemetry", "both"}
+    unpaired : {"refuse", "skip"}
+        What to do about a PSG without its hypnogram, or the reverse.
+    """
+    raw, out = Path(raw), Path(out)
+    _check_options(wake_margin, limit_patients, unpaired)
+    make_ready(out, overwrite=overwrite)
+    found = find_nights(raw, study)
+    _check_found(raw, found, study, unpaired)
+    nights = limit(found.nights, limit_patients)
+    options = {"study": study, "wake_margin": wake_margin, "limit_patients": limit_patients, "unpaired": unpaired}
+    work = WorkFolder(out, "sleep-edf", {"wake_margin": wake_margin})
+    jobs = [Job(night.name, (night.psg, night.hypnogram), (night, wake_margin)) for night in nights]
+    plans = run_jobs(plan_night, jobs, work, workers=workers, title="checking nights")
+    flow = _flow(found, nights, plans, wake_margin)
+    files = [entry for plan in plans for entry in plan["files"]]
+    info = {"settings": SETTINGS, **provenance("sleep-edf", files, options, flow)}
+    _write(out, nights, plans, info, overwrite=overwrite)
+    work.remove()
+    return out
+
+
+def _check_options(wake_margin: float | None, limit_patients: int | None, unpaired: str) -> None:
+    if wake_margin is not None and not 0 <= wake_margin < 10_000:
+        raise ConfigError(f"the wake margin is a number of minutes, 0 or more; not {wake_margin:g}")
+    if limit_patients is not None and limit_patients < 1:
+        raise ConfigError(f"the limit on patients must be 1 or more, not {limit_patients}")
+    if unpaired not in ("refuse", "skip"):
+        raise ConfigError(f"unpaired files can be met with 'refuse' or 'skip', not '{unpaired}'")
+
+
+def _check_found(raw: Path, found: Found, study: str, unpaired: str) -> None:
+    if not found.nights and not found.unpaired:
+        if study != "both" and find_nights(raw, "both").nights:
+            raise ConfigError(f"{raw} holds no {study} recordings, but others of Sleep-EDF: ask for '--study both'")
+        raise wrong_folder(raw, "Sleep-EDF files (SC4001E0-PSG.edf, SC4001EC-Hypnogram.edf, ...)")
+    if found.unpaired and unpaired == "refuse":
+        first = found.unpaired[0]
+        part, other = ("PSG", "Hypnogram") if "psg" in first.name.lower() else ("Hypnogram", "PSG")
+        raise DataError(
+            f"{first.name} is a {part} without its {other} ({len(found.unpaired)} such files in {raw}): "
+            "download the missing files, or leave these out with '--unpaired skip'"
+        )
+    if not found.nights:
+        raise DataError(f"{raw} holds not one pair of a PSG and its Hypnogram")
+
+
+def limit(nights: Sequence[Night], patients: int | None) -> tuple[Night, ...]:
+    """The nights of the first so many people."""
+    chosen = list(dict.fromkeys(night.patient for night in nights))[:patients]
+    return tuple(night for night in nights if night.patient in set(chosen))
+
+
+def _flow(
+    found: Found, nights: Sequence[Night], plans: Sequence[Mapping[str, Any]], wake_margin: float | None
+) -> CohortFlow:
+    def people(nights: Sequence[Night]) -> int:
+        return len({night.patient for night in nights})
+
+    def total(reason: str) -> int:
+        return sum(int(plan["counts"][reason]) for plan in plans)
+
+    flow = CohortFlow()
+    pairs, alone = len(found.nights), len(found.unpaired)
+    flow.add("recordings with a hypnogram", patients=people(found.nights), recordings=pairs, left_out=alone)
+    if len(nights) < pairs:
+        flow.add("limit on patients", patients=people(nights), recordings=len(nights), left_out=pairs - len(nights))
+    left = total("overlap")
+    outside = total("signal_without_hypnogram")
+    flow.add("30 s epochs with signal and hypnogram", patients=people(nights), samples=left, left_out=outside)
+    steps = {"without movement time": "movement", "with a stage": "unscored"}
+    if wake_margin is not None:
+        steps[f"within {wake_margin:g} minutes of sleep"] = "outside_margin"
+    for step, reason in steps.items():
+        left -= total(reason)
+        flow.add(step, patients=people(nights), samples=left, left_out=total(reason))
+    flow.add("samples", patients=_people_left(nights, plans), samples=left)
+    return flow
+
+
+def _people_left(nights: Sequence[Night], plans: Sequence[Mapping[str, Any]]) -> int:
+    return len({night.patient for night, plan in zip(nights, plans, strict=True) if plan["epochs"]})
+
+
+def _write(
+    out: Path, nights: Sequence[Night], plans: Sequence[Mapping[str, Any]], info: Mapping[str, Any], *, overwrite: bool
+) -> None:
+    """Copy the chosen epochs, a night at a time."""
+    offsets = night_offsets(nights, plans)
+    target = TargetSpec("classes", STAGES)
+    with (
+        DatasetWriter(out, target, info, overwrite=overwrite) as writer,
+        Progress("copying signals", total=len(nights)) as progress,
+    ):
+        for night, plan, offset in zip(nights, plans, offsets, strict=True):
+            kept = np.asarray(plan["epochs"], np.int64)
+            if len(kept):
+                signal = night_signal(night.psg, kept)
+                stages = np.asarray(plan["stages"], np.int64)
+                writer.append({"signal": signal}, stages, [night.patient] * len(kept), kept * 30.0 + offset)
+            progress.advance()
+
+
+def night_signal(psg: Path, epochs: np.ndarray[Any, np.dtype[np.int64]]) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Some epochs of a night in microvolts, ``(epochs, 2, 3000)``."""
+    header = check_recording(psg)
+    channels = [header.find(label) for label in CHANNELS]
+    return read_epochs(header, channels, epochs, EPOCH_SAMPLES)
