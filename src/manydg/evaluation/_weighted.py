@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -125,27 +125,9 @@ def _areas(
     return precision, area
 
 
-class MeanOverRuns:
-    """The mean metric of several runs (seeds) as a function of weights for all their patients together.
-
-    Test patients of different seeds may be the same people, so a person gets one weight in all runs.
-
-    Parameters
-    ----------
-    runs : sequence of Predictions
-        At least one, all of one target kind.
-    names : array, optional
-        The patients that the columns of the weights stand for; by default all patients of the runs, sorted.
-    """
-
-    def __init__(self, runs: Sequence[Predictions], names: npt.NDArray[Any] | None = None) -> None:
-        self.names = np.unique(np.concatenate([run.names for run in runs])) if names is None else names
-        self._runs = [(WeightedMetrics(run), np.searchsorted(self.names, run.names)) for run in runs]
-
-    def __call__(self, weights: npt.NDArray[Any]) -> dict[str, FloatArray]:
-        """Mean metrics under each row of ``weights`` ``(resamples, patients)``; runs without a value are left out."""
-        each = [metrics(weights[:, columns]) for metrics, columns in self._runs]
-        return {name: _nanmean(np.stack([values[name] for values in each])) for name in each[0]}
+def mean_over_runs(runs: Sequence[Mapping[str, FloatArray]]) -> dict[str, FloatArray]:
+    """Mean of each metric over several runs' values ``(resamples,)``; runs without a value are left out."""
+    return {name: _nanmean(np.stack([values[name] for values in runs])) for name in runs[0]}
 
 
 def _nanmean(values: FloatArray) -> FloatArray:

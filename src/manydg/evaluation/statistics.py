@@ -15,10 +15,11 @@ import numpy.typing as npt
 from scipy import special
 
 from manydg.errors import DataError
-from manydg.evaluation._weighted import MeanOverRuns, Predictions, WeightedMetrics
+from manydg.evaluation._weighted import Predictions, WeightedMetrics, mean_over_runs
 
 __all__ = [
     "Interval",
+    "PatientResampling",
     "Predictions",
     "WeightedMetrics",
     "bca_interval",
@@ -33,6 +34,7 @@ __all__ = [
 FloatArray = npt.NDArray[np.float64]
 Statistic = Callable[[npt.NDArray[Any]], dict[str, FloatArray]]
 MIN_PATIENTS = 3
+JACKKNIFE_GROUPS = 200
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,48 @@ def patient_weights(patients: int, resamples: int, seed: int) -> npt.NDArray[np.
     """How often each patient is drawn in each resample ``(resamples, patients)``; every row sums to ``patients``."""
     rng = np.random.default_rng(seed)
     return rng.multinomial(patients, np.full(patients, 1.0 / patients), size=resamples)
+
+
+class PatientResampling:
+    """One set of resampled patients, used for every run, so that runs can be averaged and compared draw by draw.
+
+    Test patients of different seeds may be the same people: a person has one weight in all runs.
+
+    Parameters
+    ----------
+    names : array
+        All patients, sorted and distinct.
+    resamples : int
+    seed : int
+
+    Notes
+    -----
+    ``weights`` has a first row of ones (the estimate), then ``resamples`` rows of bootstrap counts, then rows that
+    leave patients out for the jackknife: one patient each, or one of 200 groups where there are more patients.
+    """
+
+    def __init__(self, names: npt.NDArray[Any], *, resamples: int = 1000, seed: int = 0) -> None:
+        patients = len(names)
+        if patients < 1 or resamples < 1:
+            raise DataError(f"a bootstrap needs patients and resamples; got {patients} and {resamples}")
+        self.names, self.resamples = names, resamples
+        left_out = np.ones((min(patients, JACKKNIFE_GROUPS), patients), np.int64)
+        order = np.random.default_rng(seed).permutation(patients)
+        left_out[order % len(left_out), np.arange(patients)] = 0
+        ones = np.ones((1, patients), np.int64)
+        self.weights = np.concatenate([ones, patient_weights(patients, resamples, seed), left_out])
+
+    def evaluate(self, run: Predictions) -> dict[str, FloatArray]:
+        """Each metric of a run under every row of ``weights``."""
+        return WeightedMetrics(run)(self.weights[:, np.searchsorted(self.names, run.names)])
+
+    def interval(self, values: FloatArray, level: float = 0.95) -> Interval:
+        """BCa interval from one statistic's value under every row of ``weights``."""
+        estimate, patients = float(values[0]), len(self.names)
+        if patients < MIN_PATIENTS:
+            note = f"no interval: {patients} patient{'s' if patients > 1 else ''}"
+            return Interval(estimate, math.nan, math.nan, level, note)
+        return bca_interval(values[1 : 1 + self.resamples], estimate, values[1 + self.resamples :], level)
 
 
 def bootstrap(
@@ -70,15 +114,8 @@ def bootstrap(
     -------
     dict of str to Interval
     """
-    if patients < 1 or resamples < 1:
-        raise DataError(f"a bootstrap needs patients and resamples; got {patients} and {resamples}")
-    estimate = statistic(np.ones((1, patients)))
-    if patients < MIN_PATIENTS:
-        note = f"no interval: {patients} patient{'s' if patients > 1 else ''}"
-        return {name: Interval(float(value[0]), math.nan, math.nan, level, note) for name, value in estimate.items()}
-    draws = statistic(patient_weights(patients, resamples, seed))
-    left_out = statistic(1.0 - np.eye(patients))
-    return {name: bca_interval(draws[name], float(estimate[name][0]), left_out[name], level) for name in estimate}
+    plan = PatientResampling(np.arange(patients), resamples=resamples, seed=seed)
+    return {name: plan.interval(values, level) for name, values in statistic(plan.weights).items()}
 
 
 def percentile_interval(draws: npt.ArrayLike, estimate: float, level: float = 0.95) -> Interval:
@@ -118,8 +155,9 @@ def patient_intervals(
     runs: Sequence[Predictions], *, resamples: int = 1000, seed: int = 0, level: float = 0.95
 ) -> dict[str, Interval]:
     """Interval of each metric's mean over runs (seeds), resampling the people of all the runs' test sets together."""
-    mean = MeanOverRuns(runs)
-    return bootstrap(mean, len(mean.names), resamples=resamples, seed=seed, level=level)
+    plan = PatientResampling(_people(runs), resamples=resamples, seed=seed)
+    means = mean_over_runs([plan.evaluate(run) for run in runs])
+    return {name: plan.interval(values, level) for name, values in means.items()}
 
 
 def patient_difference(
@@ -131,14 +169,13 @@ def patient_difference(
     level: float = 0.95,
 ) -> dict[str, Interval]:
     """Interval of the mean difference of two models' metrics, both on the same resampled patients (paired)."""
-    names = np.unique(np.concatenate([run.names for run in (*runs, *others)]))
-    ours, theirs = MeanOverRuns(runs, names), MeanOverRuns(others, names)
+    plan = PatientResampling(_people([*runs, *others]), resamples=resamples, seed=seed)
+    ours, theirs = (mean_over_runs([plan.evaluate(run) for run in each]) for each in (runs, others))
+    return {name: plan.interval(ours[name] - theirs[name], level) for name in ours}
 
-    def difference(weights: npt.NDArray[Any]) -> dict[str, FloatArray]:
-        first, second = ours(weights), theirs(weights)
-        return {name: first[name] - second[name] for name in first}
 
-    return bootstrap(difference, len(names), resamples=resamples, seed=seed, level=level)
+def _people(runs: Sequence[Predictions]) -> npt.NDArray[Any]:
+    return np.unique(np.concatenate([run.names for run in runs]))
 
 
 def patient_percentile(

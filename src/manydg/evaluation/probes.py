@@ -1,0 +1,241 @@
+"""What embeddings hold: likeness within and across patients, norms of the two parts, finding a patient again."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from manydg.errors import DataError
+from manydg.evaluation import _formulas as formulas
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class DomainSimilarity:
+    """Mean cosine similarity of embedding pairs.
+
+    Attributes
+    ----------
+    within : float
+        Over all pairs of samples of one patient, as the paper averages; NaN if no patient has two samples.
+    across : float
+        Over all pairs of samples of two patients; NaN with one patient.
+    within_by_patient : float
+        The mean over patients of each one's mean, so that a patient with many samples does not decide.
+    patients, samples : int
+        How many entered.
+    left_out : int
+        Samples whose embedding is zero and has no direction.
+    """
+
+    within: float
+    across: float
+    within_by_patient: float
+    patients: int
+    samples: int
+    left_out: int
+
+
+def domain_similarity(embeddings: npt.NDArray[Any], patients: npt.NDArray[Any]) -> DomainSimilarity:
+    """Mean cosine similarity within and across patients, exact over all pairs in time O(samples x dim).
+
+    The sum of cosines over the pairs of a group is ``(|s|^2 - n) / 2``, where ``s`` is the sum of the group's ``n``
+    unit vectors; pairs across patients are what is left of all pairs.
+
+    Parameters
+    ----------
+    embeddings : (samples, dim)
+    patients : (samples,)
+    """
+    units, kept = _unit_rows(embeddings)
+    _, groups = np.unique(np.asarray(patients)[kept], return_inverse=True)
+    count = int(groups.max()) + 1 if len(groups) else 0
+    sums = np.zeros((count, units.shape[1]))
+    np.add.at(sums, groups, units)
+    sizes = np.bincount(groups, minlength=count).astype(float)
+    inside = ((sums**2).sum(axis=1) - sizes) / 2
+    pairs = sizes * (sizes - 1) / 2
+    everything = (float((sums.sum(axis=0) ** 2).sum()) - len(units)) / 2
+    other_pairs = len(units) * (len(units) - 1) / 2 - pairs.sum()
+    several = sizes > 1
+    return DomainSimilarity(
+        within=float(formulas.divide(inside.sum(), pairs.sum())),
+        across=float(formulas.divide(everything - inside.sum(), other_pairs)),
+        within_by_patient=float((inside[several] / pairs[several]).mean()) if several.any() else math.nan,
+        patients=count,
+        samples=len(units),
+        left_out=int((~kept).sum()),
+    )
+
+
+def _unit_rows(embeddings: npt.NDArray[Any]) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
+    """Rows scaled to length one, and which rows have a direction at all."""
+    values = np.asarray(embeddings, float)
+    if values.ndim != 2 or not np.isfinite(values).all():
+        raise DataError(f"embeddings are finite numbers (samples, dim); got shape {values.shape}, finite or not")
+    norms = np.linalg.norm(values, axis=1)
+    kept = norms > 0
+    return values[kept] / norms[kept, None], kept
+
+
+@dataclass(frozen=True, eq=False)
+class Norms:
+    """Lengths of the two parts of v, ``(samples,)`` each, and what they say together.
+
+    Attributes
+    ----------
+    parallel, orthogonal : (samples,) array
+    parallel_share : float
+        Mean share of the squared length of v that lies along z.
+    parallel_larger : float
+        Share of samples whose parallel part is the longer one (the paper: generally so).
+    correlation : float
+        Pearson correlation of the two lengths; NaN where one does not vary.
+    """
+
+    parallel: FloatArray
+    orthogonal: FloatArray
+    parallel_share: float
+    parallel_larger: float
+    correlation: float
+
+
+def norms(parallel: npt.NDArray[Any], orthogonal: npt.NDArray[Any]) -> Norms:
+    """Lengths of the parts of v along and at right angles to z, both ``(samples, dim)``."""
+    along, across = (np.linalg.norm(np.asarray(part, float), axis=1) for part in (parallel, orthogonal))
+    shares = formulas.divide(along**2, along**2 + across**2)
+    first, second = along - along.mean(), across - across.mean()
+    scale = math.sqrt(float((first**2).sum()) * float((second**2).sum()))
+    return Norms(
+        parallel=along,
+        orthogonal=across,
+        parallel_share=float(np.nanmean(shares)) if not np.isnan(shares).all() else math.nan,
+        parallel_larger=float((along > across).mean()),
+        correlation=float((first * second).sum()) / scale if scale > 1e-12 else math.nan,
+    )
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """How often a nearest neighbour is the same person, beside what chance gives.
+
+    Attributes
+    ----------
+    rate : float
+        NaN if no patient has two sessions.
+    chance : float
+        The expected rate of a neighbour drawn at random among the candidates.
+    queries : int
+    """
+
+    rate: float
+    chance: float
+    queries: int
+
+
+def half_sessions(patients: npt.NDArray[Any]) -> IntArray:
+    """Sessions where none are known: the first and the second half of each patient's samples, in their order."""
+    _, groups = np.unique(patients, return_inverse=True)
+    order = np.argsort(groups, kind="stable")
+    sizes = np.bincount(groups)
+    starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order)) - np.repeat(starts, sizes)
+    return (rank >= (sizes[groups] + 1) // 2).astype(np.int64)
+
+
+def patient_retrieval(
+    embeddings: npt.NDArray[Any], patients: npt.NDArray[Any], sessions: npt.NDArray[Any] | None = None
+) -> Retrieval:
+    """How often the nearest other session by mean embedding (cosine) belongs to the same person.
+
+    Parameters
+    ----------
+    embeddings : (samples, dim)
+    patients : (samples,)
+    sessions : (samples,), optional
+        Night or visit of each sample, counted within the patient; by default each patient's two halves.
+    """
+    means, owners = _session_means(embeddings, patients, half_sessions(patients) if sessions is None else sessions)
+    same = (owners[:, None] == owners[None, :]) & ~np.eye(len(owners), dtype=bool)
+    asking = same.any(axis=1)
+    if not asking.any():
+        return Retrieval(math.nan, math.nan, 0)
+    likeness = means @ means.T
+    np.fill_diagonal(likeness, -np.inf)
+    nearest = likeness.argmax(axis=1)
+    chance = same[asking].sum(axis=1) / (len(owners) - 1)
+    return Retrieval(float((owners[nearest] == owners)[asking].mean()), float(chance.mean()), int(asking.sum()))
+
+
+def _session_means(
+    embeddings: npt.NDArray[Any], patients: npt.NDArray[Any], sessions: npt.NDArray[Any]
+) -> tuple[FloatArray, IntArray]:
+    """Unit mean embedding of each (patient, session), and whose it is."""
+    person, session = _codes(patients), _codes(sessions)
+    _, first, groups = np.unique(person * (session.max() + 1) + session, return_index=True, return_inverse=True)
+    sums = np.zeros((len(first), np.asarray(embeddings).shape[1]))
+    np.add.at(sums, groups, np.asarray(embeddings, float))
+    means, kept = _unit_rows(sums / np.bincount(groups)[:, None])
+    return means, person[first][kept]
+
+
+def _codes(names: npt.NDArray[Any]) -> IntArray:
+    return np.unique(names, return_inverse=True)[1].astype(np.int64)
+
+
+def neighbour_accuracy(
+    embeddings: npt.NDArray[Any],
+    patients: npt.NDArray[Any],
+    sessions: npt.NDArray[Any] | None = None,
+    *,
+    neighbours: int = 5,
+    queries: int = 2000,
+    candidates: int = 10_000,
+    seed: int = 0,
+) -> Retrieval:
+    """How often the vote of a sample's nearest samples (cosine) names its patient; its own session is not asked.
+
+    Parameters
+    ----------
+    embeddings : (samples, dim)
+    patients, sessions
+        As for :func:`patient_retrieval`.
+    neighbours : int
+    queries, candidates : int
+        At most so many samples, drawn at random, ask and answer.
+    seed : int
+    """
+    units, kept = _unit_rows(embeddings)
+    person = _codes(patients)[kept]
+    session = _codes(half_sessions(patients) if sessions is None else sessions)[kept]
+    rng = np.random.default_rng(seed)
+    pool, asked = rng.permutation(len(units))[:candidates], rng.permutation(len(units))[:queries]
+    mine = person[asked][:, None] == person[pool]
+    own = mine & (session[asked][:, None] == session[pool])
+    findable = (mine & ~own).any(axis=1)
+    if not findable.any():
+        return Retrieval(math.nan, math.nan, 0)
+    asked, mine, own = asked[findable], mine[findable], own[findable]
+    likeness = units[asked].astype(np.float32) @ units[pool].astype(np.float32).T
+    likeness[own] = -np.inf
+    size = min(neighbours, likeness.shape[1])
+    nearest = np.argpartition(-likeness, size - 1, axis=1)[:, :size]
+    winners = _vote(person[pool][nearest], np.take_along_axis(likeness, nearest, axis=1))
+    chance = (mine & ~own).sum(axis=1) / (~own).sum(axis=1)
+    return Retrieval(float((winners == person[asked]).mean()), float(chance.mean()), len(asked))
+
+
+def _vote(labels: IntArray, likeness: npt.NDArray[np.float32]) -> IntArray:
+    """The label with the most votes in each row; among equals, the nearest one. No vote at a likeness of -inf."""
+    valid = np.isfinite(likeness)
+    votes = ((labels[:, :, None] == labels[:, None, :]) & valid[:, None, :]).sum(axis=2)
+    # Cosines lie within -1 and 1: a quarter of one never outweighs a vote.
+    ranked = np.where(valid, votes + np.where(valid, likeness, 0.0) / 4, -np.inf)
+    return np.asarray(np.take_along_axis(labels, ranked.argmax(axis=1)[:, None], axis=1)[:, 0], np.int64)
