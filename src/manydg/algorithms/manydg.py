@@ -32,6 +32,7 @@ from manydg.data.dataset import Batch
 from manydg.targets import Target
 
 _TINY = 1e-12
+_LEAST_MEAN = 1e-3
 
 
 @dataclass(frozen=True)
@@ -126,9 +127,13 @@ def orthogonal_projection(v: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mean_discrepancy(z: Tensor, v: Tensor) -> Tensor:
-    """L_MMD: squared distance of the batch means of z and v, relative to that of v, whose scale gets no gradient."""
-    z_mean, v_mean = z.mean(dim=0), v.mean(dim=0)
-    scale = v_mean.detach().square().sum()
+    """L_MMD: squared distance of the batch means of z and v, relative to that of v, whose scale gets no gradient.
+
+    Features whose mean vanishes beside their length, as those straight from batch normalisation do, are measured by a
+    thousandth of their mean squared length instead: the paper's ratio would be without bound.
+    """
+    z_mean, v_mean, fixed = z.mean(dim=0), v.mean(dim=0), v.detach()
+    scale = torch.maximum(fixed.mean(dim=0).square().sum(), _LEAST_MEAN * fixed.square().sum(dim=-1).mean())
     return (z_mean - v_mean).square().sum() / scale.clamp_min(_TINY)
 
 

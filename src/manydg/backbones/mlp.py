@@ -44,7 +44,8 @@ class MLP(Backbone):
         blocks: list[nn.Module] = []
         for wide, narrow in itertools.pairwise(widths):
             blocks += [nn.Linear(wide, narrow), nn.BatchNorm1d(narrow), nn.ELU(), nn.Dropout(dropout)]
-        self.network = nn.Sequential(*blocks, nn.Linear(widths[-1], width), nn.BatchNorm1d(width))
+        # Without the last ELU a batch's mean feature would be zero, and ManyDG's discrepancy is relative to that mean.
+        self.network = nn.Sequential(*blocks, nn.Linear(widths[-1], width), nn.BatchNorm1d(width), nn.ELU())
         self.output_size = width
 
     def forward(self, inputs: Inputs) -> Tensor:

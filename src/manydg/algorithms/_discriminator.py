@@ -1,0 +1,58 @@
+"""Parts of the methods that set a discriminator of patients against the features."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class _ReverseGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, features: Tensor, strength: float) -> Tensor:
+        ctx.strength = strength
+        return features.view_as(features)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return -ctx.strength * gradients[0], None
+
+
+def reverse_gradient(features: Tensor, strength: float) -> Tensor:
+    """The features as they are; on the way back their gradient is turned round and scaled.
+
+    Examples
+    --------
+    >>> v = torch.ones(2, requires_grad=True)
+    >>> reverse_gradient(v, 0.5).sum().backward()
+    >>> v.grad
+    tensor([-0.5000, -0.5000])
+    """
+    reversed_features: Tensor = _ReverseGradient.apply(features, strength)  # type: ignore[no-untyped-call]
+    return reversed_features
+
+
+def ramp(progress: float) -> float:
+    """2 / (1 + exp(-10 p)) - 1: from 0 at the beginning of training to almost 1 at its end.
+
+    Examples
+    --------
+    >>> ramp(0.0), round(ramp(0.1), 3), round(ramp(1.0), 3)
+    (0.0, 0.462, 1.0)
+    """
+    return 2 / (1 + math.exp(-10 * progress)) - 1
+
+
+def domain_entropy(domains: Tensor) -> Tensor:
+    """Entropy in nats of the batch's patients: the loss of a discriminator that knows only how frequent each is.
+
+    Examples
+    --------
+    >>> domain_entropy(torch.tensor([4, 4, 9, 9])).item() == math.log(2)
+    True
+    """
+    shares = torch.bincount(domains).to(torch.float64) / len(domains)
+    entropy: Tensor = torch.special.entr(shares).sum()
+    return entropy

@@ -1,0 +1,88 @@
+"""IRM: features on which one classifier is the best for every environment at once.
+
+Arjovsky, Bottou, Gulrajani and Lopez-Paz, "Invariant Risk Minimization", 2019 (IRMv1).
+
+======================  =====================================================================================
+the paper's letter      here
+======================  =====================================================================================
+Phi                     ``backbone`` and ``head`` together: x -> logits
+w = 1.0                 a dummy scale on the logits, never built: its gradient has a closed form in the logits'
+R^e                     mean loss of the environment e
+lambda                  ``weight``
+======================  =====================================================================================
+
+An environment is a group of patients, since a single patient has too few rows in a batch for a gradient of its own.
+The penalty ||grad_w R^e(w Phi)||^2 is estimated without bias: the paper multiplies the gradients of two halves of
+the environment's rows, and the mean of that product over all ways to halve them is the mean of g_i g_j over all pairs
+of different rows, which is what is computed here. Like the paper's, the estimate may fall below zero by chance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from manydg.algorithms._algorithm import setting
+from manydg.algorithms.base import Base, BaseSettings
+from manydg.data.dataset import Batch
+from manydg.targets import Target
+
+
+@dataclass(frozen=True)
+class IRMSettings(BaseSettings):
+    weight: float = setting(1.0, 0.1, 100.0, "weight lambda of the penalty")
+    environments: int = setting(8, 2, 32, "number of groups of patients")
+
+
+class IRM(Base):
+    """Base with the IRMv1 penalty, averaged over the environments that a batch holds two rows of or more.
+
+    A patient's environment is its code modulo the number of environments: even, and the same in every run.
+    """
+
+    Settings = IRMSettings
+    settings: IRMSettings
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        logits = self.predict(batch.inputs)
+        terms = {"supervised": self.target.loss(logits, batch.targets)}
+        if self.settings.weight:
+            gradients = scale_gradients(self.target, logits, batch.targets)
+            environments = batch.domains % max(self.settings.environments, 1)
+            penalties, counted = squared_means(gradients, environments, max(self.settings.environments, 1))
+            terms["penalty"] = self.settings.weight * penalties.sum() / counted.sum().clamp_min(1)
+        return terms
+
+
+def scale_gradients(target: Target, logits: Tensor, targets: Tensor) -> Tensor:
+    """Gradient of each sample's loss with respect to a scale w on its logits, at w = 1, ``(batch,)``.
+
+    By the chain rule it is the inner product of the logits with the loss's gradient in them.
+    """
+    loss = target.loss_per_sample(logits, targets).sum()
+    (gradient,) = torch.autograd.grad(loss, logits, create_graph=True)
+    return (gradient * logits).sum(dim=-1)
+
+
+def squared_means(values: Tensor, groups: Tensor, n_groups: int) -> tuple[Tensor, Tensor]:
+    """Unbiased estimate of each group's squared mean.
+
+    Parameters
+    ----------
+    values : Tensor ``(batch,)``
+    groups : Tensor ``(batch,)`` int64
+
+    Returns
+    -------
+    squared : Tensor ``(n_groups,)``
+        Mean of ``values[i] * values[j]`` over the pairs i != j of the group; zero where it has no pair.
+    counted : Tensor ``(n_groups,)`` bool
+        Which groups have a pair.
+    """
+    empty = values.new_zeros(n_groups)
+    count = empty.index_add(0, groups, torch.ones_like(values))
+    total = empty.index_add(0, groups, values)
+    squares = empty.index_add(0, groups, values.square())
+    return (total.square() - squares) / (count * (count - 1)).clamp_min(1), count > 1
