@@ -1,0 +1,196 @@
+"""Clinical events of several kinds, as one vector an event."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from manydg.backbones._backbone import Inputs
+from manydg.backbones._codes import KnownCodes, pooled_sum, two_levels
+from manydg.backbones._layout import Layout, last_steps, longest_row
+from manydg.data.columns import Ragged, offsets_from_lengths
+from manydg.data.dataset import DomainDataset
+from manydg.data.schema import InputSchema
+from manydg.errors import ConfigError, DataError
+
+_COLUMNS = {"event_kind": 1, "event_codes": 2, "event_values": 2}
+_ITEMS_AT_ONCE = 1 << 22
+_LARGEST_VALUE = 10.0
+
+
+class CodeValues(nn.Module):
+    """Standardises measured values per code, with mean and deviation of the training patients.
+
+    A value that is missing, of a code that never varies there, or of the unknown code, becomes 0; one further than ten
+    deviations from the mean counts as ten, since most such are slips of the pen.
+
+    Parameters
+    ----------
+    size : int
+        Size of the vocabulary.
+    """
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(size))
+        self.register_buffer("scale", torch.ones(size))
+
+    def forward(self, values: Tensor, codes: Tensor) -> Tensor:
+        scaled = (values - self.mean[codes]) * self.scale[codes]
+        return torch.nan_to_num(scaled, nan=0.0).clamp(-_LARGEST_VALUE, _LARGEST_VALUE)
+
+    def fit(self, values: Tensor, codes: Tensor) -> None:
+        """Learn from all values and codes of the training patients, ``(items,)`` each."""
+        count, total, squares = (torch.zeros_like(self.mean, dtype=torch.float64) for _ in range(3))
+        for piece, owner in self._pieces(values, codes):
+            count.index_add_(0, owner, torch.ones_like(piece))
+            total.index_add_(0, owner, piece)
+        mean = total / count.clamp_min(1)
+        # A second pass, since the square of a large mean would swallow a small deviation.
+        for piece, owner in self._pieces(values, codes):
+            squares.index_add_(0, owner, (piece - mean[owner]).square())
+        variance = squares / count.clamp_min(1)
+        constant = (count < 2) | (variance <= 1e-10 * mean.square().clamp_min(1e-10))
+        constant[0] = True
+        self.mean.copy_(mean)
+        self.scale.copy_(torch.where(constant, 0.0, variance.clamp_min(1e-300).rsqrt()))
+
+    def _pieces(self, values: Tensor, codes: Tensor) -> list[tuple[Tensor, Tensor]]:
+        pieces = zip(torch.split(values, _ITEMS_AT_ONCE), torch.split(codes, _ITEMS_AT_ONCE), strict=True)
+        found = []
+        for piece, owner in pieces:
+            usable = torch.isfinite(piece) & (owner >= 0) & (owner < len(self.mean))
+            found.append((piece[usable].to(self.mean.device, torch.float64), owner[usable].to(self.mean.device)))
+        return found
+
+
+class EventSteps(nn.Module):
+    """One vector an event, made by the encoder of the event's kind from what its fields hold.
+
+    A field (the names of medications, say) is pooled into the sum of its codes' vectors plus that of its codes' value
+    vectors times the standardised values. For laboratory results that is a linear layer on the vector of all tests'
+    results together with one on which tests were done. The fields of a kind are joined and go through two layers.
+
+    Parameters
+    ----------
+    schema : InputSchema
+        ``settings["event_kinds"]`` names the kinds and ``settings["code_fields"]`` the fields: each has a name, its
+        kind, and the range ``start`` to ``stop`` of its codes. Without them all events are of one kind with one field.
+    width : int
+    max_events : int
+        A stay's last events that are kept.
+    """
+
+    slot_of_code: Tensor
+
+    def __init__(self, schema: InputSchema, width: int, max_events: int) -> None:
+        super().__init__()
+        check_event_schema(schema)
+        if max_events < 1:
+            raise ConfigError(f"max_events is {max_events}; a stay needs at least one")
+        self.width, self.max_events = width, max_events
+        size = schema.sizes["events"]
+        slot_of_code, slots = _slots(schema.settings, size)
+        self.slots = max(slots)
+        self.register_buffer("slot_of_code", slot_of_code, persistent=False)
+        self.known, self.values = KnownCodes(size), CodeValues(size)
+        self.presence = nn.Parameter(torch.randn(size, width) * width**-0.5)
+        self.amount = nn.Parameter(torch.randn(size, width) * width**-0.5)
+        self.encoders = nn.ModuleList(
+            nn.Sequential(nn.Linear(count * width, width), nn.ELU(), nn.Linear(width, width), nn.ELU())
+            for count in slots
+        )
+
+    def forward(self, inputs: Inputs) -> tuple[Tensor, Layout]:
+        """Vectors ``(events, width)``, and how the events lie in the stays."""
+        kinds, codes, values, layout = self._last_events(inputs)
+        return self._encode(self._pool(codes, values), kinds), layout
+
+    def fit(self, dataset: DomainDataset) -> None:
+        """Learn which codes are known, and the values' scale, from training patients."""
+        codes, _, bounds = two_levels("event_codes", dataset.column("event_codes"))
+        values, _, other_bounds = two_levels("event_values", dataset.column("event_values"))
+        if not torch.equal(bounds, other_bounds):
+            raise DataError("event_codes and event_values must run in parallel: one value, or NaN, for every code")
+        self.known.fit(codes)
+        self.values.fit(values, codes)
+
+    def _last_events(self, inputs: Inputs) -> tuple[Tensor, Ragged, Ragged, Layout]:
+        kinds, codes, values = (inputs[name] for name in _COLUMNS)
+        if not (isinstance(kinds, Ragged) and isinstance(codes, Ragged) and isinstance(values, Ragged)):
+            raise DataError(f"the inputs {list(_COLUMNS)} must be ragged columns")
+        kind, code, value = kinds.values, codes.values, values.values
+        if not (isinstance(kind, Tensor) and isinstance(code, Ragged) and isinstance(value, Ragged)):
+            raise DataError("event_kind holds one number an event; event_codes and event_values hold a list an event")
+        longest = longest_row(kinds.offsets)
+        if longest <= self.max_events:
+            return kind, code, value, Layout(kinds.offsets, len(kind), longest)
+        kept, offsets = last_steps(kinds.offsets, self.max_events)
+        return kind[kept], code.take(kept), value.take(kept), Layout(offsets, len(kept), self.max_events)
+
+    def _pool(self, codes: Ragged, values: Ragged) -> Tensor:
+        """Sum of the codes' vectors per event and field, ``(events, slots * width)``."""
+        flat, measured = cast("Tensor", codes.values), cast("Tensor", values.values)
+        known = self.known(flat)
+        scaled = self.values(measured, known)
+        offsets = codes.offsets
+        if self.slots > 1:
+            slot = self.slot_of_code[flat.clamp(0, len(self.slot_of_code) - 1)]
+            bag = codes.row_of_item() * self.slots + slot
+            bag, order = torch.sort(bag, stable=True)
+            known, scaled = known[order], scaled[order]
+            sizes = torch.zeros(len(codes) * self.slots, dtype=torch.int64, device=bag.device)
+            offsets = offsets_from_lengths(sizes.index_add(0, bag, torch.ones_like(bag)))
+        pooled = pooled_sum(self.presence, known, offsets) + pooled_sum(self.amount, known, offsets, scaled)
+        return pooled.reshape(len(codes), self.slots * self.width)
+
+    def _encode(self, pooled: Tensor, kinds: Tensor) -> Tensor:
+        """Each event through the encoder of its kind: events sorted by kind, one matrix product a kind."""
+        if len(self.encoders) == 1:
+            encoded: Tensor = self.encoders[0](pooled)
+            return encoded
+        kinds = kinds.clamp(0, len(self.encoders) - 1)
+        order = torch.argsort(kinds, stable=True)
+        sizes = torch.zeros(len(self.encoders), dtype=torch.int64, device=kinds.device)
+        counts = sizes.index_add(0, kinds, torch.ones_like(kinds)).tolist()
+        groups = torch.split(pooled.index_select(0, order), counts)
+        parts = [
+            encoder(group[:, : encoder[0].in_features])  # type: ignore[index]
+            for encoder, group in zip(self.encoders, groups, strict=True)
+        ]
+        joined = torch.cat(parts)
+        return torch.empty_like(joined).index_copy(0, order, joined)
+
+
+def check_event_schema(schema: InputSchema) -> None:
+    """Raise if a dataset's inputs are not stays of events."""
+    wrong = [n for n, nesting in _COLUMNS.items() if n not in schema.columns or schema.columns[n].nesting != nesting]
+    if wrong:
+        raise ConfigError(
+            f"this backbone takes stays of events: columns {list(_COLUMNS)}; missing or of another kind: {wrong}"
+        )
+    if "events" not in schema.sizes:
+        raise ConfigError("the dataset names no vocabulary of events: add it to info['vocabularies']['events']")
+
+
+def _slots(settings: Mapping[str, Any], size: int) -> tuple[Tensor, list[int]]:
+    """The place of each code's field among the fields of its kind, and the number of fields of each kind."""
+    kinds = settings.get("event_kinds") or ["event"]
+    slots = [0] * len(kinds)
+    slot_of_code = torch.zeros(size, dtype=torch.int64)
+    for field in settings.get("code_fields") or []:
+        kind, start, stop = int(field["kind"]), int(field["start"]), int(field["stop"])
+        if not (0 <= kind < len(kinds) and 0 <= start <= stop <= size):
+            raise ConfigError(
+                f"the field '{field['name']}' has codes {start} to {stop} of kind {kind}; "
+                f"the dataset has {size} codes and {len(kinds)} kinds"
+            )
+        slot_of_code[start:stop] = slots[kind]
+        slots[kind] += 1
+    return slot_of_code, [max(1, count) for count in slots]

@@ -1,0 +1,79 @@
+"""Piecewise-linear embeddings of numbers, with bins at the quantiles of training patients."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from manydg.errors import ManyDGWarning
+
+_ROWS_FOR_QUANTILES = 200_000
+
+
+class PiecewiseLinear(nn.Module):
+    """How full each of a feature's bins is: 1 below the value's bin, the fraction reached within it, 0 above.
+
+    The encoding of Gorishniy, Rubachev and Babenko, "On Embeddings for Numerical Features in Tabular Deep Learning",
+    NeurIPS 2022, with bins of equal training mass. Values outside the range of the training patients count as its ends.
+    A missing value (NaN) has an encoding of zeros. A feature with few distinct values has one bin between each two, and
+    a constant one has none: its encoding is zero.
+
+    Parameters
+    ----------
+    features, bins : int
+    """
+
+    start: Tensor
+    slope: Tensor
+
+    def __init__(self, features: int, bins: int) -> None:
+        super().__init__()
+        self.features, self.bins = features, bins
+        # Before anything is learned each feature has its bins side by side from -2 to 2.
+        edges = torch.linspace(-2.0, 2.0, bins + 1).expand(features, -1)
+        self.register_buffer("start", edges[:, :-1].clone())
+        self.register_buffer("slope", (edges[:, 1:] - edges[:, :-1]).reciprocal())
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Encodings ``(batch, features, bins)`` of values ``(batch, features)`` without NaN."""
+        return ((values.unsqueeze(-1) - self.start) * self.slope).clamp(0.0, 1.0)
+
+    def fit(self, values: Tensor) -> None:
+        """Place the bins from values ``(rows, features)``; NaN is passed over."""
+        spread = torch.arange(min(len(values), _ROWS_FOR_QUANTILES), device=values.device)
+        used = values[spread * len(values) // max(len(spread), 1)].cpu().numpy()
+        start, slope = np.zeros((self.features, self.bins)), np.zeros((self.features, self.bins))
+        constant = []
+        for feature in range(self.features):
+            edges = _edges(used[:, feature], self.bins)
+            count = max(len(edges) - 1, 0)
+            if count == 0:
+                constant.append(feature)
+                continue
+            start[feature, :count], slope[feature, :count] = edges[:-1], 1.0 / np.diff(edges)
+        if constant:
+            warnings.warn(
+                f"{len(constant)} input features are constant or missing in all training patients and only their "
+                f"missingness is used: positions {constant[:10]}",
+                ManyDGWarning,
+                stacklevel=2,
+            )
+        self.start.copy_(torch.from_numpy(start))
+        self.slope.copy_(torch.from_numpy(slope))
+
+
+def _edges(values: npt.NDArray[np.float32], bins: int) -> npt.NDArray[np.float64]:
+    """Rising bin edges of one feature: its distinct values if they are few, else quantiles."""
+    known = values[~np.isnan(values)].astype(np.float64)
+    distinct = np.unique(known)
+    if len(distinct) <= bins + 1:
+        return distinct
+    edges = np.unique(np.quantile(known, np.linspace(0.0, 1.0, bins + 1)))
+    # Bins so narrow that float32 cannot divide by them hold nothing a model could tell apart.
+    wide = np.diff(edges) > 1e-6 * max(np.abs(edges).max(), 1e-30)
+    kept: npt.NDArray[np.float64] = edges[np.concatenate([[True], wide])]
+    return kept

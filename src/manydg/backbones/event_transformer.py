@@ -1,0 +1,126 @@
+"""Event Transformer: attention over the clinical events of a stay."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from manydg.backbones._backbone import Backbone, Inputs
+from manydg.backbones._events import EventSteps
+from manydg.backbones._layout import Layout
+from manydg.backbones._steps import PatientFeatures
+from manydg.data.dataset import DomainDataset
+from manydg.data.schema import InputSchema
+from manydg.errors import ConfigError
+
+
+class _EncoderLayer(nn.Module):
+    """A Transformer encoder layer, normalised after each sum, for all or some of the queries."""
+
+    def __init__(self, width: int, heads: int, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.heads, self.rate = heads, dropout
+        self.query = nn.Linear(width, width)
+        self.key_value = nn.Linear(width, 2 * width)
+        self.out = nn.Linear(width, width)
+        self.widen, self.narrow = nn.Linear(width, hidden), nn.Linear(hidden, width)
+        self.norm_attention, self.norm_hidden = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, queries: Tensor, steps: Tensor, mask: Tensor) -> Tensor:
+        """Output ``(batch, queries, width)`` of queries that attend to steps ``(batch, steps, width)``."""
+        query = self._split(self.query(queries))
+        key, value = (self._split(part) for part in self.key_value(steps).chunk(2, dim=-1))
+        rate = self.rate if self.training else 0.0
+        attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=rate)
+        joined = attended.transpose(1, 2).flatten(2)
+        hidden = self.norm_attention(queries + self.dropout(self.out(joined)))
+        further = self.narrow(self.dropout(self.widen(hidden).relu()))
+        output: Tensor = self.norm_hidden(hidden + self.dropout(further))
+        return output
+
+    def _split(self, vectors: Tensor) -> Tensor:
+        return vectors.reshape(*vectors.shape[:2], self.heads, -1).transpose(1, 2)
+
+
+class EventTransformer(Backbone):
+    """Events encoded by kind, with their positions, through attention; the last event's output is the stay's.
+
+    Positions are counted back from the last event, so that neither padding nor the limit on events shifts them. A
+    stay without a single event has a learned vector of its own in place of the last event's output.
+
+    Parameters
+    ----------
+    schema : InputSchema
+        Of stays of events.
+    width : int
+        Width of the events and of the features v.
+    layers, heads : int
+    hidden : int
+        Width of the feed-forward layers.
+    dropout : float
+    max_events : int
+        A stay's last events that are kept.
+    """
+
+    sinusoids: Tensor
+
+    def __init__(
+        self,
+        schema: InputSchema,
+        width: int = 128,
+        layers: int = 3,
+        heads: int = 8,
+        hidden: int = 64,
+        dropout: float = 0.25,
+        max_events: int = 300,
+    ) -> None:
+        super().__init__()
+        if layers < 1 or width % heads or width % 2:
+            raise ConfigError(
+                f"the event Transformer needs a layer or more and a width that is even and a multiple of the heads; "
+                f"got {layers} layers, width {width} and {heads} heads"
+            )
+        self.steps = EventSteps(schema, width, max_events)
+        self.register_buffer("sinusoids", _sinusoids(max_events, width), persistent=False)
+        self.position = nn.Linear(width, width)
+        self.dropout = nn.Dropout(dropout)
+        self.layers = nn.ModuleList(_EncoderLayer(width, heads, hidden, dropout) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.no_events = nn.Parameter(torch.randn(width))
+        self.patient = PatientFeatures(schema, width)
+        self.output_size = width
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        vectors, layout = self.steps(inputs)
+        places = self.position(self.sinusoids[: layout.longest])
+        from_last = layout.lengths[layout.row] - 1 - layout.position
+        steps = layout.spread(self.dropout(vectors + places.index_select(0, from_last)))
+        mask = self._mask(layout)
+        for layer in self.layers[:-1]:
+            steps = layer(steps, steps, mask)
+        # Only the last event's output is read, so the last layer works it out alone.
+        last = self.layers[-1](layout.last(steps).unsqueeze(1), steps, mask).squeeze(1)
+        stay = torch.where((layout.lengths > 0).unsqueeze(-1), self.norm(last), self.no_events)
+        features: Tensor = self.patient(stay, inputs)
+        return features
+
+    def fit_inputs(self, dataset: DomainDataset) -> None:
+        self.steps.fit(dataset)
+        self.patient.fit(dataset)
+
+    @staticmethod
+    def _mask(layout: Layout) -> Tensor:
+        """Which steps may be attended to, ``(batch, 1, 1, longest)``: in an empty row the first, to avoid 0 / 0."""
+        first = torch.arange(layout.longest, device=layout.present.device) == 0
+        return (layout.present | first)[:, None, None, :]
+
+
+def _sinusoids(length: int, width: int) -> Tensor:
+    """Sines and cosines of falling frequency, ``(length, width)``."""
+    rates = torch.exp(torch.arange(0, width, 2) * (-math.log(10_000.0) / width))
+    angles = torch.arange(length).unsqueeze(1) * rates
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)

@@ -1,0 +1,107 @@
+"""Tabular: a strong network for tables of measurements, with gaps."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from manydg.backbones._backbone import Backbone, Inputs
+from manydg.backbones._quantiles import PiecewiseLinear
+from manydg.data.dataset import DomainDataset
+from manydg.data.schema import InputSchema
+from manydg.errors import ConfigError
+
+
+class _ResidualLayer(nn.Module):
+    """A layer whose output is added to its input."""
+
+    def __init__(self, width: int, dropout: float) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.LayerNorm(width),
+            nn.Linear(width, 2 * width),
+            nn.ELU(),
+            nn.Dropout(dropout),
+            nn.Linear(2 * width, width),
+            nn.Dropout(dropout),
+        )
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        summed: Tensor = hidden + self.layers(hidden)
+        return summed
+
+
+class Tabular(Backbone):
+    """Each value in quantile bins, embedded by a map of its own; all joined, through residual layers.
+
+    All dense columns are flattened and joined. A value that is missing (NaN) has an embedding of its own, learned for
+    its feature. Bins come from training patients, so that units, skewness and outliers do not matter.
+
+    Parameters
+    ----------
+    schema : InputSchema
+    bins : int
+        Quantile bins per value.
+    embedding : int
+        Width of one value's embedding.
+    hidden : int
+        Width of the layers.
+    layers : int
+        Number of residual layers.
+    width : int
+        Width of the features v.
+    dropout : float
+    """
+
+    def __init__(
+        self,
+        schema: InputSchema,
+        bins: int = 24,
+        embedding: int = 8,
+        hidden: int = 256,
+        layers: int = 2,
+        width: int = 128,
+        dropout: float = 0.3,
+    ) -> None:
+        super().__init__()
+        ragged = [name for name, column in schema.columns.items() if column.nesting]
+        if ragged:
+            raise ConfigError(f"the tabular backbone takes dense inputs only; {ragged} have rows of different lengths")
+        if bins < 1 or embedding < 1:
+            raise ConfigError(
+                f"the tabular backbone needs one bin and one embedding width or more; got {bins}, {embedding}"
+            )
+        self.names = tuple(schema.columns)
+        features = sum(torch.Size(column.shape).numel() for column in schema.columns.values())
+        self.encoding = PiecewiseLinear(features, bins)
+        self.maps = nn.Parameter(torch.empty(features, bins, embedding).uniform_(-1, 1) * bins**-0.5)
+        self.bias = nn.Parameter(torch.empty(features, embedding).uniform_(-1, 1) * bins**-0.5)
+        self.missing = nn.Parameter(torch.empty(features, embedding).uniform_(-1, 1) * bins**-0.5)
+        self.network = nn.Sequential(
+            nn.Linear(features * embedding, hidden),
+            *(_ResidualLayer(hidden, dropout) for _ in range(layers)),
+            nn.LayerNorm(hidden),
+            nn.ELU(),
+            nn.Linear(hidden, width),
+        )
+        self.output_size = width
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        features: Tensor = self.network(self._embed(self._join(inputs)).flatten(1))
+        return features
+
+    def fit_inputs(self, dataset: DomainDataset) -> None:
+        self.encoding.fit(self._join({name: dataset.column(name) for name in self.names}))
+
+    def _embed(self, values: Tensor) -> Tensor:
+        """Embeddings ``(batch, features, embedding)`` of values ``(batch, features)``."""
+        absent = torch.isnan(values)
+        encoded = self.encoding(values.masked_fill(absent, 0.0))
+        mapped = torch.bmm(encoded.transpose(0, 1), self.maps).transpose(0, 1) + self.bias
+        return torch.where(absent.unsqueeze(-1), self.missing, mapped).relu()
+
+    def _join(self, inputs: Inputs) -> Tensor:
+        flat = [
+            column.flatten(1).to(torch.float32) for name in self.names if isinstance(column := inputs[name], Tensor)
+        ]
+        return flat[0] if len(flat) == 1 else torch.cat(flat, dim=1)
