@@ -1,0 +1,275 @@
+"""Events gathered from several tables, in any order, and laid out as ragged columns sample by sample.
+
+Rows arrive in batches. Each is kept as four numbers (sample, time, code, value) in the bin of its sample's block, so
+that the whole of a large database fits in about 16 bytes a row and is sorted one block at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import torch
+
+from manydg.data.columns import Column, Ragged
+
+BLOCK = 8192
+UNKNOWN = "<unknown>"
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Field:
+    """One family of codes: its name and the number of the kind of event it belongs to."""
+
+    name: str
+    kind: int
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """All codes of all fields, in one numbering.
+
+    Parameters
+    ----------
+    words : list of str
+        ``<unknown>`` first, then ``field:word`` field by field, each field's words sorted.
+    fields : list of dict
+        ``name``, ``kind``, ``start`` and ``stop`` of each field's range.
+    """
+
+    words: list[str]
+    fields: list[dict[str, Any]]
+
+
+class EventStore:
+    """Collects the events of many samples.
+
+    Parameters
+    ----------
+    fields : sequence of Field
+    samples : int
+        How many samples there are; they are numbered from 0.
+    """
+
+    def __init__(self, fields: Sequence[Field], samples: int) -> None:
+        self.fields, self.samples = list(fields), samples
+        self._numbers = {field.name: number for number, field in enumerate(self.fields)}
+        self._words: list[dict[str, int]] = [{} for _ in self.fields]
+        # Several tables may be read at once: list.append and dict.setdefault are safe between threads.
+        self._bins: dict[int, list[tuple[int, Array, Array, Array, Array]]] = {
+            block: [] for block in range(samples // BLOCK + 1)
+        }
+
+    def word_ids(self, field: str, words: pl.Series) -> npt.NDArray[np.int32]:
+        """Give words numbers within a field; null and empty are -1."""
+        table = self._words[self._numbers[field]]
+        ids = [-1 if not word else table.setdefault(word, len(table)) for word in words]
+        return np.asarray(ids, np.int32)
+
+    def add(self, field: str, sample: Array, time: Array, word: Array, value: Array | None = None) -> None:
+        """Add rows of a field, all arrays ``(rows,)``; rows whose word is -1 are skipped."""
+        number = self._numbers[field]
+        values = np.full(len(sample), np.nan, np.float32) if value is None else value.astype(np.float32, copy=False)
+        keep = word >= 0
+        if not keep.all():
+            sample, time, word, values = sample[keep], time[keep], word[keep], values[keep]
+        block = (sample // BLOCK).astype(np.uint16)
+        order = np.argsort(block, kind="stable")
+        bounds = np.searchsorted(block[order], np.arange(self.samples // BLOCK + 2))
+        for at in np.flatnonzero(np.diff(bounds)):
+            rows = order[bounds[at] : bounds[at + 1]]
+            local = (sample[rows] - at * BLOCK).astype(np.uint16)
+            self._bins[int(at)].append((number, local, time[rows], word[rows].astype(np.int32), values[rows]))
+
+    def vocabulary(self, min_count: int = 1) -> Vocabulary:
+        """The words that occur at least so often among the rows kept."""
+        counts = [np.zeros(len(table), np.int64) for table in self._words]
+        for pieces in self._bins.values():
+            for number, _, _, word, _ in pieces:
+                counts[number] += np.bincount(word, minlength=len(counts[number]))
+        words, ranges = [UNKNOWN], []
+        for field, table, count in zip(self.fields, self._words, counts, strict=True):
+            kept = sorted(word for word, index in table.items() if count[index] >= max(1, min_count))
+            start = len(words)
+            words.extend(f"{field.name}:{word}" for word in kept)
+            ranges.append({"name": field.name, "kind": field.kind, "start": start, "stop": len(words)})
+        return Vocabulary(words, ranges)
+
+    def blocks(
+        self,
+        vocabulary: Vocabulary,
+        *,
+        min_events: int = 1,
+        max_events: int | None = None,
+        ticks_per_minute: int = 1,
+    ) -> Iterator[EventBlock]:
+        """Lay the samples out block by block, in order; what a block held is freed once it is given out."""
+        remap = self._codes_in(vocabulary)
+        kinds = np.array([field.kind for field in self.fields], np.int64)
+        for at in range((self.samples + BLOCK - 1) // BLOCK):
+            rows = _gather(self._bins.pop(at, []), remap, kinds)
+            count = min(BLOCK, self.samples - at * BLOCK)
+            yield lay_out(
+                *rows,
+                samples=count,
+                first=at * BLOCK,
+                min_events=min_events,
+                max_events=max_events,
+                ticks_per_minute=ticks_per_minute,
+            )
+
+    def _codes_in(self, vocabulary: Vocabulary) -> list[npt.NDArray[np.int64]]:
+        code_of = {word: code for code, word in enumerate(vocabulary.words)}
+        return [
+            np.array([code_of.get(f"{field.name}:{word}", 0) for word in table], np.int64)
+            for field, table in zip(self.fields, self._words, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class EventBlock:
+    """Samples of one block that have enough events.
+
+    Parameters
+    ----------
+    samples : array ``(rows,)``
+        Their numbers.
+    columns : dict
+        ``event_kind``, ``event_time``, ``event_codes`` and ``event_values``.
+    counts : dict
+        Rows and events left out, by reason.
+    """
+
+    samples: npt.NDArray[np.int64]
+    columns: dict[str, Column]
+    counts: dict[str, int]
+
+
+def join_blocks(blocks: Iterable[EventBlock]) -> tuple[npt.NDArray[np.int64], dict[str, Column]]:
+    """All blocks in one: the samples' numbers and their columns."""
+    found = list(blocks)
+    columns: dict[str, Column] = {}
+    for name in found[0].columns if found else ():
+        columns[name] = _join([block.columns[name] for block in found])
+    return np.concatenate([block.samples for block in found] or [np.zeros(0, np.int64)]), columns
+
+
+def _join(parts: Sequence[Column]) -> Column:
+    if not all(isinstance(part, Ragged) for part in parts):
+        return torch.cat([part for part in parts if isinstance(part, torch.Tensor)])
+    ragged = [part for part in parts if isinstance(part, Ragged)]
+    lengths = torch.cat([part.lengths for part in ragged])
+    return Ragged(_join([part.values for part in ragged]), offsets_of(lengths.numpy()))
+
+
+def _gather(
+    pieces: list[tuple[int, Array, Array, Array, Array]], remap: Sequence[Array], kinds: Array
+) -> tuple[Array, Array, Array, Array, Array]:
+    if not pieces:
+        return tuple(np.zeros(0, kind) for kind in (np.int64, np.int64, np.int64, np.int64, np.float32))  # type: ignore[return-value]
+    sample = np.concatenate([piece[1] for piece in pieces]).astype(np.int64)
+    time = np.concatenate([piece[2] for piece in pieces]).astype(np.int64)
+    kind = np.repeat(kinds[[piece[0] for piece in pieces]], [len(piece[1]) for piece in pieces])
+    code = np.concatenate([remap[piece[0]][piece[3]] for piece in pieces])
+    value = np.concatenate([piece[4] for piece in pieces])
+    return sample, time, kind, code, value
+
+
+def lay_out(
+    sample: Array,
+    time: Array,
+    kind: Array,
+    code: Array,
+    value: Array,
+    *,
+    samples: int,
+    first: int = 0,
+    min_events: int = 1,
+    max_events: int | None = None,
+    ticks_per_minute: int = 1,
+) -> EventBlock:
+    """Sort rows into events: all codes of one kind at one time of a sample.
+
+    Events stand in the order of time, then kind; codes within an event in the order of their numbers. A row that says
+    what another one says is dropped. Of a sample with more than ``max_events`` events the last ones are kept.
+    """
+    sample, time, kind, code, value, repeated = _sorted_rows(sample, time, kind, code, value)
+    starts = np.flatnonzero(~(_as_before(sample) & _as_before(time) & _as_before(kind)))
+    owner = sample[starts]
+    events = np.bincount(owner, minlength=samples)
+    enough = events >= max(1, min_events)
+    chosen = enough[owner]
+    if max_events is not None:
+        after = np.cumsum(events)[owner] - 1 - np.arange(len(owner))
+        chosen = chosen & (after < max_events)
+    lengths = np.diff(np.append(starts, len(sample)))
+    rows = np.repeat(chosen, lengths)
+    outer = offsets_of(np.bincount(owner[chosen], minlength=samples)[enough])
+    inner = offsets_of(lengths[chosen])
+    columns: dict[str, Column] = {
+        "event_kind": Ragged(torch.from_numpy(kind[starts][chosen]), outer),
+        "event_time": Ragged(torch.from_numpy((time[starts][chosen] / ticks_per_minute).astype(np.float32)), outer),
+        "event_codes": Ragged(Ragged(torch.from_numpy(code[rows]), inner), outer),
+        "event_values": Ragged(Ragged(torch.from_numpy(value[rows]), inner), outer),
+    }
+    counts = {
+        "repeated_rows": repeated,
+        "short_samples": int(samples - enough.sum()),
+        "events_beyond_limit": int(enough[owner].sum() - chosen.sum()),
+        "events": int(chosen.sum()),
+    }
+    return EventBlock(np.flatnonzero(enough) + first, columns, counts)
+
+
+def _sorted_rows(
+    sample: Array, time: Array, kind: Array, code: Array, value: Array
+) -> tuple[Array, Array, Array, Array, Array, int]:
+    """Rows by sample, time, kind, code and value, each once; and how many repeated another."""
+    key = _one_key(sample, time, kind, code)
+    order = np.lexsort((code, kind, time, sample)) if key is None else pl.Series(key).arg_sort().to_numpy()
+    sample, time, kind, code, value = sample[order], time[order], kind[order], code[order], value[order]
+    tied = _as_before(sample) & _as_before(time) & _as_before(kind) & _as_before(code)
+    if not tied.any():
+        return sample, time, kind, code, value, 0
+    # Only the few rows that share all but the value need a second sort.
+    group = np.cumsum(~tied)
+    among = np.flatnonzero(tied | np.append(tied[1:], False))
+    value[among] = value[among][np.lexsort((value[among], group[among]))]
+    keep = ~(tied & _as_before(np.nan_to_num(value, nan=np.inf)))
+    return sample[keep], time[keep], kind[keep], code[keep], value[keep], int((~keep).sum())
+
+
+def _one_key(sample: Array, time: Array, kind: Array, code: Array) -> npt.NDArray[np.int64] | None:
+    """The four sort columns as digits of one number, where they fit."""
+    if not len(sample):
+        return np.zeros(0, np.int64)
+    low = int(time.min())
+    widths = [int(sample.max()) + 1, int(time.max()) - low + 1, int(kind.max()) + 1, int(code.max()) + 1]
+    if np.prod([float(width) for width in widths]) >= 2.0**62:
+        return None
+    key: npt.NDArray[np.int64] = ((sample * widths[1] + (time - low)) * widths[2] + kind) * widths[3] + code
+    return key
+
+
+def _as_before(values: Array) -> npt.NDArray[np.bool_]:
+    """Whether each value equals the one before it; the first never does."""
+    same = np.zeros(len(values), bool)
+    np.equal(values[1:], values[:-1], out=same[1:])
+    return same
+
+
+def ranges(starts: Array, lengths: Array) -> npt.NDArray[np.int64]:
+    """The ranges from each start, of each length, one after the other."""
+    shift = np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
+    positions: npt.NDArray[np.int64] = np.arange(len(shift), dtype=np.int64) + shift
+    return positions
+
+
+def offsets_of(lengths: Array) -> torch.Tensor:
+    """Row boundaries ``(rows + 1,)`` from row lengths."""
+    return torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
