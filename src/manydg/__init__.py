@@ -1,1 +1,78 @@
 """Models trained on many patients that keep working on patients they have never seen."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from manydg.algorithms import Algorithm
+    from manydg.algorithms.manydg import orthogonal_projection
+    from manydg.backbones import Backbone
+    from manydg.data.build import from_arrays
+    from manydg.data.columns import Ragged
+    from manydg.data.dataset import Batch, DomainDataset
+    from manydg.data.pairing import fold_pairs
+    from manydg.data.splits import Split, load_split, patient_folds, split_patients
+    from manydg.data.storage import open_dataset
+    from manydg.errors import ManyDGError
+    from manydg.estimator import ManyDGClassifier
+    from manydg.training.config import TrainingConfig
+    from manydg.training.run import Run, open_run, train
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Algorithm": "manydg.algorithms",
+    "Backbone": "manydg.backbones",
+    "Batch": "manydg.data.dataset",
+    "DomainDataset": "manydg.data.dataset",
+    "ManyDGClassifier": "manydg.estimator",
+    "ManyDGError": "manydg.errors",
+    "Ragged": "manydg.data.columns",
+    "Run": "manydg.training.run",
+    "Split": "manydg.data.splits",
+    "TrainingConfig": "manydg.training.config",
+    "fold_pairs": "manydg.data.pairing",
+    "from_arrays": "manydg.data.build",
+    "load_split": "manydg.data.splits",
+    "open_dataset": "manydg.data.storage",
+    "open_run": "manydg.training.run",
+    "orthogonal_projection": "manydg.algorithms.manydg",
+    "patient_folds": "manydg.data.splits",
+    "split_patients": "manydg.data.splits",
+    "train": "manydg.training.run",
+}
+
+__all__ = [
+    "Algorithm",
+    "Backbone",
+    "Batch",
+    "DomainDataset",
+    "ManyDGClassifier",
+    "ManyDGError",
+    "Ragged",
+    "Run",
+    "Split",
+    "TrainingConfig",
+    "fold_pairs",
+    "from_arrays",
+    "load_split",
+    "open_dataset",
+    "open_run",
+    "orthogonal_projection",
+    "patient_folds",
+    "split_patients",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used, so that ``manydg --help`` does not wait for torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'manydg' has no attribute '{name}'")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -114,7 +114,7 @@ def split_patients(domains: Domains, ratios: tuple[float, float, float] = (0.8, 
     return _split_from_sides(side_of_rank, _ranking(names, seed), codes, names)
 
 
-def split_named(domains: Domains, *, train: Sequence[Any], val: Sequence[Any], test: Sequence[Any]) -> Split:
+def split_named(domains: Domains, *, train: Iterable[Any], val: Iterable[Any], test: Iterable[Any]) -> Split:
     """The split in which these patients train, these validate and these test; anyone else is left out.
 
     Parameters
@@ -125,9 +125,10 @@ def split_named(domains: Domains, *, train: Sequence[Any], val: Sequence[Any], t
     """
     codes, names = _patients_of(domains)
     rows = []
-    for side, wanted in zip(SIDES, (train, val, test), strict=True):
-        chosen = np.isin(names, np.asarray(list(wanted)).astype(str))
-        if chosen.sum() != len(set(map(str, wanted))):
+    for side, given in zip(SIDES, (train, val, test), strict=True):
+        wanted = sorted({str(patient) for patient in given})
+        chosen = np.isin(names, wanted)
+        if chosen.sum() != len(wanted):
             raise DataError(f"some of the {len(wanted)} patients named for {side} are not in the data")
         rows.append(np.flatnonzero(chosen[codes]))
     split = Split(rows[0], rows[1], rows[2], codes, names)

@@ -1,0 +1,64 @@
+"""What the command shows while it works."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from manydg.experiments.study import PlannedRun
+
+console = Console(stderr=True, highlight=False)
+
+
+class EpochLines:
+    """One line per epoch: the loss terms and the validation metrics."""
+
+    def started(self, algorithm: str, epochs: int, first_epoch: int) -> None:
+        self.epochs = epochs
+        going_on = f", going on from epoch {first_epoch}" if first_epoch > 1 else ""
+        console.print(f"training {algorithm}{going_on}")
+
+    def epoch_ended(self, entry: Mapping[str, Any]) -> None:
+        losses = "  ".join(f"{name} {value:.4f}" for name, value in entry["losses"].items())
+        metrics = "  ".join(f"{name} {value:.4f}" for name, value in entry["val"].items() if value is not None)
+        console.print(f"epoch {entry['epoch']:>3}/{self.epochs}  loss: {losses}  validation: {metrics}", soft_wrap=True)
+
+    def finished(self, record: Mapping[str, Any]) -> None:
+        pass
+
+
+class RunLines:
+    """One line per run of a study, with the time left."""
+
+    def planned(self, runs: Sequence[PlannedRun], done: int) -> None:
+        self.total, self.done, self.start, self.before = len(runs), done, time.perf_counter(), done
+        if done:
+            console.print(f"{done} of {len(runs)} runs are done already")
+
+    def run_started(self, run: PlannedRun) -> None:
+        pass
+
+    def run_ended(self, run: PlannedRun, record: Mapping[str, Any]) -> None:
+        self.done += 1
+        each = (time.perf_counter() - self.start) / (self.done - self.before)
+        left = each * (self.total - self.done)
+        what = " ".join(
+            [run.config.algorithm, f"seed {run.config.seed}", *(f"{k}={v}" for k, v in run.variant.items())]
+        )
+        if record["status"] == "ok":
+            outcome = "  ".join(f"{name} {value:.4f}" for name, value in record["test"].items() if value is not None)
+        else:
+            outcome = "failed: " + record["error"].strip().splitlines()[-1]
+        console.print(
+            f"[{self.done:>3}/{self.total}, {_clock(left)} left]  {what}:  {outcome}", markup=False, soft_wrap=True
+        )
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

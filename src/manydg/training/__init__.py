@@ -1,0 +1,1 @@
+"""Training: the loop, its configuration, checkpoints and the record a run leaves."""

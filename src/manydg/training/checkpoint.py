@@ -1,0 +1,76 @@
+"""Checkpoints: tensors and JSON in one safetensors file, replaced in one step. Nothing is ever unpickled."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.optim import Optimizer
+
+from manydg.data.storage import disk_error
+from manydg.errors import StorageError
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+    """Write tensors and JSON values to one file; the old file stays until the new one is whole."""
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(plain, partial, metadata={"manydg": json.dumps(meta)})
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise disk_error(error, path) from error
+    except SafetensorError as error:
+        partial.unlink(missing_ok=True)
+        raise StorageError(f"cannot write {path}: {error}") from error
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what :func:`write_tensors` wrote."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            meta: dict[str, Any] = json.loads(file.metadata()["manydg"])
+            return {name: file.get_tensor(name) for name in file.keys()}, meta  # noqa: SIM118
+    except FileNotFoundError:
+        raise StorageError(f"{path} does not exist") from None
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise StorageError(f"{path} is damaged ({error}): delete it and run the same command again") from error
+
+
+def pack_optimizer(name: str, optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """An optimiser's state as named tensors and JSON values."""
+    state = optimizer.state_dict()
+    entries = {
+        f"{name}/{index}/{key}": value for index, entry in state["state"].items() for key, value in entry.items()
+    }
+    tensors = {path: value for path, value in entries.items() if isinstance(value, Tensor)}
+    scalars = {path: value for path, value in entries.items() if not isinstance(value, Tensor)}
+    return tensors, {"groups": state["param_groups"], "scalars": scalars}
+
+
+def unpack_optimizer(name: str, optimizer: Optimizer, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+    """Put back what :func:`pack_optimizer` took out."""
+    state: dict[int, dict[str, Any]] = {}
+    for source in (tensors, meta["scalars"]):
+        for path, value in source.items():
+            owner, _, rest = path.partition("/")
+            if owner == name:
+                index, _, key = rest.partition("/")
+                state.setdefault(int(index), {})[key] = value
+    optimizer.load_state_dict({"state": state, "param_groups": meta["groups"]})
+
+
+def same_device(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """The tensors on a device."""
+    return {name: tensor.to(device) for name, tensor in tensors.items()}

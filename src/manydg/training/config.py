@@ -1,0 +1,96 @@
+"""What a training run is asked to do."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from manydg.errors import ConfigError, unknown_name
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """Everything that decides a run's result, besides the data and the code.
+
+    Parameters
+    ----------
+    algorithm, settings
+        Name of the algorithm and its settings; what is not given has the algorithm's default.
+    backbone, backbone_options
+        Name of the backbone, or ``package.module:Class``; ``auto`` picks one that fits the inputs.
+    epochs, batch_size, lr, weight_decay
+        Of Adam; ``batch_size`` counts samples, so that a step of pairs holds half as many pairs.
+    seed : int
+        Decides split, initial weights, order and dropout.
+    ratios : tuple of float
+        Shares of the patients in training, validation and test.
+    selection : str, optional
+        Validation metric that chooses the epoch; the target's own if not given.
+    """
+
+    algorithm: str = "manydg"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    backbone: str = "auto"
+    backbone_options: Mapping[str, Any] = field(default_factory=dict)
+    epochs: int = 20
+    batch_size: int = 256
+    lr: float = 5e-4
+    weight_decay: float = 1e-5
+    seed: int = 0
+    ratios: tuple[float, float, float] = (0.8, 0.1, 0.1)
+    selection: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least 1")
+        if not self.lr > 0:
+            raise ConfigError(f"lr is {self.lr!r}; it must be positive")
+        if self.weight_decay < 0:
+            raise ConfigError(f"weight_decay is {self.weight_decay!r}; it cannot be negative")
+        if not isinstance(self.seed, int) or self.seed < 0:
+            raise ConfigError(f"seed is {self.seed!r}; it must be a whole number of at least 0")
+
+    @staticmethod
+    def from_mapping(given: Mapping[str, Any]) -> TrainingConfig:
+        """A configuration from names and values, each name checked."""
+        names = {entry.name for entry in dataclasses.fields(TrainingConfig)}
+        for name in given:
+            if name not in names:
+                raise unknown_name("training option", name, names)
+        values = dict(given)
+        if "ratios" in values:
+            values["ratios"] = tuple(values["ratios"])
+        return TrainingConfig(**values)
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def replace(self, **changes: Any) -> TrainingConfig:
+        return dataclasses.replace(self, **changes)
+
+
+def fingerprint(*parts: Any) -> str:
+    """Sixteen hex digits of JSON values."""
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def pick_device(name: str) -> torch.device:
+    """The device to train on; ``auto`` is the GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"unknown device '{name}'; say auto, cpu, cuda or cuda:N") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device '{name}' was asked for, but this machine has no GPU that torch can use")
+    return device

@@ -1,0 +1,59 @@
+"""Running a trained algorithm over a dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from manydg.algorithms import Algorithm
+from manydg.data.columns import Ragged
+from manydg.data.dataset import Batch, DomainDataset
+
+ROWS_AT_ONCE = 4096
+_VALUES_AT_ONCE = 1 << 24
+
+
+def batches(dataset: DomainDataset, device: torch.device) -> Iterator[Batch]:
+    """The dataset in order, in pieces that fit in memory, on a device."""
+    rows = _rows_at_once(dataset)
+    for start in range(0, len(dataset), rows):
+        index = torch.arange(start, min(start + rows, len(dataset)), device=dataset.device)
+        yield dataset.take(index).to(device)
+
+
+def predict_probabilities(algorithm: Algorithm, dataset: DomainDataset) -> Tensor:
+    """Probabilities of every sample, ``(samples, K)``, on the CPU."""
+    algorithm.eval()
+    with torch.inference_mode():
+        parts = [
+            algorithm.target.probabilities(algorithm.predict(batch.inputs).float()).cpu()
+            for batch in batches(dataset, device_of(algorithm))
+        ]
+    return torch.cat(parts)
+
+
+def embed_dataset(algorithm: Algorithm, dataset: DomainDataset) -> dict[str, Tensor]:
+    """The algorithm's embeddings of every sample, by name, ``(samples, dim)`` each, on the CPU."""
+    algorithm.eval()
+    with torch.inference_mode():
+        parts = [algorithm.embed(batch.inputs) for batch in batches(dataset, device_of(algorithm))]
+    return {name: torch.cat([part[name].float().cpu() for part in parts]) for name in parts[0]}
+
+
+def device_of(algorithm: Algorithm) -> torch.device:
+    """Where the algorithm's weights are."""
+    tensor = next(algorithm.parameters(), None)
+    return tensor.device if tensor is not None else torch.device("cpu")
+
+
+def _rows_at_once(dataset: DomainDataset) -> int:
+    """As many rows as hold about sixteen million values, and a handful at least."""
+    values = 1
+    for column in dataset.columns.values():
+        rows = max(len(column), 1)
+        while isinstance(column, Ragged):
+            column = column.values
+        values += column.numel() // rows
+    return max(16, min(ROWS_AT_ONCE, _VALUES_AT_ONCE // values))

@@ -1,0 +1,191 @@
+"""The training loop: epochs from a plan, the best epoch by a validation metric, a checkpoint after each.
+
+Randomness is drawn anew from (seed, epoch) at every epoch's start, so that a run which was killed and started again
+goes on exactly as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manydg.algorithms import Algorithm
+from manydg.data.dataset import DomainDataset
+from manydg.data.sampling import EpochPlan, plan_epoch
+from manydg.errors import DataError, TrainingError
+from manydg.evaluation.metrics import choose_threshold, score
+from manydg.training.checkpoint import pack_optimizer, read_tensors, same_device, unpack_optimizer, write_tensors
+from manydg.training.config import TrainingConfig
+from manydg.training.inference import device_of, predict_probabilities
+from manydg.training.reporting import Reporter
+
+CHECKPOINT = "checkpoint.safetensors"
+_STEPS_BETWEEN_CHECKS = 200
+
+
+class TrainingLoop:
+    """Trains one algorithm and leaves the weights of its best epoch in it.
+
+    Parameters
+    ----------
+    algorithm : Algorithm
+        On the device to train on.
+    train, val : DomainDataset
+        Training and validation patients.
+    config : TrainingConfig
+    metric : str
+        Validation metric that chooses the epoch; higher is better.
+    folder : Path, optional
+        Where the checkpoint lives; an unfinished run found there is continued.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        train: DomainDataset,
+        val: DomainDataset,
+        config: TrainingConfig,
+        metric: str,
+        folder: Path | None,
+        reporter: Reporter,
+    ) -> None:
+        self.algorithm, self.train, self.val, self.config = algorithm, train, val, config
+        self.metric, self.reporter = metric, reporter
+        self.checkpoint = None if folder is None else folder / CHECKPOINT
+        self.optimizers = algorithm.optimizers(config.lr, config.weight_decay)
+        self.history: list[dict[str, Any]] = []
+        self.best_epoch = 0
+        self.best: dict[str, Tensor] = {}
+
+    def run(self) -> None:
+        """Train to the end, from the checkpoint if there is one."""
+        if self.checkpoint is not None and self.checkpoint.exists():
+            self._resume(self.checkpoint)
+        done = len(self.history)
+        self.reporter.started(self.config.algorithm, self.config.epochs, done + 1)
+        for epoch in range(done + 1, self.config.epochs + 1):
+            self._run_epoch(epoch)
+        self.algorithm.load_state_dict(self.best)
+
+    def _run_epoch(self, epoch: int) -> None:
+        start = time.perf_counter()
+        torch.manual_seed(self.config.seed * 1_000_003 + epoch)
+        sampling, seed = self.algorithm.sampling, self.config.seed
+        plan = plan_epoch(sampling, self.train.domains, self.config.batch_size, seed, epoch).to(self.train.device)
+        self.algorithm.train()
+        losses = self._run_steps(plan, epoch)
+        trained = time.perf_counter()
+        val = self._validate()
+        entry = {"epoch": epoch, "losses": losses, "val": val, "seconds": trained - start}
+        self.history.append(entry)
+        if self.best_epoch == 0 or _better(val[self.metric], self.history[self.best_epoch - 1]["val"][self.metric]):
+            self.best_epoch = epoch
+            self.best = {name: tensor.detach().clone() for name, tensor in self.algorithm.state_dict().items()}
+        if self.checkpoint is not None:
+            self._save(self.checkpoint)
+        self.reporter.epoch_ended(entry)
+
+    def _run_steps(self, plan: EpochPlan, epoch: int) -> dict[str, float]:
+        """All steps of an epoch; the loss terms stay on the device and are read in blocks."""
+        device = device_of(self.algorithm)
+        sums: dict[str, float] = {}
+        counts: dict[str, int] = {}
+        block: list[dict[str, Tensor]] = []
+        for step, (indices, pairs) in enumerate(plan):
+            self.algorithm.progress = (epoch - 1 + step / len(plan)) / self.config.epochs
+            batch = self.train.take(indices, pairs).to(device)
+            block.append(self.algorithm.step(batch, self.optimizers))
+            if len(block) == _STEPS_BETWEEN_CHECKS or step == len(plan) - 1:
+                values = _read(block)
+                self._check_finite(values, step + 1 - len(block), plan, epoch)
+                for name, column in values.items():
+                    sums[name] = sums.get(name, 0.0) + sum(value for value in column if value is not None)
+                    counts[name] = counts.get(name, 0) + sum(value is not None for value in column)
+                block = []
+        return {name: sums[name] / counts[name] for name in sums}
+
+    def _check_finite(
+        self, values: Mapping[str, list[float | None]], first_step: int, plan: EpochPlan, epoch: int
+    ) -> None:
+        bad = [
+            (place, name)
+            for name, column in values.items()
+            for place, value in enumerate(column)
+            if value is not None and not math.isfinite(value)
+        ]
+        if not bad:
+            return
+        place, name = min(bad)
+        step = first_step + place
+        rows = plan.indices[plan.bounds[step] : plan.bounds[step + 1]]
+        patients = len(torch.unique(self.train.domains[rows]))
+        kept = f"epoch {len(self.history)} is kept in {self.checkpoint}" if self.history else "no epoch was finished"
+        raise TrainingError(
+            f"the loss term '{name}' is {values[name][place]} at step {step + 1} of epoch {epoch} "
+            f"(a batch of {len(rows)} samples of {patients} patients, first rows {rows[:5].tolist()} of the training "
+            f"set); {kept}. Try a smaller learning rate than {self.config.lr:g}, or look at those samples"
+        )
+
+    def _validate(self) -> dict[str, float | None]:
+        target = self.algorithm.target
+        truth = target.truth(self.val.targets).cpu().numpy()
+        probabilities = predict_probabilities(self.algorithm, self.val).numpy()
+        threshold, _ = choose_threshold(target, truth, probabilities)
+        metrics = {name: _or_none(value) for name, value in score(target, truth, probabilities, threshold).items()}
+        if metrics.get(self.metric) is None:
+            raise DataError(
+                f"the validation {self.metric} is undefined: the {self.val.n_patients} validation patients do not show "
+                "every class. Use another seed or a larger validation share"
+            )
+        return metrics
+
+    def _save(self, path: Path) -> None:
+        tensors = {f"model/{name}": tensor for name, tensor in self.algorithm.state_dict().items()}
+        tensors |= {f"best/{name}": tensor for name, tensor in self.best.items()}
+        meta: dict[str, Any] = {"history": self.history, "best_epoch": self.best_epoch, "optimizers": {}}
+        for name, optimizer in self.optimizers.items():
+            packed, meta["optimizers"][name] = pack_optimizer(name, optimizer)
+            tensors |= {f"optimizer/{key}": tensor for key, tensor in packed.items()}
+        write_tensors(path, tensors, meta)
+
+    def _resume(self, path: Path) -> None:
+        tensors, meta = read_tensors(path)
+        device = device_of(self.algorithm)
+        self.algorithm.load_state_dict(_under("model/", tensors))
+        self.best = same_device(_under("best/", tensors), device)
+        states = _under("optimizer/", tensors)
+        for name, optimizer in self.optimizers.items():
+            unpack_optimizer(name, optimizer, states, meta["optimizers"][name])
+        self.history, self.best_epoch = meta["history"], meta["best_epoch"]
+
+
+def _read(block: list[dict[str, Tensor]]) -> dict[str, list[float | None]]:
+    """Terms of several steps in one transfer; a term that a step did not have is ``None`` there."""
+    names = list(dict.fromkeys(name for terms in block for name in terms))
+    absent = torch.zeros(())
+    device = next(iter(block[0].values())).device
+    table = torch.stack([terms.get(name, absent.to(device)).float() for terms in block for name in names]).tolist()
+    has = [name in terms for terms in block for name in names]
+    width = len(names)
+    return {
+        name: [value if ok else None for value, ok in zip(table[place::width], has[place::width], strict=True)]
+        for place, name in enumerate(names)
+    }
+
+
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _better(new: float | None, old: float | None) -> bool:
+    return new is not None and (old is None or new > old)
+
+
+def _or_none(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
