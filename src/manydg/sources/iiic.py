@@ -1,0 +1,169 @@
+"""IIIC seizure patterns: ten-second EEG samples with the votes of several experts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from manydg.data.dataset import TargetSpec
+from manydg.data.storage import DatasetWriter
+from manydg.errors import ConfigError
+from manydg.sources._iiic_parts import (
+    BLOCK,
+    CHANNELS,
+    CLASSES,
+    FEW_VOTES,
+    FLAT,
+    KEPT,
+    LOUD,
+    NOT_FINITE,
+    RATE,
+    Part,
+    Rules,
+    find_parts,
+    open_signals,
+    plan_part,
+    read_patients,
+    read_votes,
+)
+from manydg.sources._provenance import CohortFlow, Progress, provenance
+from manydg.sources._resume import Job, WorkFolder, make_ready, run_jobs, wrong_folder
+from manydg.sources._twin_iiic import synthesize
+
+__all__ = ["prepare", "synthesize"]
+
+SETTINGS = {"rate": RATE, "channels": list(CHANNELS), "unit": "uV"}
+_LIMITED = 9
+
+
+def prepare(
+    raw: Path,
+    out: Path,
+    *,
+    workers: int = 1,
+    limit_patients: int | None = None,
+    overwrite: bool = False,
+    min_votes: int = 5,
+    unvoted: str = "refuse",
+    max_amplitude: float | None = None,
+    flat_below: float | None = None,
+    scale: float = 1.0,
+    vote_order: Sequence[str] = CLASSES,
+) -> Path:
+    """Make a dataset folder from arrays of signals, votes and patient keys.
+
+    The column ``signal`` is ``(rows, 16, 2000)`` float32 in microvolts; the targets are vote counts over six classes.
+
+    Parameters
+    ----------
+    raw : path
+        Holds ``signals.npy`` ``(rows, 16, 2000)``, ``votes`` ``(rows, 6)`` and ``patients`` ``(rows,)`` as ``.npy`` or
+        ``.csv``; or several such sets, in subfolders or with a common prefix (``training_signals.npy``). A set without
+        a file of patients belongs to the one patient it is named after.
+    min_votes : int
+        Samples with fewer votes are left out (the paper: five).
+    unvoted : {"refuse", "skip"}
+        What to do about a row without a single vote.
+    max_amplitude : float, optional
+        Artefact filter: leave out samples that exceed so many microvolts anywhere.
+    flat_below : float, optional
+        Artefact filter: leave out samples in which a channel's standard deviation is under so many microvolts.
+    scale : float
+        Microvolts per unit of the stored signals.
+    vote_order : sequence of str
+        Which class each column of the votes is, where the file does not say.
+    """
+    raw, out = Path(raw), Path(out)
+    rules = Rules(min_votes, unvoted, scale, max_amplitude, flat_below, tuple(vote_order))
+    if limit_patients is not None and limit_patients < 1:
+        raise ConfigError(f"the limit on patients must be 1 or more, not {limit_patients}")
+    make_ready(out, overwrite=overwrite)
+    parts = find_parts(raw)
+    if not parts:
+        raise wrong_folder(raw, "IIIC arrays (signals.npy, votes.npy, patients.npy)")
+    work = WorkFolder(out, "iiic", asdict(rules))
+    jobs = [Job(part.name, part.files, (part, rules)) for part in parts]
+    plans = run_jobs(plan_part, jobs, work, workers=workers, title="checking samples")
+    verdicts = [np.frombuffer(plan["verdicts"].encode(), np.uint8) - ord("0") for plan in plans]
+    patients = [read_patients(part, len(rows)) for part, rows in zip(parts, verdicts, strict=True)]
+    verdicts = _limit(verdicts, patients, limit_patients)
+    flow = _flow(np.concatenate(verdicts), np.concatenate(patients), rules)
+    options = asdict(rules) | {"vote_order": list(rules.vote_order), "limit_patients": limit_patients}
+    files = [entry for plan in plans for entry in plan["files"]]
+    info = {"settings": SETTINGS, **provenance("iiic", files, options, flow)}
+    _write(out, parts, verdicts, patients, rules, info, overwrite=overwrite)
+    work.remove()
+    return out
+
+
+def _limit(
+    verdicts: list[npt.NDArray[np.uint8]], patients: Sequence[npt.NDArray[np.str_]], most: int | None
+) -> list[npt.NDArray[np.uint8]]:
+    if most is None:
+        return verdicts
+    chosen = np.unique(np.concatenate(patients))[:most]
+    return [
+        np.where(np.isin(keys, chosen), rows, _LIMITED).astype(np.uint8)
+        for rows, keys in zip(verdicts, patients, strict=True)
+    ]
+
+
+def _flow(verdicts: npt.NDArray[np.uint8], patients: npt.NDArray[np.str_], rules: Rules) -> CohortFlow:
+    flow = CohortFlow()
+    left = np.ones(len(verdicts), bool)
+    flow.add("samples found", patients=len(np.unique(patients)), samples=len(verdicts))
+    steps = {
+        "limit on patients": _LIMITED,
+        f"at least {rules.min_votes} votes": FEW_VOTES,
+        "finite signal": NOT_FINITE,
+    }
+    if rules.flat_below is not None:
+        steps[f"no channel flat (under {rules.flat_below:g} uV)"] = FLAT
+    if rules.max_amplitude is not None:
+        steps[f"amplitude up to {rules.max_amplitude:g} uV"] = LOUD
+    for step, reason in steps.items():
+        if reason == _LIMITED and not (verdicts == _LIMITED).any():
+            continue
+        dropped = verdicts == reason
+        left &= ~dropped
+        flow.add(step, patients=len(np.unique(patients[left])), samples=int(left.sum()), left_out=int(dropped.sum()))
+    return flow
+
+
+def _write(
+    out: Path,
+    parts: Sequence[Part],
+    verdicts: Sequence[npt.NDArray[np.uint8]],
+    patients: Sequence[npt.NDArray[np.str_]],
+    rules: Rules,
+    info: dict[str, Any],
+    *,
+    overwrite: bool,
+) -> None:
+    """Copy the kept samples, a block at a time."""
+    target = TargetSpec("votes", CLASSES)
+    blocks = sum(-(-len(rows) // BLOCK) for rows in verdicts)
+    with (
+        DatasetWriter(out, target, info, overwrite=overwrite) as writer,
+        Progress("copying signals", total=blocks) as progress,
+    ):
+        for part, rows, keys in zip(parts, verdicts, patients, strict=True):
+            signals = open_signals(part)
+            votes = read_votes(part, len(signals), rules)
+            for start in range(0, len(rows), BLOCK):
+                kept = start + np.nonzero(rows[start : start + BLOCK] == KEPT)[0]
+                if len(kept):
+                    writer.append({"signal": _microvolts(signals, kept, rules)}, votes[kept], keys[kept])
+                progress.advance()
+
+
+def _microvolts(signals: npt.NDArray[Any], kept: npt.NDArray[np.int64], rules: Rules) -> npt.NDArray[np.float32]:
+    whole = len(kept) == kept[-1] - kept[0] + 1
+    stored = signals[kept[0] : kept[-1] + 1] if whole else signals[kept]
+    values = np.asarray(stored, np.float32)
+    return values if rules.scale == 1.0 else values * np.float32(rules.scale)
