@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import pkgutil
+import sys
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -74,10 +75,15 @@ class Registry(Generic[T]):
 
     def _import(self, path: str) -> type[T]:
         module_name, _, class_name = path.partition(":")
+        # An installed command does not look for modules where it is called, as "python -m" does.
+        if "" not in sys.path and str(Path.cwd()) not in sys.path:
+            sys.path.append(str(Path.cwd()))
         try:
             found = getattr(importlib.import_module(module_name), class_name)
-        except ImportError as error:
+        except (ImportError, ValueError, TypeError) as error:
             raise ConfigError(f"{self.kind} '{path}': cannot import {module_name} ({error})") from error
         except AttributeError:
             raise ConfigError(f"{self.kind} '{path}': {module_name} has no '{class_name}'") from None
+        if not isinstance(found, type):
+            raise ConfigError(f"{self.kind} '{path}': {class_name} is a {type(found).__name__}, not a class")
         return cast("type[T]", found)

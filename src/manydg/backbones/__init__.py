@@ -24,6 +24,8 @@ def build_backbone(name: str, schema: InputSchema, options: Mapping[str, Any] | 
     The class is called with the options given, and with ``schema`` if it names that parameter.
     """
     cls: type[nn.Module] = BACKBONES.get(name)
+    if not issubclass(cls, nn.Module):
+        raise ConfigError(f"backbone '{name}' is not an nn.Module: derive it from torch.nn.Module or manydg.Backbone")
     parameters = inspect.signature(cls).parameters
     given = dict(options or {})
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from manydg.data.columns import Column
 from manydg.data.dataset import DomainDataset
-from manydg.data.schema import InputSchema
+from manydg.data.schema import ColumnSchema, InputSchema
 from manydg.errors import ConfigError
 
 Inputs = Mapping[str, Column]
@@ -53,25 +53,49 @@ class SingleInput(Backbone):
                 "derive it from manydg.Backbone and pick them in forward(inputs)"
             )
         ((self.column, column),) = schema.columns.items()
+        if column.nesting:
+            raise ConfigError(
+                f"{type(module).__name__} takes one tensor, but the rows of '{self.column}' differ in length: "
+                "derive it from manydg.Backbone, whose forward(inputs) gets ragged columns"
+            )
         self.module = module
-        width = getattr(module, "output_size", None)
-        self.output_size = width if isinstance(width, int) else _width_of(module, column.shape)
+        self.output_size = _width_of(module, column)
+        promised = getattr(module, "output_size", self.output_size)
+        if promised != self.output_size:
+            raise ConfigError(
+                f"{type(module).__name__} gives features of width {self.output_size}, but its output_size is {promised}"
+            )
 
     def forward(self, inputs: Inputs) -> Tensor:
         return cast("Tensor", self.module(inputs[self.column]))
 
 
-def _width_of(module: nn.Module, shape: tuple[int, ...]) -> int:
-    was_training = module.training
+def _width_of(module: nn.Module, column: ColumnSchema) -> int:
+    """Width of a module's output, found by two rows of zeros."""
+    name, shape = type(module).__name__, ("batch", *column.shape)
+    modes = {part: part.training for part in module.modules()}
     module.eval()
-    with torch.no_grad():
-        output = module(torch.zeros(2, *shape))
-    module.train(was_training)
-    if not isinstance(output, Tensor) or output.ndim != 2:
-        raise ConfigError(f"{type(module).__name__} must map (batch, {shape}) to (batch, width)")
+    try:
+        with torch.no_grad():
+            output = module(torch.zeros(2, *column.shape, dtype=getattr(torch, column.dtype)))
+    except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(f"{name} cannot take an input of shape {shape}: {reason}") from error
+    for part, mode in modes.items():
+        part.training = mode
+    if not isinstance(output, Tensor) or output.ndim != 2 or output.shape[0] != 2:
+        found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        raise ConfigError(f"{name} must map {shape} to (batch, width); two rows give {found}")
     return int(output.shape[1])
 
 
 def as_backbone(module: nn.Module, schema: InputSchema) -> Backbone:
     """A backbone as it is, any other module wrapped."""
-    return module if isinstance(module, Backbone) else SingleInput(schema, module)
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"a backbone is an nn.Module; got {type(module).__name__}")
+    if not isinstance(module, Backbone):
+        return SingleInput(schema, module)
+    width = getattr(module, "output_size", None)
+    if not isinstance(width, int) or width < 1:
+        raise ConfigError(f"{type(module).__name__} must set output_size, the width of its features; it is {width!r}")
+    return module

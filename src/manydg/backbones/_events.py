@@ -56,7 +56,7 @@ class CodeValues(nn.Module):
         for piece, owner in self._pieces(values, codes):
             squares.index_add_(0, owner, (piece - mean[owner]).square())
         variance = squares / count.clamp_min(1)
-        constant = (count < 2) | (variance <= 1e-10 * mean.square().clamp_min(1e-10))
+        constant = (count < 2) | (variance <= 1e-13 * mean.square().clamp_min(1e-13))
         constant[0] = True
         self.mean.copy_(mean)
         self.scale.copy_(torch.where(constant, 0.0, variance.clamp_min(1e-300).rsqrt()))
@@ -102,6 +102,9 @@ class EventSteps(nn.Module):
         self.known, self.values = KnownCodes(size), CodeValues(size)
         self.presence = nn.Parameter(torch.randn(size, width) * width**-0.5)
         self.amount = nn.Parameter(torch.randn(size, width) * width**-0.5)
+        with torch.no_grad():
+            # Training may never meet the unknown code: it must not come with random meaning.
+            self.presence[0] = 0.0
         self.encoders = nn.ModuleList(
             nn.Sequential(nn.Linear(count * width, width), nn.ELU(), nn.Linear(width, width), nn.ELU())
             for count in slots

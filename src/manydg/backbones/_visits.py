@@ -32,6 +32,10 @@ class VisitCodes(nn.Module):
         self.known_procedures = KnownCodes(schema.sizes["procedures"])
         self.diagnoses = CodeMeans(schema.sizes["diagnoses"], width)
         self.procedures = CodeMeans(schema.sizes["procedures"], width)
+        with torch.no_grad():
+            # Training may never meet the unknown code: it must not come with random meaning.
+            self.diagnoses.table[0] = 0.0
+            self.procedures.table[0] = 0.0
 
     def forward(self, inputs: Inputs) -> tuple[Tensor, Tensor, Layout]:
         """Vectors of diagnoses and of procedures, ``(visits, width)`` each, and how the visits lie in the samples."""

@@ -51,6 +51,9 @@ class Tabular(Backbone):
     width : int
         Width of the features v.
     dropout : float
+        Within the layers.
+    feature_dropout : float
+        Share of the values whose whole embedding is hidden from the network in training.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class Tabular(Backbone):
         layers: int = 2,
         width: int = 128,
         dropout: float = 0.3,
+        feature_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         ragged = [name for name, column in schema.columns.items() if column.nesting]
@@ -74,6 +78,7 @@ class Tabular(Backbone):
         self.names = tuple(schema.columns)
         features = sum(torch.Size(column.shape).numel() for column in schema.columns.values())
         self.encoding = PiecewiseLinear(features, bins)
+        self.feature_dropout = nn.Dropout1d(feature_dropout)
         self.maps = nn.Parameter(torch.empty(features, bins, embedding).uniform_(-1, 1) * bins**-0.5)
         self.bias = nn.Parameter(torch.empty(features, embedding).uniform_(-1, 1) * bins**-0.5)
         self.missing = nn.Parameter(torch.empty(features, embedding).uniform_(-1, 1) * bins**-0.5)
@@ -87,7 +92,8 @@ class Tabular(Backbone):
         self.output_size = width
 
     def forward(self, inputs: Inputs) -> Tensor:
-        features: Tensor = self.network(self._embed(self._join(inputs)).flatten(1))
+        embedded = self.feature_dropout(self._embed(self._join(inputs)))
+        features: Tensor = self.network(embedded.flatten(1))
         return features
 
     def fit_inputs(self, dataset: DomainDataset) -> None:
