@@ -1,0 +1,221 @@
+"""A table of your own: one row a sample, with a patient, a target and features (parquet or CSV)."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from manydg.errors import DataError, StorageError
+from manydg.sources._dense import write_dense
+from manydg.sources._provenance import CohortFlow, provenance
+
+_NULLS = ["", "NA", "N/A", "null", "NULL"]
+_SHOWN = 12
+
+
+def prepare(
+    file: str | Path,
+    out: str | Path,
+    *,
+    patient: str,
+    target: str | Sequence[str],
+    features: Sequence[str],
+    kind: str | None = None,
+    classes: Sequence[str] | None = None,
+    time: str | None = None,
+    missing: str = "refuse",
+    overwrite: bool = False,
+) -> Path:
+    """Write a table as a dataset folder; the features become the input column ``x``, ``(rows, features)`` float32.
+
+    Parameters
+    ----------
+    file : path
+        ``.parquet``, ``.csv``, ``.csv.gz`` or ``.tsv`` with a header.
+    out : path
+        The dataset folder to write.
+    patient : str
+        Column that says whose sample a row is.
+    target : str or sequence of str
+        Column of the class. Several columns, or patterns such as ``vote_*``, are expert votes or several labels.
+    features : sequence of str
+        Columns, or patterns such as ``EEG_*``. The patient, target and time columns are never among them.
+    kind : {"classes", "votes", "binary", "multilabel"}, optional
+        What the target is, where it cannot be told from its values.
+    classes : sequence of str, optional
+        Names of the classes in the order of their codes; otherwise sorted.
+    time : str, optional
+        Column of the time of a sample, a number or a date.
+    missing : {"refuse", "keep"}
+        Whether an empty value among the features is an error, or a measurement not taken.
+    overwrite : bool
+        Replace a dataset folder that is already there.
+
+    Returns
+    -------
+    Path
+        The dataset folder.
+    """
+    path = Path(file)
+    table, columns = _open(path)
+    wanted = [target] if isinstance(target, str) else list(target)
+    targets = _columns(wanted, columns, path, "target")
+    roles = {"patient": _columns([patient], columns, path, "patient")[0]}
+    if time is not None:
+        roles["time"] = _columns([time], columns, path, "time")[0]
+    reserved = {*roles.values(), *targets}
+    chosen = _columns(features, columns, path, "feature")
+    names = [name for name in chosen if name not in reserved]
+    if not names:
+        raise DataError(f"{path}: the patterns {list(features)} leave no feature besides patient, target and time")
+    frame = _collect(table.select([*names, *(name for name in dict.fromkeys([*targets, *roles.values()]))]), path)
+    values = _feature_values(frame, names, path)
+    labels = _labels(frame, targets, path)
+    patients = _complete(frame, roles["patient"], "patient", path)
+    flow = CohortFlow()
+    flow.add("rows of the table", patients=frame[roles["patient"]].n_unique(), samples=frame.height)
+    options = {
+        "patient": patient,
+        "target": target if isinstance(target, str) else wanted,
+        "features": list(features),
+        "time": time,
+        "missing": missing,
+        "left_out_of_features": [name for name in chosen if name in reserved],
+    }
+    info = {"settings": {"features": names}, **provenance("table", [path], options, flow)}
+    return write_dense(
+        out,
+        values,
+        labels,
+        patients,
+        place=lambda position: f"feature '{names[position[0]]}'",
+        kind=kind,
+        classes=classes if classes is not None or len(targets) == 1 else targets,
+        times=_times(frame, roles["time"], path) if "time" in roles else None,
+        missing=missing,
+        info=info,
+        overwrite=overwrite,
+    )
+
+
+def _open(path: Path) -> tuple[pl.LazyFrame, list[str]]:
+    """A table whose rows are not read yet, and its columns."""
+    if not path.is_file():
+        raise StorageError(f"there is no file {path}")
+    name = path.name.lower().removesuffix(".gz")
+    if not name.endswith((".parquet", ".pq", ".csv", ".tsv")):
+        raise DataError(f"{path} is not a table this command reads: .parquet, .csv, .csv.gz or .tsv")
+    try:
+        if name.endswith((".parquet", ".pq")):
+            table = pl.scan_parquet(path)
+        else:
+            separator = "\t" if name.endswith(".tsv") else ","
+            table = pl.scan_csv(path, separator=separator, null_values=_NULLS, infer_schema_length=None)
+        return table, table.collect_schema().names()
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise StorageError(f"cannot read {path}: {_first_line(error)}") from error
+
+
+def _collect(table: pl.LazyFrame, path: Path) -> pl.DataFrame:
+    try:
+        frame = table.collect()
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise StorageError(f"cannot read {path}: {_first_line(error)}") from error
+    if frame.height == 0:
+        raise DataError(f"{path} has no rows")
+    return frame
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def _columns(patterns: Iterable[str], columns: Sequence[str], path: Path, role: str) -> list[str]:
+    """The columns that names or patterns mean, in the table's order, each once."""
+    found: set[str] = set()
+    for pattern in patterns:
+        matches = [pattern] if pattern in columns else []
+        if not matches and re.search(r"[*?\[]", pattern):
+            matches = [name for name in columns if fnmatchcase(name, pattern)]
+        if not matches:
+            near = difflib.get_close_matches(pattern, columns, n=1, cutoff=0.4)
+            hint = f": did you mean '{near[0]}'?" if near else "."
+            known = ", ".join(columns[:_SHOWN]) + (
+                f" and {len(columns) - _SHOWN} more" if len(columns) > _SHOWN else ""
+            )
+            raise DataError(f"{path} has no {role} column '{pattern}'{hint} It has {known}")
+        found.update(matches)
+    return [name for name in columns if name in found]
+
+
+def _feature_values(frame: pl.DataFrame, names: Sequence[str], path: Path) -> npt.NDArray[np.float32]:
+    """``(rows, features)``, empty values as NaN."""
+    values = np.empty((frame.height, len(names)), dtype=np.float32)
+    for number, name in enumerate(names):
+        column = frame[name]
+        if not (column.dtype.is_numeric() or column.dtype == pl.Boolean or column.dtype == pl.Null):
+            raise DataError(_not_a_number(column, path))
+        with np.errstate(over="ignore"):
+            values[:, number] = column.cast(pl.Float64).fill_null(np.nan).to_numpy().astype(np.float32)
+    return values
+
+
+def _not_a_number(column: pl.Series, path: Path) -> str:
+    where = f"{path}: feature '{column.name}'"
+    if column.dtype != pl.String:
+        return f"{where} has type {column.dtype}; features are numbers: make it one, or leave the column out"
+    text = column.is_not_null() & column.cast(pl.Float64, strict=False).is_null()
+    row = int(text.arg_true()[0]) if text.any() else 0
+    return (
+        f"{where} holds text in {int(text.sum())} rows, the first '{column[row]}' in row {row} (the first row is 0): "
+        "encode it as numbers, or leave the column out"
+    )
+
+
+def _complete(frame: pl.DataFrame, name: str, role: str, path: Path) -> npt.NDArray[Any]:
+    """A column without gaps, as numbers or as text."""
+    column = frame[name]
+    empty = column.is_null() | (column.is_nan() if column.dtype.is_float() else False)
+    if empty.any():
+        raise DataError(
+            f"{path}: {role} column '{name}' is empty in {int(empty.sum())} rows, the first is row "
+            f"{int(empty.arg_true()[0])} (the first row is 0): fill them in or leave those rows out"
+        )
+    if column.dtype.is_numeric() or column.dtype == pl.Boolean:
+        return column.to_numpy()
+    return np.array(column.cast(pl.String).to_list(), dtype=np.str_)
+
+
+def _labels(frame: pl.DataFrame, targets: Sequence[str], path: Path) -> npt.NDArray[Any]:
+    columns = [_complete(frame, name, "target", path) for name in targets]
+    if len(columns) == 1:
+        if frame[targets[0]].dtype.is_temporal():
+            raise DataError(f"{path}: target '{targets[0]}' is a time; classes are whole numbers or names")
+        return columns[0]
+    for name, column in zip(targets, columns, strict=True):
+        if column.dtype.kind not in "fiub":
+            raise DataError(f"{path}: target column '{name}' is text; several target columns hold votes or 0 and 1")
+    return np.stack([column.astype(np.float64) for column in columns], axis=1)
+
+
+def _times(frame: pl.DataFrame, name: str, path: Path) -> npt.NDArray[np.float64]:
+    """Numbers as they are; dates and durations in seconds."""
+    _complete(frame, name, "time", path)
+    column = frame[name]
+    if column.dtype == pl.Duration:
+        return (column.dt.total_microseconds() / 1e6).to_numpy().astype(np.float64)
+    if column.dtype.is_temporal() and column.dtype != pl.Time:
+        return (column.cast(pl.Datetime("us")).dt.epoch("us") / 1e6).to_numpy().astype(np.float64)
+    if not column.dtype.is_numeric():
+        raise DataError(
+            f"{path}: time column '{name}' has type {column.dtype}; it must be a number, a date or a duration"
+        )
+    return column.to_numpy().astype(np.float64)
