@@ -248,9 +248,15 @@ def test_damaged_predictions_are_named(tmp_path: Path) -> None:
         write_summary(tmp_path)
 
 
-def test_the_terminal_table_shows_bounds_and_both_p_values(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("width", "extras"), [(70, []), (140, ["10th pct.", "Hedges", "s/run"])])
+def test_a_narrow_terminal_gets_what_matters_and_a_wide_one_the_rest(
+    tmp_path: Path, width: int, extras: list[str]
+) -> None:
     write_study(tmp_path)
     text = io.StringIO()
-    Console(file=text, width=200).print(summarize_folder(tmp_path)[0].to_rich())
-    assert "t / corr. t" in text.getvalue()
-    assert "[0." in text.getvalue()
+    Console(file=text, width=width).print(summarize_folder(tmp_path)[0].to_rich(width))
+    shown = text.getvalue()
+    assert "t, corrected" in shown
+    assert "[0." in shown
+    assert [name for name in ("10th pct.", "Hedges", "s/run") if name in shown] == extras
+    assert not any(line.rstrip().endswith("±") for line in shown.splitlines())

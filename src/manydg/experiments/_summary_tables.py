@@ -11,9 +11,6 @@ from typing import TYPE_CHECKING
 from manydg.evaluation.statistics import Interval
 
 if TYPE_CHECKING:
-    from rich.table import Table
-    from rich.text import Text
-
     from manydg.experiments.summary import Entry, Summary
 
 NONE = "–"
@@ -176,46 +173,3 @@ def _reading(summary: Summary) -> Iterable[str]:
 
 def _line(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def to_rich(summary: Summary) -> Table:
-    """The results for a terminal; tests of the primary metric only, the rest is in the files."""
-    from rich.table import Table
-
-    primary = METRIC_NAMES.get(summary.primary, summary.primary)
-    table = Table(title=f"{summary.experiment} on {summary.dataset}: unseen patients, mean ± sd over seeds [95%]")
-    table.add_column("")
-    table.add_column("seeds", justify="right")
-    for metric in summary.metrics:
-        table.add_column(METRIC_NAMES.get(metric, metric))
-    if summary.reference:
-        table.add_column(f"p vs {summary.reference}\n({primary}, Holm)\nt / corr. t", justify="right")
-        table.add_column("Hedges\ng", justify="right")
-    table.add_column(f"10th pct.\npatient\n({primary})", justify="right")
-    table.add_column("s/run", justify="right")
-    for row in summary.rows:
-        main = summary.entries[row, summary.primary]
-        cells = [_rich_cell(summary.entries[row, metric]) for metric in summary.metrics]
-        tests = _rich_tests(main) if summary.reference else []
-        last = [number(main.worst_tenth, 3), number(summary.seconds.get(row), 1)]
-        table.add_row(row, seeds_text(summary, row), *cells, *tests, *last)
-    table.caption = "\n".join(summary.notes) or None
-    return table
-
-
-def _rich_cell(entry: Entry) -> Text:
-    from rich.text import Text
-
-    cell = Text(mean_text(entry, 3), style={1: "bold", 2: "underline"}.get(entry.rank, ""))
-    bounds = interval_text(entry.interval)
-    return cell if bounds == NONE else Text("\n").join([cell, Text(bounds, style="dim")])
-
-
-def _rich_tests(entry: Entry) -> list[str]:
-    if entry.comparison is None:
-        return [NONE, NONE]
-    adjusted = entry.adjusted or {}
-    return [
-        f"{p_text(adjusted.get('t'))} / {p_text(adjusted.get('corrected'))}",
-        number(entry.comparison.hedges_g, 2),
-    ]

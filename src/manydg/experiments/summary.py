@@ -112,9 +112,11 @@ class Summary:
     rules: tuple[str, ...]
     notes: tuple[str, ...]
 
-    def to_rich(self) -> Table:
-        """A table for the terminal."""
-        return tables.to_rich(self)
+    def to_rich(self, width: int | None = None) -> Table:
+        """A table for a terminal of some width; by default that of this one."""
+        from manydg.experiments._summary_screen import to_rich
+
+        return to_rich(self, width)
 
     def to_markdown(self) -> str:
         """The tables and notes as Markdown."""
