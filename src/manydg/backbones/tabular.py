@@ -79,7 +79,7 @@ class Tabular(Backbone):
         features = sum(torch.Size(column.shape).numel() for column in schema.columns.values())
         self.encoding = PiecewiseLinear(features, bins)
         self.feature_dropout = nn.Dropout1d(feature_dropout)
-        self.maps = nn.Parameter(torch.empty(features, bins, embedding).uniform_(-1, 1) * bins**-0.5)
+        self.bin_vectors = nn.Parameter(torch.empty(features, bins, embedding).uniform_(-1, 1) * bins**-0.5)
         self.bias = nn.Parameter(torch.empty(features, embedding).uniform_(-1, 1) * bins**-0.5)
         self.missing = nn.Parameter(torch.empty(features, embedding).uniform_(-1, 1) * bins**-0.5)
         self.network = nn.Sequential(
@@ -103,7 +103,7 @@ class Tabular(Backbone):
         """Embeddings ``(batch, features, embedding)`` of values ``(batch, features)``."""
         absent = torch.isnan(values)
         encoded = self.encoding(values.masked_fill(absent, 0.0))
-        mapped = torch.bmm(encoded.transpose(0, 1), self.maps).transpose(0, 1) + self.bias
+        mapped = torch.bmm(encoded.transpose(0, 1), self.bin_vectors).transpose(0, 1) + self.bias
         return torch.where(absent.unsqueeze(-1), self.missing, mapped).relu()
 
     def _join(self, inputs: Inputs) -> Tensor:
