@@ -1,1 +1,9 @@
-"""Results to one self-contained HTML page."""
+"""Results to one self-contained HTML page.
+
+>>> from manydg.report import write_report  # doctest: +SKIP
+>>> write_report("RESULTS", "report.html")  # doctest: +SKIP
+"""
+
+from manydg.report._page import write_report
+
+__all__ = ["write_report"]
