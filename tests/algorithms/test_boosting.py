@@ -9,10 +9,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from hypothesis import given as for_all
+from hypothesis import settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from sklearn.ensemble import HistGradientBoostingClassifier
 
-from manydg.algorithms._forest import Forest
+from manydg.algorithms._forest import Forest, round_down
 from manydg.algorithms.boosting import Boosting, BoostingSettings
 from manydg.backbones import Backbone
 from manydg.data.build import from_arrays
@@ -76,6 +79,14 @@ def test_values_on_a_threshold_go_the_way_scikit_learn_sends_them() -> None:
     grid = np.repeat(near[np.isfinite(near)][:, None], 5, axis=1)
     raw = reference(inputs(), y).decision_function(grid)
     np.testing.assert_allclose(scores(model, grid)[:, 1], raw, atol=1e-6)
+
+
+@for_all(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6, width=32))
+@settings(max_examples=100, deadline=None)
+def test_a_threshold_in_float32_parts_float32_values_as_in_float64(threshold: float, value: float) -> None:
+    (rounded,) = round_down(np.array([threshold]))
+    for near in (value, float(np.float32(threshold)), float(np.nextafter(np.float32(threshold), np.float32(np.inf)))):
+        assert (np.float32(near) <= rounded) == (near <= threshold)
 
 
 def test_a_binary_target_has_two_logits_whose_softmax_is_scikit_learn_s_probability() -> None:

@@ -83,7 +83,7 @@ class Forest(nn.Module):
         shift = np.repeat(starts, sizes)
         left, right = (np.where(leaf, own, nodes[side] + shift) for side in ("left", "right"))
         tables = {
-            "threshold": _round_down(np.where(leaf, 0.0, nodes["num_threshold"])),
+            "threshold": round_down(np.where(leaf, 0.0, nodes["num_threshold"])),
             "value": nodes["value"].astype(np.float64),
             "feature": np.where(leaf, 0, nodes["feature_idx"]).astype(np.int64),
             "child": np.stack([right, left], axis=1).reshape(-1).astype(np.int64),
@@ -126,7 +126,7 @@ class Forest(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
-def _round_down(thresholds: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+def round_down(thresholds: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
     """The largest float32 at or below each threshold: a float32 value is at or below both or neither."""
     rounded = thresholds.astype(np.float32)
     return np.where(rounded > thresholds, np.nextafter(rounded, np.float32(-np.inf)), rounded)
