@@ -1,0 +1,166 @@
+"""The commands for EEG datasets and ``inspect``, on twins and on folders of any kind."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from manydg.cli import inspect, prepare_signals
+from manydg.data.build import from_arrays
+from manydg.data.storage import open_dataset
+from manydg.errors import ConfigError
+from manydg.sources.expected import EXPECTED, compare_counts
+
+
+@pytest.fixture(scope="module")
+def app() -> typer.Typer:
+    app, prepare, synthesize = typer.Typer(), typer.Typer(), typer.Typer()
+    prepare_signals.register_prepare(prepare)
+    prepare_signals.register_synthesize(synthesize)
+    app.add_typer(prepare, name="prepare")
+    app.add_typer(synthesize, name="synthesize")
+    inspect.register(app)
+    return app
+
+
+def run(app: typer.Typer, *words: object) -> str:
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    if result.exception is not None:
+        raise result.exception
+    return result.output
+
+
+def test_a_twin_goes_from_raw_files_to_a_table(app: typer.Typer, tmp_path: Path) -> None:
+    raw, out = tmp_path / "raw", tmp_path / "sleep"
+    said = run(app, "synthesize", "sleep-edf", "--patients", 2, "--seed", 5, "--hours", 0.5, "--out", raw)
+    assert "wrote 4 nights of 2 people" in said
+    assert "2 patients" in run(app, "prepare", "sleep-edf", raw, "--out", out, "--wake-margin", 3)
+    assert open_dataset(out).info["provenance"]["options"]["wake_margin"] == 3
+    text = run(app, "inspect", out)
+    for words in ("Labels (classes)", "68.8%", "Samples per patient", "Cohort flow", "within 3 minutes", "415,089"):
+        assert words in text
+
+
+def test_iiic_options_reach_the_dataset(app: typer.Typer, tmp_path: Path) -> None:
+    raw, out = tmp_path / "raw", tmp_path / "iiic"
+    run(app, "synthesize", "iiic", "--patients", 5, "--samples-per-patient", 4, "--out", raw)
+    run(app, "prepare", "iiic", raw, "--out", out, "--max-amplitude", 2000, "--min-votes", 7, "--limit-patients", 4)
+    options = open_dataset(out).info["provenance"]["options"]
+    assert (options["max_amplitude"], options["min_votes"], options["limit_patients"]) == (2000, 7, 4)
+    summary = json.loads(run(app, "inspect", out, "--json"))
+    assert summary["expected"]["counts"][0]["explanation"].startswith("limited to 4 patients")
+
+
+def test_a_bad_vote_order_is_refused(app: typer.Typer, tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    run(app, "synthesize", "iiic", "--patients", 2, "--samples-per-patient", 2, "--out", raw)
+    with pytest.raises(ConfigError, match="vote order"):
+        run(app, "prepare", "iiic", raw, "--out", tmp_path / "out", "--vote-order", "a,b")
+
+
+@pytest.mark.parametrize("kind", ["classes", "binary", "votes", "multilabel"])
+def test_any_dataset_can_be_inspected(app: typer.Typer, tmp_path: Path, kind: str) -> None:
+    rng = np.random.default_rng(0)
+    patients = np.repeat(["a", "b", "c"], [1, 4, 10])
+    matrix = rng.integers(0, 2, (15, 30))
+    matrix[:, 0] = 1
+    targets = {
+        "classes": np.arange(15) % 3,
+        "binary": np.arange(15) % 2,
+        "votes": np.arange(60).reshape(15, 4) % 7,
+        "multilabel": matrix,
+    }[kind]
+    from_arrays(rng.normal(size=(15, 2)), targets, patients, kind=kind).save(tmp_path / "data")
+    summary = json.loads(run(app, "inspect", tmp_path / "data", "--json"))
+    assert summary["samples"] == 15
+    assert summary["samples_per_patient"]["median"] == 4
+    assert summary["samples_per_patient"]["patients_with_one"] == 1
+    assert summary["expected"]["counts"] == []
+    total = sum(row["samples"] for row in summary["labels"])
+    assert total == (matrix.sum() if kind == "multilabel" else 15)
+    assert "Labels" in run(app, "inspect", tmp_path / "data")
+
+
+def test_the_label_table_counts_samples_and_patients(app: typer.Typer, tmp_path: Path) -> None:
+    data = from_arrays(np.zeros((5, 1)), ["n2", "w", "n2", "n2", "w"], ["a", "a", "b", "b", "a"])
+    data.save(tmp_path / "data")
+    labels = json.loads(run(app, "inspect", tmp_path / "data", "--json"))["labels"]
+    assert labels == [
+        {"label": "n2", "samples": 3, "share": 0.6, "patients": 2, "expected_share": None},
+        {"label": "w", "samples": 2, "share": 0.4, "patients": 1, "expected_share": None},
+    ]
+
+
+FLOW = [
+    {"step": "found", "patients": 80, "samples": 416_000},
+    {"step": "without movement", "patients": 80, "samples": 415_089},
+    {"step": "with a stage", "patients": 78, "samples": 414_961},
+]
+
+
+def test_a_difference_is_put_down_to_the_filter_that_left_it_out() -> None:
+    patients, samples = compare_counts("sleep-edf", {"patients": 78, "samples": 414_961}, FLOW, {})
+    assert patients.explanation == "as expected"
+    assert samples.explanation.startswith("exactly what 'with a stage' left out (128)")
+
+
+def test_two_filters_together_can_explain_a_difference() -> None:
+    flow = [
+        {"step": "found", "samples": 415_089},
+        {"step": "a", "samples": 415_039},
+        {"step": "b", "samples": 415_030},
+        {"step": "c", "samples": 415_000},
+    ]
+    (row,) = compare_counts("sleep-edf", {"samples": 415_000}, flow, {})
+    assert row.explanation.startswith("exactly what 'a and b and c' left out (89)")
+
+
+def test_a_folder_that_is_not_complete_is_said_to_hold_less() -> None:
+    flow = [
+        {"step": "recordings", "patients": 6, "recordings": 12},
+        {"step": "epochs", "patients": 6, "samples": 30_000},
+    ]
+    patients, samples = compare_counts("sleep-edf", {"patients": 6, "samples": 30_000}, flow, {})
+    assert "fewer from the start: 6 at 'recordings'" in patients.explanation
+    assert "recordings 12" in samples.explanation
+
+
+def test_the_crossing_step_and_a_surplus_are_named() -> None:
+    flow = [{"step": "found", "samples": 900_000}, {"step": "margin", "samples": 195_479}]
+    (row,) = compare_counts("sleep-edf", {"samples": 195_479}, flow, {})
+    assert "falls below at 'margin'" in row.explanation
+    (row,) = compare_counts("sleep-edf", {"samples": 415_090}, flow, {})
+    assert row.explanation.startswith("1 more")
+
+
+def test_the_papers_figures_are_known() -> None:
+    assert EXPECTED["mimic3"].counts == {
+        "patients": 6350,
+        "samples": 15032,
+        "diagnoses": 1958,
+        "procedures": 1430,
+        "drugs": 112,
+    }
+    assert EXPECTED["iiic"].counts == {"patients": 2702, "samples": 165309}
+    assert EXPECTED["eicu"].counts["treatment"] == 2695
+    assert all(abs(sum(EXPECTED[name].shares.values()) - 1) < 0.002 for name in ("sleep-edf", "iiic"))
+
+
+def test_the_commands_load_without_heavy_packages() -> None:
+    modules = {"base": "manydg.cli", "ours": "manydg.cli.inspect, manydg.cli.prepare_signals"}
+    heavy = "[name for name in ('torch', 'numpy', 'polars', 'edfio') if name in sys.modules]"
+    # Whatever the assembled command imports is its own concern: only what these two modules add is looked at.
+    loaded = {
+        name: subprocess.run(
+            [sys.executable, "-c", f"import sys, {imports}\nprint({heavy})"], capture_output=True, text=True, check=True
+        ).stdout
+        for name, imports in modules.items()
+    }
+    assert loaded["ours"] == loaded["base"]
