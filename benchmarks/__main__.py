@@ -1,0 +1,68 @@
+"""Run every ``benchmarks/bench_*.py``: each has a ``main(out: Path)`` that returns its measurements.
+
+    python -m benchmarks [--out FOLDER] [NAME ...]
+
+``main`` returns a mapping of what was measured to its value, and may write files of its own under ``out``. Everything
+is printed as a table and written to ``FOLDER/benchmarks.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import platform
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure speed and memory.")
+    known = sorted(path.stem.removeprefix("bench_") for path in HERE.glob("bench_*.py"))
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"benchmarks to run; without any, all: {known}")
+    parser.add_argument("--out", type=Path, default=Path("benchmark-results"), help="folder of the results")
+    arguments = parser.parse_args()
+    if unknown := sorted(set(arguments.names) - set(known)):
+        parser.error(f"unknown benchmarks {unknown}; known: {', '.join(known)}")
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    results: dict[str, Any] = {"machine": machine(), "benchmarks": {}}
+    for name in arguments.names or known:
+        start = time.perf_counter()
+        found = importlib.import_module(f"benchmarks.bench_{name}").main(arguments.out)
+        measured = dict(found) if isinstance(found, Mapping) else {}
+        print_table(name, measured, time.perf_counter() - start)
+        results["benchmarks"][name] = measured
+        (arguments.out / "benchmarks.json").write_text(json.dumps(results, indent=1, default=str))
+    print(f"wrote {arguments.out / 'benchmarks.json'}")
+
+
+def machine() -> dict[str, Any]:
+    import numpy
+    import torch
+
+    return {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": os.cpu_count(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def print_table(name: str, measured: Mapping[str, Any], seconds: float) -> None:
+    print(f"{name} ({seconds:.1f} s)")
+    width = max(map(len, measured), default=0)
+    for what, value in measured.items():
+        shown = f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
+        print(f"  {what:<{width}}  {shown}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Join hourly kidney-injury data of the eICU demo into one table that ``manydg prepare table`` reads.
+
+    python examples/kidney_table.py HOURLY_FOLDER EICU_FOLDER kidney.parquet
+
+``HOURLY_FOLDER`` holds the three tables that the YAIB project makes of eICU: ``dyn.parquet`` (48 vitals and laboratory
+values by stay and hour, mostly empty), ``sta.parquet`` (age, sex, height, weight by stay) and ``outc.parquet`` (whether
+the kidneys are injured, by stay and hour). ``EICU_FOLDER`` holds eICU's own ``patient.csv.gz``, which alone knows the
+patient: a stay is not a patient, and splitting by stay would put one person on two sides.
+
+One row of the result is one hour of one stay:
+
+=================  ====================================================================================================
+``uniquepid``      the patient
+``stay_id``        the stay in intensive care (eICU's ``patientunitstayid``)
+``clock``          hours, for ordering: the hour of the stay, each later stay of a patient 10,000 hours after the one
+                   before (eICU does not tell the time between hospital stays)
+``label``          kidney injury at that hour
+``value_*``        the last value measured in the stay up to that hour; empty before the first
+``measured_*``     1 where it was measured in that very hour
+``static_*``       age, sex (1 male, 0 female), height, weight, and the hour of the stay
+=================  ====================================================================================================
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import polars as pl
+
+BETWEEN_STAYS = 10_000
+
+
+def join(hourly: Path, eicu: Path) -> pl.DataFrame:
+    """The table described above, sorted by patient and clock."""
+    values = pl.read_parquet(hourly / "dyn.parquet").sort("stay_id", "time")
+    measured = [name for name in values.columns if name not in ("stay_id", "time")]
+    hours = values.select(
+        "stay_id",
+        "time",
+        *(pl.col(name).forward_fill().over("stay_id").cast(pl.Float32).alias(f"value_{name}") for name in measured),
+        *(pl.col(name).is_not_null().cast(pl.Float32).alias(f"measured_{name}") for name in measured),
+    )
+    static = pl.read_parquet(hourly / "sta.parquet").select(
+        "stay_id",
+        pl.col("age").alias("static_age"),
+        (pl.col("sex") == "Male").cast(pl.Float32).alias("static_male"),
+        pl.col("height").alias("static_height"),
+        pl.col("weight").alias("static_weight"),
+    )
+    hour = (pl.col("time").dt.total_minutes() / 60).alias("static_hour")
+    table = (
+        pl.read_parquet(hourly / "outc.parquet")
+        .join(hours, on=["stay_id", "time"], how="inner", validate="1:1")
+        .join(static, on="stay_id", how="inner", validate="m:1")
+        .join(_stays(eicu), on="stay_id", how="inner", validate="m:1")
+        .with_columns(hour, pl.col("label").cast(pl.Int8))
+        .with_columns((pl.col("static_hour") + BETWEEN_STAYS * pl.col("stay_number")).alias("clock"))
+    )
+    return table.drop("time", "stay_number").sort("uniquepid", "clock")
+
+
+def _stays(eicu: Path) -> pl.DataFrame:
+    """Each stay's patient, and its place in the order of the patient's stays."""
+    order = ["hospitaldischargeyear", "patienthealthsystemstayid", "unitvisitnumber"]
+    stays = pl.read_csv(eicu / "patient.csv.gz", columns=["patientunitstayid", "uniquepid", *order])
+    return stays.sort("uniquepid", *order).select(
+        pl.col("patientunitstayid").cast(pl.Int32).alias("stay_id"),
+        "uniquepid",
+        (pl.int_range(pl.len()).over("uniquepid")).alias("stay_number"),
+    )
+
+
+def main() -> None:
+    if len(sys.argv) != 4:
+        sys.exit("usage: python examples/kidney_table.py HOURLY_FOLDER EICU_FOLDER OUT.parquet")
+    hourly, eicu, out = map(Path, sys.argv[1:])
+    table = join(hourly, eicu)
+    table.write_parquet(out)
+    positive = int(table["label"].sum())
+    print(
+        f"wrote {out}: {table.height:,} hours ({positive:,} with injury) of {table['uniquepid'].n_unique():,} patients"
+    )
+    print(
+        f"next: manydg prepare table {out} --patient uniquepid --target label --time clock "
+        "--features 'value_*' 'measured_*' 'static_*' --missing keep --out kidney"
+    )
+
+
+if __name__ == "__main__":
+    main()
