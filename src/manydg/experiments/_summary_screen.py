@@ -22,7 +22,7 @@ from manydg.experiments._summary_tables import (
 )
 
 if TYPE_CHECKING:
-    from manydg.experiments.summary import Entry, Summary
+    from manydg.experiments._summary_model import Entry, Summary
 
 
 @dataclass(frozen=True)

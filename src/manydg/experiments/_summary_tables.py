@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from manydg.evaluation.statistics import Interval
 
 if TYPE_CHECKING:
-    from manydg.experiments.summary import Entry, Summary
+    from manydg.experiments._summary_model import Entry, Summary
 
 NONE = "–"
 METRIC_NAMES = {

@@ -5,20 +5,22 @@ Records alone are enough; with the runs' predictions every metric gets a patient
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from manydg.data.storage import write_atomically
 from manydg.errors import DataError
-from manydg.evaluation.significance import PairedComparison, compare_paired, holm
+from manydg.evaluation.significance import compare_paired, holm
 from manydg.evaluation.statistics import Interval, Predictions, patient_percentile
 from manydg.experiments import _summary_tables as tables
 from manydg.experiments._summary_draws import Draws, resample_runs
+from manydg.experiments._summary_model import Entry, Summary
 from manydg.experiments._summary_runs import (
     Record,
     Selection,
@@ -28,103 +30,11 @@ from manydg.experiments._summary_runs import (
     select,
     value_of,
 )
-from manydg.experiments.study import read_results
+from manydg.experiments.study import STUDY, read_results
 
-if TYPE_CHECKING:
-    from rich.table import Table
+__all__ = ["Entry", "Summary", "summarize", "summarize_folder", "write_summary"]
 
 TESTS = ("t", "wilcoxon", "corrected")
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One row of the table at one metric, on unseen patients.
-
-    Attributes
-    ----------
-    values : dict of int to float
-        By seed; NaN where undefined.
-    mean, sd : float
-        Over seeds; the standard deviation of a sample, NaN for one seed.
-    interval : Interval, optional
-        Patient bootstrap of the mean over seeds.
-    worst_tenth : float
-        The 10th percentile over patients, each counted once.
-    worst_tenth_patients : int
-        How many patients it rests on.
-    comparison : PairedComparison, optional
-        This row minus the reference over the seeds they share.
-    difference : Interval, optional
-        Patient bootstrap of the same difference.
-    adjusted : dict of str to float
-        Holm-corrected p of each test (``t``, ``wilcoxon``, ``corrected``) over the rows compared.
-    rank : int
-        1 for the best mean, 2 for the second, 0 for the rest.
-    """
-
-    row: str
-    metric: str
-    values: dict[int, float]
-    mean: float
-    sd: float
-    interval: Interval | None
-    worst_tenth: float
-    worst_tenth_patients: int
-    comparison: PairedComparison | None = None
-    difference: Interval | None = None
-    adjusted: Mapping[str, float] | None = None
-    rank: int = 0
-
-
-@dataclass(frozen=True)
-class Summary:
-    """The table of one experiment on one dataset.
-
-    Attributes
-    ----------
-    metrics : tuple of str
-    primary : str
-        The metric that chose the epochs.
-    reference : str or None
-        The row the others are tested against; None where it is not among the rows.
-    entries : dict
-        By (row, metric).
-    seconds : dict of str to float
-        Mean time of a run of each row.
-    patients : dict of str to int
-        Training, validation and test patients of the first run.
-    rules : tuple of str
-        How epochs and thresholds were chosen.
-    notes : tuple of str
-        Failed runs, missing seeds and whatever else a reader must know.
-    """
-
-    experiment: str
-    dataset: str
-    metrics: tuple[str, ...]
-    primary: str
-    reference: str | None
-    rows: tuple[str, ...]
-    seeds: tuple[int, ...]
-    entries: Mapping[tuple[str, str], Entry]
-    seconds: Mapping[str, float]
-    patients: Mapping[str, int]
-    rules: tuple[str, ...]
-    notes: tuple[str, ...]
-
-    def to_rich(self, width: int | None = None) -> Table:
-        """A table for a terminal of some width; by default that of this one."""
-        from manydg.experiments._summary_screen import to_rich
-
-        return to_rich(self, width)
-
-    def to_markdown(self) -> str:
-        """The tables and notes as Markdown."""
-        return tables.to_markdown(self)
-
-    def to_csv(self) -> str:
-        """Every number, one line for each row and metric."""
-        return tables.to_csv([self])
 
 
 def summarize(
@@ -167,7 +77,7 @@ def summarize(
             column = _with_tests(column, chosen, against, draws, notes)
         for row, entry in _ranked(column).items():
             entries[row, metric] = entry
-    patients = chosen.records[0].get("patients") or {}
+    counts = [chosen.records[0].get(key) or {} for key in ("patients", "samples")]
     return Summary(
         experiment=chosen.experiment,
         dataset=chosen.dataset,
@@ -178,7 +88,10 @@ def summarize(
         seeds=chosen.seeds,
         entries=entries,
         seconds={row: _mean_seconds(runs.values()) for row, runs in chosen.rows.items()},
-        patients={side: int(count) for side, count in patients.items()},
+        patients={side: int(count) for side, count in counts[0].items()},
+        samples={side: int(count) for side, count in counts[1].items()},
+        target_kind=chosen.target.kind,
+        target_names=chosen.target.spec.names,
         rules=_rules(chosen),
         notes=tuple(dict.fromkeys(notes)),
     )
@@ -279,15 +192,33 @@ def summarize_folder(results: str | Path, reference: str = "manydg", *, resample
 
 
 def write_summary(results: str | Path, reference: str = "manydg") -> list[Path]:
-    """Write ``summary.csv`` and ``summary.md`` into a results folder.
+    """Write ``summary.csv`` and ``summary.md`` into a results folder; the paper's figures stand beside ours.
 
     Returns
     -------
     list of Path
         The files written.
     """
+    from manydg.experiments.paper_figures import beside
+
     summaries = summarize_folder(results, reference)
     csv, markdown = Path(results) / "summary.csv", Path(results) / "summary.md"
+    sections = []
+    for summary in summaries:
+        sections.append(tables.to_markdown(summary))
+        paper = beside(summary, source=_source(Path(results), summary.dataset))
+        if paper is not None:
+            sections.append(paper.to_markdown())
     write_atomically(csv, tables.to_csv(summaries))
-    write_atomically(markdown, "\n".join(tables.to_markdown(summary) for summary in summaries))
+    write_atomically(markdown, "\n".join(sections))
     return [csv, markdown]
+
+
+def _source(results: Path, dataset: str) -> str | None:
+    """What a dataset was prepared from, as ``study.json`` has it; None where it does not say."""
+    try:
+        study = json.loads((results / STUDY).read_text())
+        found = study["datasets"][dataset]["provenance"]["source"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return str(found)
