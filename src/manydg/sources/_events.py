@@ -16,10 +16,12 @@ import polars as pl
 import torch
 
 from manydg.data.columns import Column, Ragged
+from manydg.errors import DataError
 
 BLOCK = 8192
 UNKNOWN = "<unknown>"
 Array = npt.NDArray[Any]
+_Piece = tuple[int, Array, Array, Array, Array]
 
 
 @dataclass(frozen=True)
@@ -61,9 +63,7 @@ class EventStore:
         self._numbers = {field.name: number for number, field in enumerate(self.fields)}
         self._words: list[dict[str, int]] = [{} for _ in self.fields]
         # Several tables may be read at once: list.append and dict.setdefault are safe between threads.
-        self._bins: dict[int, list[tuple[int, Array, Array, Array, Array]]] = {
-            block: [] for block in range(samples // BLOCK + 1)
-        }
+        self._bins: dict[int, list[_Piece]] = {block: [] for block in range(samples // BLOCK + 1)}
 
     def word_ids(self, field: str, words: pl.Series) -> npt.NDArray[np.int32]:
         """Give words numbers within a field; null and empty are -1."""
@@ -115,7 +115,7 @@ class EventStore:
             rows = _gather(self._bins.pop(at, []), remap, kinds)
             count = min(BLOCK, self.samples - at * BLOCK)
             yield lay_out(
-                *rows,
+                rows,
                 samples=count,
                 first=at * BLOCK,
                 min_events=min_events,
@@ -167,25 +167,77 @@ def _join(parts: Sequence[Column]) -> Column:
     return Ragged(_join([part.values for part in ragged]), offsets_of(lengths.numpy()))
 
 
-def _gather(
-    pieces: list[tuple[int, Array, Array, Array, Array]], remap: Sequence[Array], kinds: Array
-) -> tuple[Array, Array, Array, Array, Array]:
+@dataclass(frozen=True)
+class _Rows:
+    """Rows as sorted keys: the digits of a key are sample, time, kind and code, so that one sort orders them all."""
+
+    key: npt.NDArray[np.int64]
+    value: npt.NDArray[np.float32]
+    bits: tuple[int, int, int]
+    times: npt.NDArray[np.int64]
+    """The times that a key's digit points to; a single one where the digit counts from it."""
+
+    @staticmethod
+    def pack(sample: Array, time: Array, kind: Array, code: Array, value: Array) -> _Rows:
+        """Pack columns ``(rows,)`` into keys, unsorted."""
+        times = time[:1].astype(np.int64) if not len(time) else np.array([time.min()], np.int64)
+        digits = time - times[0] if len(time) else time
+        if _width(digits) + _width(kind) + _width(code) + BLOCK.bit_length() > 63:
+            # A lifetime in seconds takes too many bits: number the times that occur instead.
+            times, digits = np.unique(time.astype(np.int64), return_inverse=True)
+        bits = (_width(digits), _width(kind), _width(code))
+        if sum(bits) + BLOCK.bit_length() > 63:
+            raise DataError("there are too many different codes and times in these data to be sorted")
+        key = sample.astype(np.int64)
+        for column, width in zip((digits, kind, code), bits, strict=True):
+            key <<= width
+            key |= column
+        return _Rows(key, value, bits, times)
+
+    def arranged(self) -> _Rows:
+        """Sorted by key, then value, each row once."""
+        order = pl.Series(self.key).arg_sort().to_numpy()
+        key, value = self.key[order], self.value[order]
+        tied = _as_before(key)
+        if tied.any():
+            # Only the few rows that share all but the value need a second sort.
+            among = np.flatnonzero(tied | np.append(tied[1:], False))
+            value[among] = value[among][np.lexsort((value[among], key[among]))]
+            keep = ~(tied & _as_before(np.nan_to_num(value, nan=np.inf)))
+            key, value = key[keep], value[keep]
+        return _Rows(key, value, self.bits, self.times)
+
+    @property
+    def event(self) -> npt.NDArray[np.int64]:
+        """Sample, time and kind in one: rows of one event share it."""
+        return self.key >> self.bits[2]
+
+    def sample_time_kind(self, event: npt.NDArray[np.int64]) -> tuple[Array, Array, Array]:
+        """What an event's number says."""
+        time_bits, kind_bits, _ = self.bits
+        digit = (event >> kind_bits) & ((1 << time_bits) - 1)
+        time = self.times[digit] if len(self.times) > 1 else digit + self.times.sum()
+        return event >> (time_bits + kind_bits), time, event & ((1 << kind_bits) - 1)
+
+    @property
+    def code(self) -> npt.NDArray[np.int64]:
+        return self.key & ((1 << self.bits[2]) - 1)
+
+
+def _gather(pieces: list[_Piece], remap: Sequence[Array], kinds: Array) -> _Rows:
     if not pieces:
-        return tuple(np.zeros(0, kind) for kind in (np.int64, np.int64, np.int64, np.int64, np.float32))  # type: ignore[return-value]
-    sample = np.concatenate([piece[1] for piece in pieces]).astype(np.int64)
-    time = np.concatenate([piece[2] for piece in pieces]).astype(np.int64)
+        empty = np.zeros(0, np.int64)
+        return _Rows.pack(empty, empty, empty, empty, np.zeros(0, np.float32))
+    sample = np.concatenate([piece[1] for piece in pieces])
+    time = np.concatenate([piece[2] for piece in pieces])
     kind = np.repeat(kinds[[piece[0] for piece in pieces]], [len(piece[1]) for piece in pieces])
     code = np.concatenate([remap[piece[0]][piece[3]] for piece in pieces])
     value = np.concatenate([piece[4] for piece in pieces])
-    return sample, time, kind, code, value
+    return _Rows.pack(sample, time, kind, code, value)
 
 
 def lay_out(
-    sample: Array,
-    time: Array,
-    kind: Array,
-    code: Array,
-    value: Array,
+    rows: _Rows,
     *,
     samples: int,
     first: int = 0,
@@ -198,27 +250,30 @@ def lay_out(
     Events stand in the order of time, then kind; codes within an event in the order of their numbers. A row that says
     what another one says is dropped. Of a sample with more than ``max_events`` events the last ones are kept.
     """
-    sample, time, kind, code, value, repeated = _sorted_rows(sample, time, kind, code, value)
-    starts = np.flatnonzero(~(_as_before(sample) & _as_before(time) & _as_before(kind)))
-    owner = sample[starts]
+    given = len(rows.key)
+    rows = rows.arranged()
+    event = rows.event
+    starts = np.flatnonzero(~_as_before(event))
+    owner, time, kind = rows.sample_time_kind(event[starts])
     events = np.bincount(owner, minlength=samples)
     enough = events >= max(1, min_events)
     chosen = enough[owner]
     if max_events is not None:
         after = np.cumsum(events)[owner] - 1 - np.arange(len(owner))
         chosen = chosen & (after < max_events)
-    lengths = np.diff(np.append(starts, len(sample)))
-    rows = np.repeat(chosen, lengths)
+    lengths = np.diff(np.append(starts, len(event)))
+    kept = slice(None) if chosen.all() else np.repeat(chosen, lengths)
     outer = offsets_of(np.bincount(owner[chosen], minlength=samples)[enough])
     inner = offsets_of(lengths[chosen])
+    minutes = (time[chosen] / ticks_per_minute).astype(np.float32)
     columns: dict[str, Column] = {
-        "event_kind": Ragged(torch.from_numpy(kind[starts][chosen]), outer),
-        "event_time": Ragged(torch.from_numpy((time[starts][chosen] / ticks_per_minute).astype(np.float32)), outer),
-        "event_codes": Ragged(Ragged(torch.from_numpy(code[rows]), inner), outer),
-        "event_values": Ragged(Ragged(torch.from_numpy(value[rows]), inner), outer),
+        "event_kind": Ragged(torch.from_numpy(kind[chosen]), outer),
+        "event_time": Ragged(torch.from_numpy(minutes), outer),
+        "event_codes": Ragged(Ragged(torch.from_numpy(rows.code[kept]), inner), outer),
+        "event_values": Ragged(Ragged(torch.from_numpy(rows.value[kept]), inner), outer),
     }
     counts = {
-        "repeated_rows": repeated,
+        "repeated_rows": given - len(rows.key),
         "short_samples": int(samples - enough.sum()),
         "events_beyond_limit": int(enough[owner].sum() - chosen.sum()),
         "events": int(chosen.sum()),
@@ -226,34 +281,8 @@ def lay_out(
     return EventBlock(np.flatnonzero(enough) + first, columns, counts)
 
 
-def _sorted_rows(
-    sample: Array, time: Array, kind: Array, code: Array, value: Array
-) -> tuple[Array, Array, Array, Array, Array, int]:
-    """Rows by sample, time, kind, code and value, each once; and how many repeated another."""
-    key = _one_key(sample, time, kind, code)
-    order = np.lexsort((code, kind, time, sample)) if key is None else pl.Series(key).arg_sort().to_numpy()
-    sample, time, kind, code, value = sample[order], time[order], kind[order], code[order], value[order]
-    tied = _as_before(sample) & _as_before(time) & _as_before(kind) & _as_before(code)
-    if not tied.any():
-        return sample, time, kind, code, value, 0
-    # Only the few rows that share all but the value need a second sort.
-    group = np.cumsum(~tied)
-    among = np.flatnonzero(tied | np.append(tied[1:], False))
-    value[among] = value[among][np.lexsort((value[among], group[among]))]
-    keep = ~(tied & _as_before(np.nan_to_num(value, nan=np.inf)))
-    return sample[keep], time[keep], kind[keep], code[keep], value[keep], int((~keep).sum())
-
-
-def _one_key(sample: Array, time: Array, kind: Array, code: Array) -> npt.NDArray[np.int64] | None:
-    """The four sort columns as digits of one number, where they fit."""
-    if not len(sample):
-        return np.zeros(0, np.int64)
-    low = int(time.min())
-    widths = [int(sample.max()) + 1, int(time.max()) - low + 1, int(kind.max()) + 1, int(code.max()) + 1]
-    if np.prod([float(width) for width in widths]) >= 2.0**62:
-        return None
-    key: npt.NDArray[np.int64] = ((sample * widths[1] + (time - low)) * widths[2] + kind) * widths[3] + code
-    return key
+def _width(digits: Array) -> int:
+    return int(digits.max()).bit_length() if len(digits) else 0
 
 
 def _as_before(values: Array) -> npt.NDArray[np.bool_]:

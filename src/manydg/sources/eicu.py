@@ -14,12 +14,16 @@ import polars as pl
 from manydg.data.columns import Column
 from manydg.data.dataset import TargetSpec
 from manydg.data.storage import DatasetWriter
-from manydg.errors import ConfigError, DataError, StorageError, unknown_name
+from manydg.errors import ConfigError, DataError, unknown_name
 from manydg.sources._eicu_events import EVENT_TABLES, FIELDS, KINDS, EventReader
 from manydg.sources._eicu_stays import STATIC_NAMES, read_stays, readmitted, static_features
 from manydg.sources._events import EventBlock, EventStore, Vocabulary, join_blocks
 from manydg.sources._provenance import CohortFlow, Progress, describe_files, provenance
+from manydg.sources._resume import make_ready
 from manydg.sources._tables import Table, find_tables
+from manydg.sources._twin_eicu import synthesize
+
+__all__ = ["prepare", "prepare_for_prediction", "synthesize"]
 
 _NO_END = 1 << 40
 
@@ -64,8 +68,7 @@ def prepare(
     Path
         The dataset folder.
     """
-    if Path(out).exists() and not overwrite:
-        raise StorageError(f"{out} already exists: name another folder, or ask to overwrite it")
+    make_ready(Path(out), overwrite=overwrite)
     _check(limit_patients, within_days, min_gap, min_events, max_events, min_count)
     left_out = _left_out_tables(without)
     tables = find_tables(raw, ("patient", *EVENT_TABLES), source="eicu", without=left_out)

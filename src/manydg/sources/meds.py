@@ -14,7 +14,7 @@ import torch
 from manydg.data.columns import Column
 from manydg.data.dataset import TargetSpec
 from manydg.data.storage import DatasetWriter
-from manydg.errors import ConfigError, DataError, StorageError
+from manydg.errors import ConfigError, DataError
 from manydg.sources._events import EventStore, Field, Vocabulary, join_blocks
 from manydg.sources._meds_events import OTHER, STATIC_NAMES, read_events
 from manydg.sources._meds_tables import (
@@ -26,6 +26,10 @@ from manydg.sources._meds_tables import (
     scan_events,
 )
 from manydg.sources._provenance import CohortFlow, describe_files, provenance
+from manydg.sources._resume import make_ready
+from manydg.sources._twin_meds import synthesize
+
+__all__ = ["prepare", "prepare_for_prediction", "synthesize"]
 
 KIND_RULES = ("prefix", "one")
 _MOST_KINDS = 32
@@ -67,8 +71,7 @@ def prepare(
     Path
         The dataset folder.
     """
-    if Path(out).exists() and not overwrite:
-        raise StorageError(f"{out} already exists: name another folder, or ask to overwrite it")
+    make_ready(Path(out), overwrite=overwrite)
     _check(kinds, limit_patients, min_events, max_events, min_count)
     files = data_files(raw)
     flow = CohortFlow()
@@ -102,16 +105,18 @@ def prepare(
     }
     with DatasetWriter(out, spec, info, overwrite=overwrite) as writer:
         patients, hours = samples["subject_id"].to_numpy(), clock.hours
-        kept = 0
+        kept: list[npt.NDArray[np.int64]] = []
         for block in store.blocks(vocabulary, min_events=min_events, max_events=max_events, ticks_per_minute=60):
             rows = block.samples
             if len(rows):
                 columns = block.columns | {"static": clock.static[rows]}
                 writer.append(columns, codes[rows], patients[rows], hours[rows])
-            kept += len(rows)
-        flow.add(f"samples with {min_events} or more events up to the prediction time", samples=kept)
-        if not kept:
+            kept.append(rows)
+        chosen = np.concatenate(kept)
+        if not len(chosen):
             raise DataError(f"no label has {min_events} or more events before it: is it the label file of these data?")
+        step = f"samples with {min_events} or more events up to the prediction time"
+        flow.add(step, patients=len(np.unique(patients[chosen])), samples=len(chosen))
         writer.info |= provenance("meds", describe_files([*files, *label_files(labels)]), options, flow)
     return Path(out)
 

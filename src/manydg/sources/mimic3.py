@@ -13,7 +13,7 @@ import polars as pl
 from manydg.data.columns import Column, Ragged
 from manydg.data.dataset import TargetSpec
 from manydg.data.storage import DatasetWriter
-from manydg.errors import ConfigError, DataError, StorageError
+from manydg.errors import ConfigError, DataError
 from manydg.sources._mimic_tables import (
     TABLES,
     Records,
@@ -24,8 +24,12 @@ from manydg.sources._mimic_tables import (
 )
 from manydg.sources._ndc import read_interactions
 from manydg.sources._provenance import CohortFlow, Progress, describe_files, provenance
+from manydg.sources._resume import make_ready
 from manydg.sources._tables import Table, find_tables
+from manydg.sources._twin_mimic3 import synthesize
 from manydg.sources._visits import codes_by_visit, multi_hot, visit_columns
+
+__all__ = ["prepare", "prepare_for_prediction", "synthesize"]
 
 _PIECE = 20_000
 
@@ -72,7 +76,8 @@ def prepare(
     Path
         The dataset folder.
     """
-    _check(Path(out), overwrite, min_visits, limit_patients, max_diagnoses)
+    make_ready(Path(out), overwrite=overwrite)
+    _check(min_visits, limit_patients, max_diagnoses)
     tables = find_tables(raw, TABLES, source="mimic3")
     options = {
         "ndc_map": Path(ndc_map).name,
@@ -147,9 +152,7 @@ def prepare_for_prediction(
     return columns, usable.with_columns(earlier_visits=pl.Series(history.lengths.numpy()))
 
 
-def _check(out: Path, overwrite: bool, min_visits: int, limit: int | None, max_diagnoses: int | None) -> None:
-    if out.exists() and not overwrite:
-        raise StorageError(f"{out} already exists: name another folder, or ask to overwrite it")
+def _check(min_visits: int, limit: int | None, max_diagnoses: int | None) -> None:
     for name, value in (("min_visits", min_visits), ("limit_patients", limit), ("max_diagnoses", max_diagnoses)):
         if value is not None and value < 1:
             raise ConfigError(f"{name} must be at least 1, not {value}")
