@@ -79,7 +79,7 @@ def prepare(
     frame = _collect(table.select([*names, *(name for name in dict.fromkeys([*targets, *roles.values()]))]), path)
     values = _feature_values(frame, names, path)
     labels = _labels(frame, targets, path)
-    patients = _complete(frame, roles["patient"], "patient", path)
+    patients = _numbers_or_text(frame, roles["patient"], "patient", path)
     flow = CohortFlow()
     flow.add("rows of the table", patients=frame[roles["patient"]].n_unique(), samples=frame.height)
     options = {
@@ -180,8 +180,7 @@ def _not_a_number(column: pl.Series, path: Path) -> str:
     )
 
 
-def _complete(frame: pl.DataFrame, name: str, role: str, path: Path) -> npt.NDArray[Any]:
-    """A column without gaps, as numbers or as text."""
+def _without_gaps(frame: pl.DataFrame, name: str, role: str, path: Path) -> pl.Series:
     column = frame[name]
     empty = column.is_null() | (column.is_nan() if column.dtype.is_float() else False)
     if empty.any():
@@ -189,16 +188,21 @@ def _complete(frame: pl.DataFrame, name: str, role: str, path: Path) -> npt.NDAr
             f"{path}: {role} column '{name}' is empty in {int(empty.sum())} rows, the first is row "
             f"{int(empty.arg_true()[0])} (the first row is 0): fill them in or leave those rows out"
         )
+    return column
+
+
+def _numbers_or_text(frame: pl.DataFrame, name: str, role: str, path: Path) -> npt.NDArray[Any]:
+    column = _without_gaps(frame, name, role, path)
     if column.dtype.is_numeric() or column.dtype == pl.Boolean:
         return column.to_numpy()
+    if column.dtype.is_temporal() or column.dtype.is_nested():
+        raise DataError(f"{path}: {role} column '{name}' has type {column.dtype}; it must hold whole numbers or names")
     return np.array(column.cast(pl.String).to_list(), dtype=np.str_)
 
 
 def _labels(frame: pl.DataFrame, targets: Sequence[str], path: Path) -> npt.NDArray[Any]:
-    columns = [_complete(frame, name, "target", path) for name in targets]
+    columns = [_numbers_or_text(frame, name, "target", path) for name in targets]
     if len(columns) == 1:
-        if frame[targets[0]].dtype.is_temporal():
-            raise DataError(f"{path}: target '{targets[0]}' is a time; classes are whole numbers or names")
         return columns[0]
     for name, column in zip(targets, columns, strict=True):
         if column.dtype.kind not in "fiub":
@@ -208,8 +212,7 @@ def _labels(frame: pl.DataFrame, targets: Sequence[str], path: Path) -> npt.NDAr
 
 def _times(frame: pl.DataFrame, name: str, path: Path) -> npt.NDArray[np.float64]:
     """Numbers as they are; dates and durations in seconds."""
-    _complete(frame, name, "time", path)
-    column = frame[name]
+    column = _without_gaps(frame, name, "time", path)
     if column.dtype == pl.Duration:
         return (column.dt.total_microseconds() / 1e6).to_numpy().astype(np.float64)
     if column.dtype.is_temporal() and column.dtype != pl.Time:

@@ -1,0 +1,118 @@
+"""Your own arrays to a dataset folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from manydg.data.dataset import DomainDataset
+from manydg.data.storage import open_dataset
+from manydg.errors import DataError, ManyDGWarning, StorageError
+from manydg.sources import _dense
+from manydg.sources.arrays import prepare
+
+X = np.arange(24.0).reshape(6, 4)
+Y = np.array([0, 1, 2, 0, 1, 2])
+P = np.array(["ann", "ann", "bob", "bob", "cem", "cem"])
+
+
+def prepared(folder: Path, x: Any = X, y: Any = Y, p: Any = P, **options: Any) -> DomainDataset:
+    paths = [folder / f"{name}.npy" for name in ("x", "y", "p")]
+    for path, array in zip(paths, (x, y, p), strict=True):
+        np.save(path, array, allow_pickle=True)
+    if "time" in options:
+        np.save(folder / "t.npy", options["time"])
+        options["time"] = folder / "t.npy"
+    return open_dataset(prepare(*paths, folder / "out", **options))
+
+
+def test_arrays_become_a_dataset(tmp_path: Path) -> None:
+    dataset = prepared(tmp_path, time=np.arange(6))
+    assert dataset.column("x").tolist() == X.tolist()
+    assert (dataset.targets.tolist(), dataset.patients.tolist()) == (Y.tolist(), ["ann", "bob", "cem"])
+    assert dataset.times is not None
+    assert dataset.times.tolist() == list(range(6))
+    assert [file["name"] for file in dataset.info["provenance"]["files"]] == ["x.npy", "y.npy", "p.npy", "t.npy"]
+
+
+def test_pieces_smaller_than_the_array_make_the_same_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = prepared(tmp_path).content_hash()
+    monkeypatch.setattr(_dense, "_PIECE_BYTES", 40)
+    pieces = prepared(tmp_path, overwrite=True)
+    assert pieces.column("x").tolist() == X.tolist()
+    assert pieces.content_hash() == whole
+    bad = X.copy()
+    bad[5, 2] = np.nan
+    with pytest.raises(DataError, match=r"x.npy: position \[2\] in row 5 .the first row is 0. is missing: fill"):
+        prepared(tmp_path, x=bad, overwrite=True)
+    assert open_dataset(tmp_path / "out").content_hash() == whole
+
+
+def test_a_rate_makes_signals(tmp_path: Path) -> None:
+    signals = np.random.default_rng(0).normal(size=(6, 2, 50))
+    dataset = prepared(tmp_path, x=signals, rate=100.0)
+    assert dataset.column("signal").shape == (6, 2, 50)  # type: ignore[union-attr]
+    assert dataset.info["settings"] == {"rate": 100.0, "channels": ["channel 1", "channel 2"], "unit": "uV"}
+    with pytest.raises(DataError, match=r"signals are \(rows, channels, samples\)"):
+        prepared(tmp_path, rate=100.0, overwrite=True)
+    with pytest.raises(DataError, match="hertz above 0; got -1"):
+        prepared(tmp_path, x=signals, rate=-1.0, overwrite=True)
+
+
+def test_whole_numbers_are_measurements_here(tmp_path: Path) -> None:
+    assert prepared(tmp_path, x=X.astype(np.uint16)).column("x").dtype.is_floating_point  # type: ignore[union-attr]
+
+
+def test_votes_are_read_from_a_matrix(tmp_path: Path) -> None:
+    votes = [[3, 0], [1, 2], [4, 4], [0, 1], [9, 1], [2, 2]]
+    dataset = prepared(tmp_path, y=votes, classes=["seizure", "other"])
+    assert (dataset.target.kind, dataset.target.names) == ("votes", ("seizure", "other"))
+    assert dataset.targets.tolist() == votes
+
+
+def test_constant_positions_are_warned_of(tmp_path: Path) -> None:
+    x = X.copy()
+    x[:, 3] = 5.0
+    with pytest.warns(ManyDGWarning, match=r"the same value in every sample: x.npy: position \[3\]"):
+        prepared(tmp_path, x=x)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"y": Y[:5]}, DataError, "different numbers of rows: x.npy 6, y.npy 5, p.npy 6"),
+        ({"x": X.astype(str)}, DataError, r"x.npy has type <U\d+; it must hold numbers"),
+        ({"x": X[:, 0]}, DataError, r"x.npy has shape \(6,\)"),
+        ({"x": np.array(1.0)}, DataError, "single value"),
+        ({"x": X[:0], "y": Y[:0], "p": P[:0]}, DataError, "no rows"),
+        ({"x": np.array([[None]] * 6, dtype=object)}, StorageError, "holds Python objects, which are never read"),
+        ({"p": np.array(["a"] * 6)}, DataError, "all samples are of one patient"),
+        ({"p": np.array([1, 1, np.nan, 2, 3, 3])}, DataError, "patient ids are missing"),
+        ({"y": np.zeros(6, int)}, DataError, "all 6 targets are the same class"),
+        ({"y": Y + 0.5}, DataError, "regression is not supported"),
+        ({"y": Y, "kind": "binary"}, DataError, "binary target has two values"),
+        ({"y": Y, "classes": ["a", "b"]}, DataError, "target 2 in row 2 is outside 0 to 1"),
+    ],
+)
+def test_each_mistake_has_its_own_message(
+    tmp_path: Path, changes: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        prepared(tmp_path, **changes)
+    assert not (tmp_path / "out").exists()
+
+
+def test_files_that_are_no_arrays_are_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "y.npy", Y)
+    np.save(tmp_path / "p.npy", P)
+    with pytest.raises(StorageError, match="there is no file"):
+        prepare(tmp_path / "x.npy", tmp_path / "y.npy", tmp_path / "p.npy", tmp_path / "out")
+    (tmp_path / "x.npy").write_bytes(b"\x93NUMPY but then nothing")
+    with pytest.raises(StorageError, match=r"not a plain \.npy array"):
+        prepare(tmp_path / "x.npy", tmp_path / "y.npy", tmp_path / "p.npy", tmp_path / "out")
+    np.savez(tmp_path / "many.npz", X)
+    with pytest.raises(StorageError, match="several arrays"):
+        prepare(tmp_path / "many.npz", tmp_path / "y.npy", tmp_path / "p.npy", tmp_path / "out")

@@ -1,0 +1,235 @@
+"""Your own table to a dataset folder: what is read, and each way a table can be wrong."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.util
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from manydg.data.dataset import DomainDataset
+from manydg.data.storage import open_dataset
+from manydg.errors import ConfigError, DataError, ManyDGWarning, StorageError
+from manydg.sources.table import prepare
+
+ROWS = {
+    "who": ["ann", "ann", "bob", "bob", "cem", "cem"],
+    "stage": ["W", "N1", "W", "N2", "N1", "N2"],
+    "eeg_a": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+    "eeg_b": [1, 0, 1, 0, 1, 0],
+    "eog": [0.5, 0.25, -0.5, 8.0, 9.0, 1.0],
+    "note": ["x", "y", "x", "y", "x", "y"],
+}
+
+
+def write(folder: Path, name: str = "table.parquet", **changes: Any) -> Path:
+    frame = pl.DataFrame({**ROWS, **changes})
+    path = folder / name
+    if name.endswith(".parquet"):
+        frame.write_parquet(path)
+    elif name.endswith(".gz"):
+        import gzip
+
+        path.write_bytes(gzip.compress(frame.write_csv().encode()))
+    else:
+        frame.write_csv(path, separator="\t" if name.endswith(".tsv") else ",")
+    return path
+
+
+def prepared(file: Path, **options: Any) -> DomainDataset:
+    given = {"patient": "who", "target": "stage", "features": ["eeg_*", "eog"], **options}
+    return open_dataset(prepare(file, file.parent / "out", **given))
+
+
+@pytest.mark.parametrize("name", ["table.parquet", "table.csv", "table.tsv", "table.csv.gz"])
+def test_every_format_gives_the_same_dataset(tmp_path: Path, name: str) -> None:
+    dataset = prepared(write(tmp_path, name))
+    assert dataset.column("x").tolist() == [[a, b, c] for a, b, c in zip(*list(ROWS.values())[2:5], strict=True)]
+    assert dataset.patients[dataset.domains.numpy()].tolist() == ROWS["who"]
+    assert [dataset.target.names[code] for code in dataset.targets] == ROWS["stage"]
+    assert dataset.info["settings"] == {"features": ["eeg_a", "eeg_b", "eog"]}
+    assert dataset.info["cohort_flow"] == [{"step": "rows of the table", "patients": 3, "samples": 6}]
+    (file,) = dataset.info["provenance"]["files"]
+    assert (file["name"], file["bytes"]) == (name, (tmp_path / name).stat().st_size)
+
+
+def test_patient_target_and_time_are_never_features_and_that_is_said(tmp_path: Path) -> None:
+    file = write(tmp_path, who=[1, 1, 2, 2, 3, 3], stage=[0, 1, 0, 1, 0, 1], clock=list(range(6)), note=[0.0] * 5 + [1])
+    dataset = prepared(file, features=["*"], time="clock")
+    assert dataset.info["settings"]["features"] == ["eeg_a", "eeg_b", "eog", "note"]
+    assert dataset.info["provenance"]["options"]["left_out_of_features"] == ["who", "stage", "clock"]
+    assert dataset.times is not None
+    assert dataset.times.tolist() == list(range(6))
+    assert dataset.target.kind == "binary"
+
+
+def test_classes_can_be_put_in_order(tmp_path: Path) -> None:
+    dataset = prepared(write(tmp_path), classes=["W", "N1", "N2", "N3"])
+    assert dataset.target.names == ("W", "N1", "N2", "N3")
+    assert dataset.targets.tolist() == [0, 1, 0, 2, 1, 2]
+    with pytest.raises(DataError, match=r"\['N2'\] are not among the class names"):
+        prepare(write(tmp_path), tmp_path / "b", patient="who", target="stage", features=["eog"], classes=["W", "N1"])
+
+
+def test_several_target_columns_are_votes_or_labels_named_by_the_columns(tmp_path: Path) -> None:
+    votes = {"v_seizure": [3, 0, 1, 2, 0, 9], "v_other": [0, 4, 1, 1, 2, 0]}
+    dataset = prepared(write(tmp_path, **votes), target=["v_*"])
+    assert (dataset.target.kind, dataset.target.names) == ("votes", ("v_seizure", "v_other"))
+    assert dataset.targets.tolist() == [[3, 0], [0, 4], [1, 1], [2, 1], [0, 2], [9, 0]]
+    (tmp_path / "labels").mkdir()
+    drugs = {"aspirin": [1, 0, 1, 0, 0, 1], "heparin": [True, False, True, True, False, False]}
+    dataset = prepared(write(tmp_path / "labels", **drugs), target=["aspirin", "heparin"])
+    assert (dataset.target.kind, dataset.target.names) == ("multilabel", ("aspirin", "heparin"))
+
+
+def test_dates_and_durations_become_seconds(tmp_path: Path) -> None:
+    start = datetime.datetime(2020, 1, 1)
+    dates = [start + datetime.timedelta(minutes=minute) for minute in range(6)]
+    times = prepared(write(tmp_path, when=dates), time="when").times
+    assert times is not None
+    assert (times - times[0]).tolist() == [60.0 * minute for minute in range(6)]
+    (tmp_path / "b").mkdir()
+    lengths = [datetime.timedelta(hours=hour) for hour in range(6)]
+    times = prepared(write(tmp_path / "b", when=lengths), time="when").times
+    assert times is not None
+    assert times.tolist() == [3600.0 * hour for hour in range(6)]
+
+
+def test_missing_values_are_refused_with_row_and_column_or_kept(tmp_path: Path) -> None:
+    file = write(tmp_path, "table.csv", eog=[0.5, None, 1.0, 2.0, None, 3.0])
+    with pytest.raises(DataError, match=r"feature 'eog' in row 1 .* is missing, and so are 1 values .*--missing keep"):
+        prepared(file)
+    assert not (tmp_path / "out").exists()
+    dataset = prepared(file, missing="keep")
+    assert np.isnan(dataset.column("x").numpy()[:, 2]).tolist() == [False, True, False, False, True, False]  # type: ignore[union-attr]
+    assert dataset.info["settings"]["missing"] is True
+
+
+def test_infinity_is_refused_even_where_missing_values_are_kept(tmp_path: Path) -> None:
+    file = write(tmp_path, eog=[0.5, float("nan"), 1.0, float("inf"), 1.0, 3.0])
+    with pytest.raises(DataError, match=r"feature 'eog' in row 3 \(the first row is 0\) is infinite"):
+        prepared(file, missing="keep")
+
+
+def test_constant_features_are_kept_with_a_warning_that_names_them(tmp_path: Path) -> None:
+    with pytest.warns(ManyDGWarning, match=r"the same value in every sample: feature 'eeg_b', feature 'eog'\. They"):
+        dataset = prepared(write(tmp_path, eeg_b=[7] * 6, eog=[None] * 6), missing="keep")
+    assert dataset.column("x").shape == (6, 3)  # type: ignore[union-attr]
+
+
+def test_a_patient_for_every_row_is_warned_of(tmp_path: Path) -> None:
+    with pytest.warns(ManyDGWarning, match="each of the 6 samples has a patient of its own"):
+        prepared(write(tmp_path, who=list("abcdef")))
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        ({}, {"patient": "whom"}, r"has no patient column 'whom': did you mean 'who'\?"),
+        ({}, {"target": "stages"}, r"has no target column 'stages': did you mean 'stage'\?"),
+        ({}, {"features": ["eeg_*", "eogg"]}, r"has no feature column 'eogg': did you mean 'eog'\?"),
+        ({}, {"features": ["emg_*"]}, r"has no feature column 'emg_\*'"),
+        ({}, {"features": ["who", "stage"]}, "leave no feature"),
+        ({}, {"time": "note"}, "time column 'note' has type String"),
+        ({}, {"features": ["note"]}, "feature 'note' holds text in 6 rows, the first 'x' in row 0"),
+        ({"eog": ["1", "2", "<0.02", "4", "neg", "6"]}, {}, "'eog' holds text in 2 rows, the first '<0.02' in row 2"),
+        ({"eog": [datetime.date(2020, 1, 1)] * 6}, {}, "feature 'eog' has type Date; features are numbers"),
+        ({"stage": ["W"] * 6}, {}, r"all 6 targets are the same class \('W'\)"),
+        (
+            {"stage": ["W", None, "W", "N1", "N1", None]},
+            {},
+            "target column 'stage' is empty in 2 rows, the first is row 1",
+        ),
+        ({"stage": [0.5, 1.5, 0.1, 0.2, 0.3, 0.4]}, {}, "regression is not supported"),
+        ({"stage": [datetime.date(2020, 1, day) for day in range(1, 7)]}, {}, "'stage' has type Date; it must hold"),
+        ({"stage": [0, 1, 2, 0, 1, 2]}, {"kind": "binary"}, "binary target has two values; these have 3"),
+        ({}, {"target": ["stage", "eeg_b"]}, "target column 'stage' is text"),
+        ({"who": ["ann"] * 6}, {}, "all samples are of one patient"),
+        ({"who": ["ann", None, "bob", "bob", "cem", "cem"]}, {}, "patient column 'who' is empty in 1 rows, .* row 1"),
+        ({"who": [1.0, float("nan"), 2.0, 2.0, 3.0, 3.0]}, {}, "patient column 'who' is empty in 1 rows"),
+    ],
+)
+def test_each_mistake_has_its_own_message(
+    tmp_path: Path, changes: dict[str, Any], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(DataError, match=message) as caught:
+        prepared(write(tmp_path, **changes), **options)
+    assert "ann" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_measurement_as_target_is_refused(tmp_path: Path) -> None:
+    rows = 60
+    pl.DataFrame({"who": [r % 3 for r in range(rows)], "y": list(range(rows)), "x": list(range(rows))}).write_parquet(
+        tmp_path / "t.parquet"
+    )
+    with pytest.raises(DataError, match="60 different values in 60 samples: is it a measurement"):
+        prepare(tmp_path / "t.parquet", tmp_path / "out", patient="who", target="y", features=["x"])
+
+
+def test_files_that_are_no_tables_are_refused(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"patient": "who", "target": "stage", "features": ["eog"]}
+    with pytest.raises(StorageError, match="there is no file"):
+        prepare(tmp_path / "nothing.csv", tmp_path / "out", **options)
+    for name, content, error, message in [
+        ("t.xlsx", b"x", DataError, "not a table this command reads"),
+        ("t.parquet", b"not parquet at all", StorageError, "cannot read"),
+        ("empty.csv", b"", StorageError, "cannot read"),
+        ("header.csv", b"who,stage,eog\n", DataError, "has no rows"),
+    ]:
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(error, match=message):
+            prepare(tmp_path / name, tmp_path / "out", **options)
+    with pytest.raises(ConfigError, match="missing is one of refuse, keep; got 'drop'"):
+        prepared(write(tmp_path), missing="drop")
+
+
+def test_an_existing_dataset_is_kept_unless_told_otherwise(tmp_path: Path) -> None:
+    first = prepared(write(tmp_path))
+    other = write(tmp_path, "other.parquet", eog=[9.0, 1, 2, 3, 4, 5])
+    with pytest.raises(StorageError, match="already exists"):
+        prepared(other)
+    assert open_dataset(tmp_path / "out").content_hash() == first.content_hash()
+    assert prepared(other, overwrite=True).content_hash() != first.content_hash()
+
+
+def test_the_sleep_table_becomes_the_papers_cohort(tmp_path: Path, shared_data: Path) -> None:
+    file = shared_data / "sleep_edf_78_features" / "epochs.parquet"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        prepare(file, tmp_path / "sleep", patient="subject_id", target="stage", features=["EEG_*"])
+    dataset = open_dataset(tmp_path / "sleep")
+    assert (len(dataset), dataset.n_patients) == (414_961, 78)
+    counts = dict(zip(dataset.target.names, np.bincount(dataset.targets.numpy()).tolist(), strict=True))
+    assert counts == {"W": 285_433, "N1": 21_522, "N2": 69_132, "N3": 13_039, "REM": 25_835}
+    assert dataset.column("x").shape == (414_961, 48)  # type: ignore[union-attr]
+
+
+def test_the_kidney_example_joins_hours_to_patients(tmp_path: Path, shared_data: Path) -> None:
+    path = Path(__file__).parents[2] / "examples" / "kidney_table.py"
+    specification = importlib.util.spec_from_file_location("kidney_table", path)
+    assert specification is not None
+    assert specification.loader is not None
+    example = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(example)
+    table = example.join(shared_data / "aki_hourly_eicu_demo", shared_data / "eicu_demo")
+    assert table.height == 78_205
+    assert table["uniquepid"].n_unique() == 1_549
+    assert table["label"].sum() == 8_830
+    raw = pl.read_parquet(shared_data / "aki_hourly_eicu_demo" / "dyn.parquet")
+    assert int(table["measured_crea"].sum()) == raw["crea"].count()
+    # Carried forward by hand for one stay.
+    stay = raw.group_by("stay_id").agg(pl.col("crea").count()).sort("crea", "stay_id")["stay_id"][-1]
+    last, expected = float("nan"), []
+    for value in raw.filter(pl.col("stay_id") == stay).sort("time")["crea"].to_list():
+        last = value if value is not None else last
+        expected.append(last)
+    found = table.filter(pl.col("stay_id") == stay).sort("clock")["value_crea"].fill_null(float("nan")).to_list()
+    assert found == pytest.approx(expected, nan_ok=True, rel=1e-6)
+    # The clock never runs backwards or stands still within a patient.
+    assert table.group_by("uniquepid").agg((pl.col("clock").diff().drop_nulls() > 0).all())["clock"].all()
