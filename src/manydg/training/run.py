@@ -151,9 +151,11 @@ def _build(
 ) -> Algorithm:
     torch.manual_seed(config.seed * 1_000_003)
     backbone = _backbone(config, schema, module)
-    backbone.fit_inputs(train)
     cls = ALGORITHMS.get(config.algorithm)
-    return cls(backbone, target, train.n_patients, cls.settings_from(config.settings))
+    algorithm = cls(backbone, target, train.n_patients, cls.settings_from(config.settings))
+    # Through the algorithm, because one that has no use for the backbone must not be held to the backbone's demands.
+    algorithm.backbone.fit_inputs(train)
+    return algorithm
 
 
 def _backbone(config: TrainingConfig, schema: InputSchema, module: nn.Module | None) -> Backbone:
