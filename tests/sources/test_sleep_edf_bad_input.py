@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from manydg.errors import DataError, ManyDGError, StorageError
 from manydg.sources import sleep_edf
 from manydg.sources._edf import read_annotations, read_epochs, read_header
+from manydg.sources._hypnogram import write_annotations
 from manydg.sources._sleep_night import CHANNELS, check_recording
-from manydg.sources._twin_sleep import write_stage_annotations
 
 PSG, HYPNOGRAM = "SC4001E0-PSG.edf", "SC4001EC-Hypnogram.edf"
 START = datetime(1990, 3, 1, 22, 0)
@@ -54,7 +54,7 @@ def make_night(
     recording = edfio.Recording(startdate=START.date())
     edfio.Edf(signals, recording=recording, starttime=START.time(), data_record_duration=30).write(folder / PSG)
     words = ["Sleep stage W", "Sleep stage 1", "Sleep stage 2", "Sleep stage R"] * (scored // 4 + 1)
-    write_stage_annotations(folder / HYPNOGRAM, words[:scored], hypnogram_start)
+    write_annotations(folder / HYPNOGRAM, words[:scored], hypnogram_start)
     return folder
 
 
@@ -149,7 +149,7 @@ def test_a_hypnogram_of_another_night_is_refused(tmp_path: Path) -> None:
 
 def test_a_hypnogram_without_stages_is_refused(tmp_path: Path) -> None:
     raw = make_night(tmp_path / "raw")
-    write_stage_annotations(raw / HYPNOGRAM, ["Lights off", "Lights on"], START)
+    write_annotations(raw / HYPNOGRAM, ["Lights off", "Lights on"], START)
     fails(raw, tmp_path, DataError, "names no sleep stages")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from datetime import date, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from manydg.errors import ConfigError, StorageError
+from manydg.sources._hypnogram import write_annotations
 from manydg.sources._provenance import Progress
 from manydg.sources._twin_signal import PatientFactors, check_request, draw_factors, draw_signals, spectra
 
@@ -41,7 +42,7 @@ _NEXT = np.log(
         [
             [0.86, 0.10, 0.02, 0.005, 0.005, 0.01],
             [0.06, 0.70, 0.20, 0.005, 0.005, 0.03],
-            [0.02, 0.03, 0.88, 0.04, 0.005, 0.025],
+            [0.02, 0.03, 0.91, 0.012, 0.002, 0.026],
             [0.01, 0.01, 0.12, 0.74, 0.11, 0.01],
             [0.01, 0.005, 0.035, 0.15, 0.79, 0.01],
             [0.025, 0.04, 0.03, 0.0025, 0.0025, 0.90],
@@ -193,21 +194,4 @@ def _write_psg(path: Path, digital: npt.NDArray[np.int16], start: datetime, rng:
 
 def _write_hypnogram(path: Path, scored: Sequence[int] | npt.NDArray[np.int64], start: datetime) -> None:
     words = [f"Sleep stage {word}" for word in _WORDS] + ["Movement time"]
-    write_stage_annotations(path, [words[code] for code in scored], start)
-
-
-def write_stage_annotations(path: Path, words: Sequence[str], start: datetime | None) -> None:
-    """An EDF+ file of annotations only: one for each run of 30 s epochs that have the same words."""
-    from edfio import Edf, EdfAnnotation, Patient, Recording
-
-    changes = [k for k in range(len(words)) if k == 0 or words[k] != words[k - 1]]
-    ends = [*changes[1:], len(words)]
-    notes = [
-        EdfAnnotation(float(first * _EPOCH), float((last - first) * _EPOCH), words[first])
-        for first, last in zip(changes, ends, strict=True)
-    ]
-    moment = start or datetime.combine(date(1985, 1, 1), datetime.min.time())
-    edf = Edf(
-        [], patient=Patient(), recording=Recording(startdate=moment.date()), starttime=moment.time(), annotations=notes
-    )
-    edf.write(path)
+    write_annotations(path, [words[code] for code in scored], start)

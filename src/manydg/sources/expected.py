@@ -165,10 +165,8 @@ def _blame(
             if sum(drops[step] for step in names) == missing:
                 return f"exactly what '{' and '.join(names)}' left out ({missing:,})"
     if int(first[name]) < expected:
-        return (
-            f"the raw files hold fewer from the start: {int(first[name]):,} at '{first['step']}' "
-            f"({flow[0]['step']}: {_figures(flow[0])})"
-        )
+        beginning = "" if first is flow[0] else f" ({flow[0]['step']}: {_figures(flow[0])})"
+        return f"the raw files hold fewer from the start: {int(first[name]):,} at '{first['step']}'{beginning}"
     crossing = next(
         (after for before, after in itertools.pairwise(steps) if int(before[name]) >= expected > int(after[name])), None
     )
@@ -178,4 +176,4 @@ def _blame(
 
 
 def _figures(step: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value:,}" for name, value in step.items() if name != "step")
+    return ", ".join(f"{name} {value:,}" for name, value in step.items() if name not in ("step", "left_out"))

@@ -1,0 +1,145 @@
+"""A new night without hypnogram: the same inputs as in preparation, and files that other programs open."""
+
+from __future__ import annotations
+
+import csv
+from datetime import datetime
+from pathlib import Path
+
+import edfio
+import mne
+import numpy as np
+import pytest
+
+from manydg.data.storage import open_dataset
+from manydg.errors import DataError, StorageError
+from manydg.sources import sleep_edf
+from manydg.sources._edf import read_annotations
+from manydg.sources._predict_sleep import Recording, find_recordings, read_recording, write_stages
+from manydg.sources._sleep_night import STAGES, stages_from_annotations
+
+SETTINGS = sleep_edf.SETTINGS
+NAMES = ("W", "N1", "N2", "N3", "REM")
+
+
+def write_sine(path: Path, rate: int, hertz: float = 6.0, seconds: int = 95, unit: str = "uV") -> Path:
+    time = np.arange(seconds * rate) / rate
+    signals = [
+        edfio.EdfSignal(
+            50 * np.sin(2 * np.pi * hertz * time),
+            rate,
+            label=label,
+            physical_dimension=unit,
+            physical_range=(-100, 100),
+        )
+        for label in ("EEG Fpz-Cz", "EEG Pz-Oz")
+    ]
+    edfio.Edf(signals, starttime=datetime(2020, 1, 1, 22).time()).write(path)
+    return path
+
+
+def test_a_night_without_hypnogram_gives_the_inputs_of_preparation(tmp_path: Path) -> None:
+    raw = sleep_edf.synthesize(tmp_path / "raw", patients=1, hours=0.5, nights=1)
+    data = open_dataset(sleep_edf.prepare(raw, tmp_path / "out"))
+    assert data.times is not None
+    recording = read_recording(raw / "SC4001E0-PSG.edf", data.info["settings"])
+    epochs = (data.times / 30).long().numpy()
+    np.testing.assert_array_equal(recording.signal[epochs], data.column("signal").numpy())
+    assert len(recording.signal) == 60
+
+
+def test_recordings_are_found_and_hypnograms_passed_by(tmp_path: Path) -> None:
+    raw = sleep_edf.synthesize(tmp_path / "raw", patients=2, hours=0.25, nights=1)
+    assert [path.name for path in find_recordings(raw)] == ["SC4001E0-PSG.edf", "SC4011E0-PSG.edf"]
+    assert find_recordings(raw / "SC4001E0-PSG.edf") == [raw / "SC4001E0-PSG.edf"]
+    with pytest.raises(StorageError, match="no file or folder"):
+        find_recordings(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(StorageError, match="holds no EDF recordings"):
+        find_recordings(tmp_path / "empty")
+
+
+def test_other_channels_are_refused_with_what_was_expected(shared_data: Path) -> None:
+    with pytest.raises(DataError, match=r"EEG Fp1.*The model was trained on EEG Fpz-Cz, EEG Pz-Oz"):
+        read_recording(shared_data / "eegmat_edf_sample" / "Subject00_1.edf", SETTINGS, resample=True)
+
+
+def test_another_unit_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is in 'bpm', expected microvolts"):
+        read_recording(write_sine(tmp_path / "a.edf", 100, unit="bpm"), SETTINGS)
+
+
+@pytest.mark.parametrize("rate", [500, 128, 256, 50])
+def test_another_rate_is_refused_or_resampled_to_the_same_wave(tmp_path: Path, rate: int) -> None:
+    path = write_sine(tmp_path / "a.edf", rate)
+    with pytest.raises(DataError, match=rf"sampled at {rate} Hz; the model was trained on 100 Hz.*--resample"):
+        read_recording(path, SETTINGS)
+    recording = read_recording(path, SETTINGS, resample=True)
+    assert recording.signal.shape == (3, 2, 3000)
+    time = np.arange(9000) / 100
+    wave = 50 * np.sin(2 * np.pi * 6.0 * time)
+    ours = recording.signal[:, 0].reshape(-1)
+    np.testing.assert_allclose(ours[200:-200], wave[200:-200], atol=1.0)
+
+
+def test_what_lies_above_the_new_limit_does_not_fold_down(tmp_path: Path) -> None:
+    recording = read_recording(write_sine(tmp_path / "a.edf", 500, hertz=90.0), SETTINGS, resample=True)
+    assert np.abs(recording.signal[1]).max() < 2.0
+
+
+def test_a_real_recording_is_resampled_as_scipy_does_by_fourier(shared_data: Path) -> None:
+    from scipy.signal import resample
+
+    path = shared_data / "eegmat_edf_sample" / "Subject00_2.edf"
+    settings = {"channels": ["EEG Fp1", "EEG Pz"], "rate": 100.0, "unit": "uV", "epoch_seconds": 10}
+    recording = read_recording(path, settings, resample=True)
+    reference = resample(edfio.read_edf(path).get_signal("EEG Pz").data, 6200)[:6000]
+    ours = recording.signal[:, 1].reshape(-1)
+    assert np.corrcoef(ours, reference)[0, 1] > 0.995
+
+
+def test_a_recording_shorter_than_an_epoch_is_refused(tmp_path: Path) -> None:
+    for rate in (100, 250):
+        path = write_sine(tmp_path / f"{rate}.edf", rate, seconds=20)
+        with pytest.raises(DataError, match="less than one epoch"):
+            read_recording(path, SETTINGS, resample=True)
+
+
+@pytest.fixture
+def night(tmp_path: Path) -> tuple[Recording, np.ndarray]:
+    rng = np.random.default_rng(0)
+    probabilities = rng.dirichlet(np.full(5, 0.3), 40)
+    signal = np.zeros((40, 2, 3000), np.float32)
+    return Recording(tmp_path / "SC4001E0-PSG.edf", datetime(1990, 3, 1, 22, 15), signal, 30.0), probabilities
+
+
+def test_mne_reads_the_stages_from_the_annotation_file(night: tuple[Recording, np.ndarray], tmp_path: Path) -> None:
+    recording, probabilities = night
+    _, notes, _ = write_stages(tmp_path / "out", recording, NAMES, probabilities)
+    words = {"W": "W", "N1": "N1", "N2": "N2", "N3": "N3", "REM": "R"}
+    expected = [words[NAMES[k]] for k in probabilities.argmax(axis=1)]
+    found = []
+    for note in mne.read_annotations(notes):
+        found += [note["description"].removeprefix("Sleep stage ")] * round(note["duration"] / 30)
+    assert found == expected
+    assert edfio.read_edf(notes).starttime == recording.start.time()  # type: ignore[union-attr]
+    ours = stages_from_annotations(read_annotations(notes), notes)
+    assert [STAGES[code] for code in ours] == [NAMES[k] for k in probabilities.argmax(axis=1)]
+
+
+def test_the_table_has_a_row_an_epoch_with_probabilities(night: tuple[Recording, np.ndarray], tmp_path: Path) -> None:
+    recording, probabilities = night
+    table, _, picture = write_stages(tmp_path / "out", recording, NAMES, probabilities)
+    rows = list(csv.DictReader(table.open()))
+    assert len(rows) == 40
+    assert rows[3]["seconds"] == "90"
+    assert rows[3]["stage"] == NAMES[int(probabilities[3].argmax())]
+    np.testing.assert_allclose([float(rows[3][f"p_{name}"]) for name in NAMES], probabilities[3], atol=1e-6)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_probabilities_of_another_length_are_refused(night: tuple[Recording, np.ndarray], tmp_path: Path) -> None:
+    recording, probabilities = night
+    with pytest.raises(DataError, match="40 epochs"):
+        write_stages(tmp_path / "out", recording, NAMES, probabilities[:-1])
+    assert not (tmp_path / "out").exists()
