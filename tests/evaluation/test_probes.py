@@ -109,3 +109,12 @@ def test_few_candidates_never_let_the_own_session_vote() -> None:
     z = np.array([[1.0, 0], [1, 0.01], [0, 1]])
     found = neighbour_accuracy(z, np.array([0, 0, 0]), np.array([0, 0, 1]), neighbours=5)
     assert (found.rate, found.queries) == (1.0, 3)
+
+
+def test_similarity_does_not_depend_on_how_the_samples_are_sliced(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(2)
+    z, who = rng.normal(size=(50, 3)), rng.integers(0, 6, 50)
+    whole = domain_similarity(z, who)
+    monkeypatch.setattr("manydg.evaluation.probes._SLICE", 7)
+    sliced = domain_similarity(z, who)
+    assert (sliced.within, sliced.across, sliced.samples) == pytest.approx((whole.within, whole.across, 50))

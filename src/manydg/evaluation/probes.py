@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy import sparse
 
 from manydg.errors import DataError
 from manydg.evaluation import _formulas as formulas
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
+_SLICE = 65_536
 
 
 @dataclass(frozen=True)
@@ -53,25 +55,40 @@ def domain_similarity(embeddings: npt.NDArray[Any], patients: npt.NDArray[Any]) 
     embeddings : (samples, dim)
     patients : (samples,)
     """
-    units, kept = _unit_rows(embeddings)
-    _, groups = np.unique(np.asarray(patients)[kept], return_inverse=True)
-    count = int(groups.max()) + 1 if len(groups) else 0
-    sums = np.zeros((count, units.shape[1]))
-    np.add.at(sums, groups, units)
-    sizes = np.bincount(groups, minlength=count).astype(float)
+    sums, sizes, left_out = _unit_sums(np.asarray(embeddings), _codes(patients))
+    samples = sizes.sum()
     inside = ((sums**2).sum(axis=1) - sizes) / 2
     pairs = sizes * (sizes - 1) / 2
-    everything = (float((sums.sum(axis=0) ** 2).sum()) - len(units)) / 2
-    other_pairs = len(units) * (len(units) - 1) / 2 - pairs.sum()
+    everything = (float((sums.sum(axis=0) ** 2).sum()) - samples) / 2
+    other_pairs = samples * (samples - 1) / 2 - pairs.sum()
     several = sizes > 1
     return DomainSimilarity(
         within=float(formulas.divide(inside.sum(), pairs.sum())),
         across=float(formulas.divide(everything - inside.sum(), other_pairs)),
         within_by_patient=float((inside[several] / pairs[several]).mean()) if several.any() else math.nan,
-        patients=count,
-        samples=len(units),
-        left_out=int((~kept).sum()),
+        patients=int((sizes > 0).sum()),
+        samples=int(samples),
+        left_out=left_out,
     )
+
+
+def _unit_sums(embeddings: npt.NDArray[Any], groups: IntArray) -> tuple[FloatArray, FloatArray, int]:
+    """Sum and number of the unit vectors of each group, and how many rows have no direction; a slice at a time."""
+    count = int(groups.max(initial=-1)) + 1
+    sums, sizes, left_out = np.zeros((count, embeddings.shape[-1])), np.zeros(count), 0
+    for start in range(0, len(embeddings), _SLICE):
+        units, kept = _unit_rows(embeddings[start : start + _SLICE])
+        mine = groups[start : start + _SLICE][kept]
+        sums += _group_sums(units, mine, count)
+        sizes += np.bincount(mine, minlength=count)
+        left_out += int((~kept).sum())
+    return sums, sizes, left_out
+
+
+def _group_sums(values: FloatArray, groups: IntArray, count: int) -> FloatArray:
+    """Sum of the rows of each group, ``(count, dim)``."""
+    belongs = sparse.csr_matrix((np.ones(len(groups)), (groups, np.arange(len(groups)))), shape=(count, len(groups)))
+    return np.asarray(belongs @ values, float)
 
 
 def _unit_rows(embeddings: npt.NDArray[Any]) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
@@ -180,8 +197,7 @@ def _session_means(
     """Unit mean embedding of each (patient, session), and whose it is."""
     person, session = _codes(patients), _codes(sessions)
     _, first, groups = np.unique(person * (session.max() + 1) + session, return_index=True, return_inverse=True)
-    sums = np.zeros((len(first), np.asarray(embeddings).shape[1]))
-    np.add.at(sums, groups, np.asarray(embeddings, float))
+    sums = _group_sums(np.asarray(embeddings, float), groups.astype(np.int64), len(first))
     means, kept = _unit_rows(sums / np.bincount(groups)[:, None])
     return means, person[first][kept]
 
