@@ -13,12 +13,6 @@ import numpy.typing as npt
 
 EPOCH_SECONDS = 30
 _WORDS = {name: f"Sleep stage {name}" for name in ("W", "N1", "N2", "N3")} | {"REM": "Sleep stage R"}
-    "W": "Sleep stage W",
-    "N1": "Sleep stage N1",
-    "N2": "Sleep stage N2",
-    "N3": "Sleep stage N3",
-    "REM": "Sleep stage R",
-}
 _HEIGHT = {"W": 4, "REM": 3, "N1": 2, "N2": 1, "N3": 0}
 
 
