@@ -75,6 +75,8 @@ class Registry(Generic[T]):
 
     def _import(self, path: str) -> type[T]:
         module_name, _, class_name = path.partition(":")
+        if not module_name or not class_name:
+            raise ConfigError(f"{self.kind} '{path}': a class is named as package.module:Class")
         # An installed command does not look for modules where it is called, as "python -m" does.
         if "" not in sys.path and str(Path.cwd()) not in sys.path:
             sys.path.append(str(Path.cwd()))

@@ -69,6 +69,7 @@ class Target(ABC):
         """Raise if the targets do not fit the kind."""
         if targets.ndim != 1 or targets.is_floating_point():
             raise DataError(f"{self.kind} targets are whole numbers, one per sample; got {tuple(targets.shape)}")
+        _check_not_empty(targets)
         low, high = int(targets.min()), int(targets.max())
         if low < 0 or high >= self.size:
             raise DataError(f"target {low if low < 0 else high} is outside 0 to {self.size - 1} ({self.size} classes)")
@@ -159,6 +160,14 @@ class MultiLabel(Target):
 def _check_matrix(target: Target, targets: Tensor) -> None:
     if targets.ndim != 2 or targets.shape[1] != target.size:
         raise DataError(f"{target.kind} targets have shape (rows, {target.size}); got {tuple(targets.shape)}")
+    _check_not_empty(targets)
+    if not bool(torch.isfinite(targets).all()):
+        raise DataError(f"some {target.kind} targets are missing or not finite: leave those samples out")
+
+
+def _check_not_empty(targets: Tensor) -> None:
+    if len(targets) == 0:
+        raise DataError("there is not a single target: no samples were given")
 
 
 _KINDS: dict[str, type[Target]] = {kind.kind: kind for kind in (Classes, Votes, Binary, MultiLabel)}

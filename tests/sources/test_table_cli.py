@@ -1,0 +1,92 @@
+"""``manydg prepare table`` and ``manydg prepare arrays`` as they are typed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from manydg.cli.prepare_table import register_prepare
+from manydg.data.storage import open_dataset
+from manydg.errors import DataError
+
+app = typer.Typer()
+register_prepare(app)
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    frame = pl.DataFrame(
+        {
+            "subject": ["Jane Roe", "Jane Roe", "Max Moe", "Max Moe", "Kim Poe"],
+            "stage": ["W", "N1", "W", "N1", "W"],
+            "eeg_1": [1.0, 2.0, 3.0, 4.0, 5.0],
+            "eeg_2": [2.0, 2.0, 2.0, 2.0, 2.0],
+            "age": [30, 30, 40, 40, 50],
+        }
+    )
+    frame.write_csv(tmp_path / "table.csv")
+    return tmp_path / "table.csv"
+
+
+def test_several_patterns_may_follow_one_option(table: Path, tmp_path: Path) -> None:
+    who = ("table", table, "--patient", "subject", "--target", "stage")
+    first = run(*who, "--features", "eeg_*", "age", "--out", tmp_path / "a")
+    second = run(*who, "--features", "eeg_*", "--features", "age", "--out", tmp_path / "b")
+    assert (first.exit_code, second.exit_code) == (0, 0)
+    names = [open_dataset(tmp_path / folder).info["settings"]["features"] for folder in "ab"]
+    assert names == [["eeg_1", "eeg_2", "age"]] * 2
+
+
+def test_what_was_written_and_what_is_odd_is_said_without_naming_a_patient(table: Path, tmp_path: Path) -> None:
+    result = run(
+        "table", table, "--patient", "subject", "--target", "stage", "--features", "eeg_*", "stage", "age",
+        "--classes", "W,N1", "--out", tmp_path / "out",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "5 samples of 3 patients" in result.output
+    assert "binary of 2 (W, N1)" in result.output
+    assert "input x: 3 float32 a sample" in result.output
+    assert "not used as features, being patient, target or time: stage" in result.output
+    assert "manydg: note: the same value in every sample: feature 'eeg_2'" in result.output
+    assert "Roe" not in result.output
+
+
+def test_arrays_are_prepared_by_command(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(6, 2, 20)))
+    np.save(tmp_path / "y.npy", np.array([0, 1] * 3))
+    np.save(tmp_path / "p.npy", np.array([1, 1, 2, 2, 3, 3]))
+    files = ("--x", tmp_path / "x.npy", "--y", tmp_path / "y.npy", "--patient", tmp_path / "p.npy")
+    result = run("arrays", *files, "--rate", "100", "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "input signal: 2 x 20 float32 a sample" in result.output
+    again = run("arrays", *files, "--out", tmp_path / "out")
+    assert "already exists" in str(again.exception)
+    assert run("arrays", *files, "--out", tmp_path / "out", "--overwrite").exit_code == 0
+
+
+def test_a_mistake_is_our_error_and_an_unknown_option_is_refused(table: Path, tmp_path: Path) -> None:
+    who = ("table", table, "--patient", "sujbect", "--target", "stage", "--features", "eeg_*", "--out", tmp_path / "o")
+    result = run(*who)
+    assert isinstance(result.exception, DataError)
+    assert "did you mean 'subject'?" in str(result.exception)
+    assert run(*who, "--feature", "age").exit_code == 2
+
+
+def test_the_command_line_loads_nothing_heavy_before_it_is_needed() -> None:
+    program = (
+        "import sys, manydg.cli.prepare_table as m\n"
+        "print([name for name in ('torch', 'numpy', 'polars') if name in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
