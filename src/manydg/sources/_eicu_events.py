@@ -72,11 +72,11 @@ class EventReader:
                 minute = batch[time].fill_null(_NO_TIME).to_numpy()
                 known, timed = sample >= 0, (minute > _NO_TIME) & (np.abs(minute) < 1 << 30)
                 in_time = minute <= self._last[sample]
-                counts["left_out_other_stay"] += int((~known).sum())
-                counts["left_out_without_time"] += int((known & ~timed).sum())
-                counts["left_out_after_discharge"] += int((known & timed & ~in_time).sum())
                 keep = known & timed & in_time
                 if not keep.all():
+                    counts["left_out_other_stay"] += int((~known).sum())
+                    counts["left_out_without_time"] += int((known & ~timed).sum())
+                    counts["left_out_after_discharge"] += int((known & timed & ~in_time).sum())
                     batch, sample, minute = batch.filter(pl.Series(keep)), sample[keep], minute[keep]
                 yield batch, sample, minute.astype(np.int32)
 
@@ -117,15 +117,15 @@ class EventReader:
         counts: dict[str, int] = {}
         names, texts = self._words("lab"), CategoryMap(_numbers, np.float32)
         number = pl.col("labresult").cast(pl.Float32, strict=False)
-        number = pl.when(number.is_finite()).then(number)
-        fallback = pl.when(number.is_null()).then(pl.coalesce("labresulttext", "labresult"))
-        columns = [_category("labname"), number.alias("number"), _category(fallback, "text")]
+        number = pl.when(number.is_finite()).then(number).alias("number")
+        columns = [_category("labname"), number, pl.col("labresult"), pl.col("labresulttext")]
         wanted = ["labname", "labresult", "labresulttext"]
+        category = pl.Categorical(pl.Categories.random())
         for batch, sample, minute in self._batches(table, "labresultoffset", columns, wanted, counts):
-            value = batch["number"].fill_null(np.nan).to_numpy()
+            value = batch["number"].fill_null(np.nan).to_numpy().copy()
             unread = np.isnan(value)
-            parsed = texts(batch["text"])
-            value = np.where(unread, parsed, value)
+            written = pl.coalesce("labresulttext", "labresult").fill_null("").cast(category)
+            value[unread] = texts(batch.filter(pl.Series(unread)).select(written).to_series())
             ids = names(batch["labname"])
             _count(counts, "left_out_without_name", ids < 0)
             _count(counts, "values_from_text", unread & ~np.isnan(value))

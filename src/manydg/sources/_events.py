@@ -16,11 +16,9 @@ import polars as pl
 import torch
 
 from manydg.data.columns import Column, Ragged
-from manydg.errors import DataError
+from manydg.sources._event_rows import BLOCK, Array, PackedRows, offsets_of, same_as_before
 
-BLOCK = 8192
 UNKNOWN = "<unknown>"
-Array = npt.NDArray[Any]
 _Piece = tuple[int, Array, Array, Array, Array]
 
 
@@ -79,12 +77,16 @@ class EventStore:
         if not keep.all():
             sample, time, word, values = sample[keep], time[keep], word[keep], values[keep]
         block = (sample // BLOCK).astype(np.uint16)
-        order = np.argsort(block, kind="stable")
-        bounds = np.searchsorted(block[order], np.arange(self.samples // BLOCK + 2))
+        if len(block) and not (block[1:] >= block[:-1]).all():
+            order = np.argsort(block, kind="stable")
+            block, sample, time, word, values = block[order], sample[order], time[order], word[order], values[order]
+        bounds = np.searchsorted(block, np.arange(self.samples // BLOCK + 2))
         for at in np.flatnonzero(np.diff(bounds)):
-            rows = order[bounds[at] : bounds[at + 1]]
+            rows = slice(bounds[at], bounds[at + 1])
             local = (sample[rows] - at * BLOCK).astype(np.uint16)
-            self._bins[int(at)].append((number, local, time[rows], word[rows].astype(np.int32), values[rows]))
+            self._bins[int(at)].append(
+                (number, local, time[rows].copy(), word[rows].astype(np.int32), values[rows].copy())
+            )
 
     def vocabulary(self, min_count: int = 1) -> Vocabulary:
         """The words that occur at least so often among the rows kept."""
@@ -167,77 +169,20 @@ def _join(parts: Sequence[Column]) -> Column:
     return Ragged(_join([part.values for part in ragged]), offsets_of(lengths.numpy()))
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """Rows as sorted keys: the digits of a key are sample, time, kind and code, so that one sort orders them all."""
-
-    key: npt.NDArray[np.int64]
-    value: npt.NDArray[np.float32]
-    bits: tuple[int, int, int]
-    times: npt.NDArray[np.int64]
-    """The times that a key's digit points to; a single one where the digit counts from it."""
-
-    @staticmethod
-    def pack(sample: Array, time: Array, kind: Array, code: Array, value: Array) -> _Rows:
-        """Pack columns ``(rows,)`` into keys, unsorted."""
-        times = time[:1].astype(np.int64) if not len(time) else np.array([time.min()], np.int64)
-        digits = time - times[0] if len(time) else time
-        if _width(digits) + _width(kind) + _width(code) + BLOCK.bit_length() > 63:
-            # A lifetime in seconds takes too many bits: number the times that occur instead.
-            times, digits = np.unique(time.astype(np.int64), return_inverse=True)
-        bits = (_width(digits), _width(kind), _width(code))
-        if sum(bits) + BLOCK.bit_length() > 63:
-            raise DataError("there are too many different codes and times in these data to be sorted")
-        key = sample.astype(np.int64)
-        for column, width in zip((digits, kind, code), bits, strict=True):
-            key <<= width
-            key |= column
-        return _Rows(key, value, bits, times)
-
-    def arranged(self) -> _Rows:
-        """Sorted by key, then value, each row once."""
-        order = pl.Series(self.key).arg_sort().to_numpy()
-        key, value = self.key[order], self.value[order]
-        tied = _as_before(key)
-        if tied.any():
-            # Only the few rows that share all but the value need a second sort.
-            among = np.flatnonzero(tied | np.append(tied[1:], False))
-            value[among] = value[among][np.lexsort((value[among], key[among]))]
-            keep = ~(tied & _as_before(np.nan_to_num(value, nan=np.inf)))
-            key, value = key[keep], value[keep]
-        return _Rows(key, value, self.bits, self.times)
-
-    @property
-    def event(self) -> npt.NDArray[np.int64]:
-        """Sample, time and kind in one: rows of one event share it."""
-        return self.key >> self.bits[2]
-
-    def sample_time_kind(self, event: npt.NDArray[np.int64]) -> tuple[Array, Array, Array]:
-        """What an event's number says."""
-        time_bits, kind_bits, _ = self.bits
-        digit = (event >> kind_bits) & ((1 << time_bits) - 1)
-        time = self.times[digit] if len(self.times) > 1 else digit + self.times.sum()
-        return event >> (time_bits + kind_bits), time, event & ((1 << kind_bits) - 1)
-
-    @property
-    def code(self) -> npt.NDArray[np.int64]:
-        return self.key & ((1 << self.bits[2]) - 1)
-
-
-def _gather(pieces: list[_Piece], remap: Sequence[Array], kinds: Array) -> _Rows:
+def _gather(pieces: list[_Piece], remap: Sequence[Array], kinds: Array) -> PackedRows:
     if not pieces:
         empty = np.zeros(0, np.int64)
-        return _Rows.pack(empty, empty, empty, empty, np.zeros(0, np.float32))
+        return PackedRows.pack(empty, empty, empty, empty, np.zeros(0, np.float32))
     sample = np.concatenate([piece[1] for piece in pieces])
     time = np.concatenate([piece[2] for piece in pieces])
     kind = np.repeat(kinds[[piece[0] for piece in pieces]], [len(piece[1]) for piece in pieces])
     code = np.concatenate([remap[piece[0]][piece[3]] for piece in pieces])
     value = np.concatenate([piece[4] for piece in pieces])
-    return _Rows.pack(sample, time, kind, code, value)
+    return PackedRows.pack(sample, time, kind, code, value)
 
 
 def lay_out(
-    rows: _Rows,
+    rows: PackedRows,
     *,
     samples: int,
     first: int = 0,
@@ -253,7 +198,7 @@ def lay_out(
     given = len(rows.key)
     rows = rows.arranged()
     event = rows.event
-    starts = np.flatnonzero(~_as_before(event))
+    starts = np.flatnonzero(~same_as_before(event))
     owner, time, kind = rows.sample_time_kind(event[starts])
     events = np.bincount(owner, minlength=samples)
     enough = events >= max(1, min_events)
@@ -279,26 +224,3 @@ def lay_out(
         "events": int(chosen.sum()),
     }
     return EventBlock(np.flatnonzero(enough) + first, columns, counts)
-
-
-def _width(digits: Array) -> int:
-    return int(digits.max()).bit_length() if len(digits) else 0
-
-
-def _as_before(values: Array) -> npt.NDArray[np.bool_]:
-    """Whether each value equals the one before it; the first never does."""
-    same = np.zeros(len(values), bool)
-    np.equal(values[1:], values[:-1], out=same[1:])
-    return same
-
-
-def ranges(starts: Array, lengths: Array) -> npt.NDArray[np.int64]:
-    """The ranges from each start, of each length, one after the other."""
-    shift = np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
-    positions: npt.NDArray[np.int64] = np.arange(len(shift), dtype=np.int64) + shift
-    return positions
-
-
-def offsets_of(lengths: Array) -> torch.Tensor:
-    """Row boundaries ``(rows + 1,)`` from row lengths."""
-    return torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))

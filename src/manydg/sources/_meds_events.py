@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from manydg.sources._events import EventStore, ranges
+from manydg.sources._event_rows import ranges
+from manydg.sources._events import EventStore
 from manydg.sources._lookup import Array, CategoryMap, SampleIndex
 from manydg.sources._meds_tables import BIRTH, reading
 from manydg.sources._provenance import CohortFlow

@@ -10,7 +10,7 @@ import polars as pl
 import torch
 
 from manydg.data.columns import Column, Ragged
-from manydg.sources._events import offsets_of, ranges
+from manydg.sources._event_rows import offsets_of, ranges
 
 IntArray = npt.NDArray[np.int64]
 
