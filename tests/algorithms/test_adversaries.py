@@ -15,8 +15,10 @@ from manydg.algorithms._discriminator import domain_entropy, ramp
 from manydg.algorithms.condadv import CondAdv, CondAdvSettings
 from manydg.algorithms.dann import DANN, DANNSettings
 from manydg.algorithms.sagnet import SagNet, randomise_content, randomise_style, undecided_loss
-from manydg.backbones import Backbone
+from manydg.backbones import Backbone, build_backbone
+from manydg.data.build import from_arrays
 from manydg.data.dataset import Batch, DomainDataset, TargetSpec
+from manydg.data.schema import InputSchema
 from manydg.targets import target_of
 
 CLASSES = target_of(TargetSpec("classes", ("a", "b", "c")))
@@ -187,3 +189,20 @@ def test_the_adversarial_loss_is_least_where_the_style_network_is_undecided(kind
     even = undecided_loss(target, torch.zeros(4, 3))
     assert float(even) == pytest.approx(math.log(3) if kind == "classes" else math.log(2), rel=1e-6)
     assert float(undecided_loss(target, torch.randn(4, 3))) > float(even)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "rate"), [("sleep-cnn", (2, 3000), 100.0), ("seizure-cnn", (16, 2000), 200.0)]
+)
+def test_sagnet_takes_the_spectrogram_networks(name: str, shape: tuple[int, int], rate: float) -> None:
+    rng = np.random.default_rng(0)
+    signal = rng.normal(0, 20, (8, *shape)).astype(np.float32)
+    info = {"settings": {"rate": rate, "channels": [str(k) for k in range(shape[0])], "unit": "uV"}}
+    dataset = from_arrays({"signal": signal}, np.arange(8) % 3, np.arange(8) // 2, kind="classes", info=info)
+    backbone = build_backbone(name, InputSchema.of(dataset))
+    backbone.fit_inputs(dataset)
+    model = SagNet(backbone, CLASSES, 4)
+    terms = model.step(dataset.take(torch.arange(8)), model.optimizers(1e-3, 0.0))
+    assert set(terms) == {"supervised", "style", "adversarial"}
+    assert all(bool(torch.isfinite(term)) for term in terms.values())
+    assert all(bool(torch.isfinite(weight).all()) for weight in model.parameters())
