@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import sys
+import warnings
 from collections.abc import Iterable
+from typing import TextIO
 
 
 class ManyDGError(Exception):
@@ -28,6 +31,26 @@ class TrainingError(ManyDGError):
 
 class ManyDGWarning(UserWarning):
     """Something worth knowing that does not stop the work."""
+
+
+def warn_plainly() -> None:
+    """From here on this process shows our warnings as one line each, without the source line that Python adds."""
+    shown_before = warnings.showwarning
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if issubclass(category, ManyDGWarning):
+            print(f"manydg: warning: {' '.join(str(message).split())}", file=file or sys.stderr)
+        else:
+            shown_before(message, category, filename, lineno, file, line)
+
+    warnings.showwarning = show
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> ConfigError:

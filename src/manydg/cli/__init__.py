@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from typing import Any, NoReturn
 
 import typer
 
 from manydg.cli import compare, demo, train
-from manydg.errors import ManyDGError
+from manydg.errors import ManyDGError, warn_plainly
+
+_INTERRUPTED = 130
+# The base of Typer's usage errors; newer versions of Typer carry click within them, so that it cannot be imported.
+_ClickException: type[Exception] = typer.BadParameter.__mro__[2]
 
 app = typer.Typer(
     help="Train models on many patients and see how well they do on patients they have never seen.",
@@ -29,12 +35,43 @@ _assemble()
 
 
 def main() -> None:
-    """Entry point: an error the user can mend is one line and exit code 2."""
+    """Entry point: whatever the user can mend is one line on standard error and exit code 2."""
+    warn_plainly()
     try:
-        app()
+        # Typer returns the exit code where a command asked for one, such as after --help or an interrupt.
+        code = app(prog_name="manydg", standalone_mode=False)
     except ManyDGError as error:
-        print(f"manydg: {error}", file=sys.stderr)
+        _fail(str(error))
+    except _ClickException as error:
+        _fail_usage(error)
+    except (KeyboardInterrupt, typer.Abort):
+        _stopped()
+    except BrokenPipeError:
+        # The reader of our output has gone; Python must not try to flush it once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except OSError as error:
+        place = f" ({error.filename})" if error.filename else ""
+        _fail(f"the operating system refused: {error.strerror or error}{place}")
+    if code == _INTERRUPTED:
+        _stopped()
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"manydg: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _fail_usage(error: Any) -> NoReturn:
+    """A command line that makes no sense: what is wrong with it and where to look, or the help if nothing was asked."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(error.format_message(), file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("manydg: stopped; run the same command again to go on", file=sys.stderr)
-        sys.exit(130)
+    command = error.ctx.command_path if getattr(error, "ctx", None) else "manydg"
+    _fail(f"{error.format_message().strip().rstrip('.')} (see '{command} --help')")
+
+
+def _stopped() -> NoReturn:
+    print("manydg: stopped; run the same command again to go on", file=sys.stderr)
+    sys.exit(_INTERRUPTED)

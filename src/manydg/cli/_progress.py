@@ -11,7 +11,8 @@ from rich.console import Console
 if TYPE_CHECKING:
     from manydg.experiments.study import PlannedRun
 
-console = Console(stderr=True, highlight=False)
+# Without markup and wrapping, so that brackets in a path or a message stay as they are and each message is one line.
+console = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 class EpochLines:
@@ -25,7 +26,7 @@ class EpochLines:
     def epoch_ended(self, entry: Mapping[str, Any]) -> None:
         losses = "  ".join(f"{name} {value:.4f}" for name, value in entry["losses"].items())
         metrics = "  ".join(f"{name} {value:.4f}" for name, value in entry["val"].items() if value is not None)
-        console.print(f"epoch {entry['epoch']:>3}/{self.epochs}  loss: {losses}  validation: {metrics}", soft_wrap=True)
+        console.print(f"epoch {entry['epoch']:>3}/{self.epochs}  loss: {losses}  validation: {metrics}")
 
     def finished(self, record: Mapping[str, Any]) -> None:
         pass
@@ -53,9 +54,7 @@ class RunLines:
             outcome = "  ".join(f"{name} {value:.4f}" for name, value in record["test"].items() if value is not None)
         else:
             outcome = "failed: " + record["error"].strip().splitlines()[-1]
-        console.print(
-            f"[{self.done:>3}/{self.total}, {_clock(left)} left]  {what}:  {outcome}", markup=False, soft_wrap=True
-        )
+        console.print(f"[{self.done:>3}/{self.total}, {_clock(left)} left]  {what}:  {outcome}")
 
 
 def _clock(seconds: float) -> str:

@@ -39,7 +39,11 @@ def compare(
     device: Device = "auto",
     workers: Workers = 1,
 ) -> None:
-    """Compare algorithms over several patient splits, with honest statistics."""
+    """Compare algorithms over several patient splits.
+
+    Every algorithm is trained on every split, each run with a record in OUT/results.jsonl. The table gives means over
+    splits, intervals over patients and paired tests. If the command is stopped, run it again: no run is repeated.
+    """
     from manydg.cli._progress import RunLines
     from manydg.experiments.compare import compare as compare_runs
     from manydg.training.config import TrainingConfig
@@ -81,7 +85,7 @@ def show_summary(out: Path) -> None:
     written = write_summary(out)
     for summary in summarize_folder(out):
         Console().print(summary.to_rich())
-    console.print(f"wrote {out / 'results.jsonl'}, " + ", ".join(str(path) for path in written), soft_wrap=True)
+    console.print(f"wrote {out / 'results.jsonl'}, " + ", ".join(str(path) for path in written))
 
 
 def register(app: typer.Typer) -> None:

@@ -35,7 +35,11 @@ def train(
     set_: Setting = [],  # noqa: B006
     device: Device = "auto",
 ) -> None:
-    """Train one algorithm and score it once on patients it has not seen."""
+    """Train one algorithm and score it on unseen patients.
+
+    The patients are split into training, validation and test. The epoch is chosen on the validation patients and the
+    test patients are scored once. If the command is stopped, run it again: it goes on where it was.
+    """
     from manydg.cli._progress import EpochLines, console
     from manydg.data.storage import open_dataset
     from manydg.training.config import TrainingConfig

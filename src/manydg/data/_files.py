@@ -135,6 +135,15 @@ def clear_remains(final: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
+def remove_leftovers(folder: Path) -> None:
+    """Delete the half-written files that killed processes left in a folder; those of running ones stay."""
+    for path in folder.glob(".*.partial-*"):
+        owner = path.name.rpartition(".partial-")[2].partition(".")[0]
+        if owner.isdigit() and not _is_running(int(owner)) and path.is_file():
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
 def _siblings(final: Path, kind: str) -> list[tuple[Path, int]]:
     start = f".{final.name}.{kind}-"
     if not final.parent.is_dir():

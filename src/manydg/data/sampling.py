@@ -51,8 +51,8 @@ class EpochPlan:
 def plan_epoch(sampling: str, domains: Tensor, batch_size: int, seed: int, epoch: int) -> EpochPlan:
     """Plan one epoch.
 
-    Every sample occurs in every epoch. Steps differ by a few rows in size at most, so that no small last batch upsets
-    batch statistics.
+    Every sample occurs in every epoch. Steps differ by a few rows in size at most (those of episodes by a patient's
+    run of samples), so that no small last batch upsets batch statistics, and none has a single row.
 
     Parameters
     ----------
@@ -89,7 +89,10 @@ def _plan_pairs(who: Index, batch_size: int, rng: np.random.Generator) -> EpochP
     shuffled = rng.permutation(len(first))
     first, second = first[shuffled], second[shuffled]
     steps = _steps(2 * len(first) + len(lone), batch_size)
-    pair_bounds, lone_bounds = _even_bounds(len(first), steps), _even_bounds(len(lone), steps)
+    pair_bounds = _even_bounds(len(first), steps)
+    # Lone samples fill the steps up to an even size; where pairs are few, a step of its own for each would be one row.
+    wanted = _even_bounds(2 * len(first) + len(lone), steps) - 2 * pair_bounds
+    lone_bounds = np.maximum.accumulate(wanted.clip(0, len(lone)))
     parts: list[Index] = []
     for step in range(steps):
         of_pairs = slice(pair_bounds[step], pair_bounds[step + 1])
@@ -114,12 +117,22 @@ def _plan_episodes(who: Index, batch_size: int, rng: np.random.Generator) -> Epo
     first_of_run = np.flatnonzero(np.diff(run[shuffled], prepend=-1))
     wanted = _even_bounds(len(who), _steps(len(who), batch_size))[1:-1]
     nearest = first_of_run[np.searchsorted(first_of_run, wanted).clip(max=len(first_of_run) - 1)]
-    bounds = np.unique(np.r_[0, nearest, len(who)])
+    bounds = _without_single_rows(np.unique(np.r_[0, nearest, len(who)]))
     return EpochPlan(torch.from_numpy(order[shuffled]), tuple(bounds.tolist()), (0,) * (len(bounds) - 1))
 
 
+def _without_single_rows(bounds: Index) -> Index:
+    """The same bounds, a step of one row joined to the step before it (the first to the step after it)."""
+    kept = [int(bounds[0])]
+    for bound in bounds[1:-1].tolist():
+        if bound - kept[-1] >= 2 and bounds[-1] - bound >= 2:
+            kept.append(bound)
+    return np.array([*kept, bounds[-1]], np.int64)
+
+
 def _steps(rows: int, batch_size: int) -> int:
-    return max(1, -(-rows // batch_size))
+    """How many steps an epoch has: no step holds more than ``batch_size`` rows on average, or less than two."""
+    return max(1, min(-(-rows // batch_size), rows // 2))
 
 
 def _even_bounds(count: int, parts: int) -> Index:

@@ -26,6 +26,7 @@ from manydg.data._files import (
     disk_errors,
     npy_header,
     partial_name,
+    remove_leftovers,
     swap_in,
     write_atomically,
     write_text,
@@ -35,7 +36,15 @@ from manydg.data.columns import Column, Ragged
 from manydg.data.dataset import DomainDataset, TargetSpec, combine_checksums
 from manydg.errors import DataError, StorageError
 
-__all__ = ["DatasetWriter", "disk_error", "open_dataset", "read_description", "save_dataset", "write_atomically"]
+__all__ = [
+    "DatasetWriter",
+    "disk_error",
+    "open_dataset",
+    "read_description",
+    "remove_leftovers",
+    "save_dataset",
+    "write_atomically",
+]
 
 SCHEMA_VERSION = 1
 VERIFY_WHOLE_BELOW = 1 << 30

@@ -8,6 +8,7 @@ from typing import Any
 
 from manydg.algorithms import ALGORITHMS
 from manydg.data.storage import open_dataset
+from manydg.errors import ConfigError
 from manydg.experiments.study import Board, Study, describe_study, grid
 from manydg.experiments.summary import write_summary
 from manydg.training.config import TrainingConfig
@@ -45,6 +46,8 @@ def compare(
     list of dict
         The runs' records.
     """
+    if not algorithms or seeds < 1:
+        raise ConfigError("a comparison needs at least one algorithm and one seed")
     for algorithm in algorithms:
         ALGORITHMS.get(algorithm)
     place, folder = Path(dataset), Path(out)

@@ -5,16 +5,20 @@ from __future__ import annotations
 import itertools
 import json
 import multiprocessing
+import os
+import threading
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from manydg.data.storage import open_dataset, write_atomically
-from manydg.errors import ManyDGError, StorageError
+from manydg.data.storage import open_dataset, remove_leftovers, write_atomically
+from manydg.errors import ManyDGError, StorageError, TrainingError, warn_plainly
 from manydg.experiments.procedures import PROCEDURES
 from manydg.training.config import TrainingConfig, fingerprint
 from manydg.training.version import code_version
@@ -112,7 +116,8 @@ class Study:
         hears = board or SilentBoard()
         hash_ = open_dataset(self.dataset).content_hash()
         places = {run.identity(hash_): run for run in self.runs}
-        todo = [(key, run) for key, run in places.items() if not self._place(key, RUN_RECORD).exists()]
+        remove_leftovers(self.folder)
+        todo = [(key, run) for key, run in places.items() if not self._is_done(key)]
         hears.planned(self.runs, len(places) - len(todo))
         self._collect()
         for key, run, record in self._do(todo, workers, hears):
@@ -132,7 +137,10 @@ class Study:
                 yield key, run, do_run(job)
             return
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(workers, mp_context=context, initializer=_one_thread_each) as pool:
+        with (
+            _killed_worker_named(self.folder),
+            ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker) as pool,
+        ):
             waiting: dict[Future[dict[str, Any]], tuple[str, PlannedRun]] = {}
             queue = iter(jobs)
             while True:
@@ -154,6 +162,11 @@ class Study:
             "folder": str(self.folder / RUNS / key),
             "device": self.device,
         }
+
+    def _is_done(self, key: str) -> bool:
+        """Whether a run is over; one killed between its training and the study's marks on its record is not."""
+        file = self._place(key, RUN_RECORD)
+        return file.exists() and read_record(file).get("run") == key
 
     def _place(self, key: str, file: str) -> Path:
         return self.folder / RUNS / key / file
@@ -203,7 +216,9 @@ def read_runs(folder: Path) -> list[dict[str, Any]]:
         file = place / RUN_RECORD if (place / RUN_RECORD).exists() else place / FAILURE
         if file.exists():
             found.append((file.stat().st_mtime_ns, place.name, file))
-    return [read_record(file) for _, _, file in sorted(found)]
+    records = [(name, read_record(file)) for _, name, file in sorted(found)]
+    # A record that does not bear its folder's name was not yet marked as the study's when it was interrupted.
+    return [record for name, record in records if record.get("run") == name]
 
 
 def read_record(file: Path) -> dict[str, Any]:
@@ -212,6 +227,8 @@ def read_record(file: Path) -> dict[str, Any]:
         record: dict[str, Any] = json.loads(file.read_text())
     except FileNotFoundError:
         raise StorageError(f"{file} is missing: run the same command again") from None
+    except OSError as error:
+        raise StorageError(f"cannot read {file}: {error.strerror or error}") from error
     except ValueError:
         raise StorageError(f"{file} is damaged: delete it and run the same command again") from None
     return record
@@ -234,7 +251,7 @@ def read_results(folder: str | Path) -> list[dict[str, Any]]:
 def describe_study(folder: Path, dataset: Path, name: str, experiment: str, command: str) -> None:
     """Note in ``study.json`` what the results are of and how they were made; the report reads it."""
     file = folder / STUDY
-    known: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"commands": {}, "datasets": {}}
+    known = read_record(file) if file.exists() else {"commands": {}, "datasets": {}}
     data = open_dataset(dataset, verify="sizes")
     counts = data.domains.bincount().double()
     quantiles = {str(q): float(counts.quantile(q)) for q in (0.0, 0.25, 0.5, 0.75, 1.0)}
@@ -271,7 +288,29 @@ def grid(experiment: str, algorithms: Iterable[str], seeds: Iterable[int], confi
     return [PlannedRun(experiment, config.replace(algorithm=name, seed=seed)) for seed in seeds for name in names]
 
 
-def _one_thread_each() -> None:
+@contextmanager
+def _killed_worker_named(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except BrokenProcessPool as error:
+        raise TrainingError(
+            f"a worker process was killed, most likely for want of memory; finished runs are kept in {folder}: "
+            "run the same command again, with fewer workers"
+        ) from error
+
+
+def _start_worker() -> None:
+    """One thread per worker; its warnings are plain lines; and it ends with the process that started it."""
     import torch
 
     torch.set_num_threads(1)
+    warn_plainly()
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_die_with, args=(parent,), daemon=True).start()
+
+
+def _die_with(parent: Any) -> None:
+    # A worker whose parent was killed would wait for work for ever, or write into a study that goes on elsewhere.
+    parent.join()
+    os._exit(1)

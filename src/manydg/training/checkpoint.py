@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -22,9 +23,10 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, 
     """Write tensors and JSON values to one file; the old file stays until the new one is whole."""
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    text = json.dumps({"checksum": _checksum(plain), **meta})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(plain, partial, metadata={"manydg": json.dumps(meta)})
+        save_file(plain, partial, metadata={"manydg": text})
         with partial.open("rb") as file:
             os.fsync(file.fileno())
         partial.replace(path)
@@ -41,11 +43,23 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(path, framework="pt") as file:
             meta: dict[str, Any] = json.loads(file.metadata()["manydg"])
-            return {name: file.get_tensor(name) for name in file.keys()}, meta  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if meta.pop("checksum") != _checksum(tensors):
+            raise ValueError("its content does not match its checksum")
+        return tensors, meta
     except FileNotFoundError:
         raise StorageError(f"{path} does not exist") from None
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise StorageError(f"{path} is damaged ({error}): delete it and run the same command again") from error
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> str:
+    """A hash of all values, by name; safetensors itself only notices a file of the wrong length."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def pack_optimizer(name: str, optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:

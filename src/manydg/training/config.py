@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,12 +52,15 @@ class TrainingConfig:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least 1")
-        if not self.lr > 0:
-            raise ConfigError(f"lr is {self.lr!r}; it must be positive")
-        if self.weight_decay < 0:
-            raise ConfigError(f"weight_decay is {self.weight_decay!r}; it cannot be negative")
-        if not isinstance(self.seed, int) or self.seed < 0:
-            raise ConfigError(f"seed is {self.seed!r}; it must be a whole number of at least 0")
+        for name in ("lr", "weight_decay"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+                raise ConfigError(f"{name} is {value!r}; it must be a number of at least 0")
+        if self.lr == 0:
+            raise ConfigError("lr is 0; it must be positive")
+        # Torch seeds have 64 bits, and every epoch of every seed has one of its own.
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**32:
+            raise ConfigError(f"seed is {self.seed!r}; it must be a whole number from 0 to {2**32 - 1}")
 
     @staticmethod
     def from_mapping(given: Mapping[str, Any]) -> TrainingConfig:
@@ -91,6 +95,10 @@ def pick_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise ConfigError(f"unknown device '{name}'; say auto, cpu, cuda or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"unknown device '{name}'; say auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device '{name}' was asked for, but this machine has no GPU that torch can use")
+        raise ConfigError(f"device '{name}' was asked for, but this machine has no GPU that torch can use: say cpu")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device '{name}' was asked for, but this machine has {torch.cuda.device_count()} GPU(s)")
     return device

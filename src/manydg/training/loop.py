@@ -12,13 +12,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from manydg.algorithms import Algorithm
 from manydg.data.dataset import DomainDataset
 from manydg.data.sampling import EpochPlan, plan_epoch
-from manydg.errors import DataError, TrainingError
+from manydg.errors import DataError, StorageError, TrainingError
 from manydg.evaluation.metrics import choose_threshold, score
 from manydg.training.checkpoint import pack_optimizer, read_tensors, same_device, unpack_optimizer, write_tensors
 from manydg.training.config import TrainingConfig
@@ -30,14 +31,14 @@ _STEPS_BETWEEN_CHECKS = 200
 
 
 class TrainingLoop:
-    """Trains one algorithm and leaves the weights of its best epoch in it.
+    """Trains one algorithm and leaves the weights of its best epoch in it, or of its last without validation patients.
 
     Parameters
     ----------
     algorithm : Algorithm
         On the device to train on.
     train, val : DomainDataset
-        Training and validation patients.
+        Training and validation patients; ``None`` where too few are there to hold any back.
     config : TrainingConfig
     metric : str
         Validation metric that chooses the epoch; higher is better.
@@ -49,7 +50,7 @@ class TrainingLoop:
         self,
         algorithm: Algorithm,
         train: DomainDataset,
-        val: DomainDataset,
+        val: DomainDataset | None,
         config: TrainingConfig,
         metric: str,
         folder: Path | None,
@@ -73,6 +74,13 @@ class TrainingLoop:
             self._run_epoch(epoch)
         self.algorithm.load_state_dict(self.best)
 
+    @property
+    def selection_rule(self) -> str:
+        """How the epoch was chosen whose weights are kept."""
+        if self.val is None:
+            return "last epoch: no patients were held back to choose one"
+        return f"epoch with the highest validation {self.metric}"
+
     def _run_epoch(self, epoch: int) -> None:
         start = time.perf_counter()
         torch.manual_seed(self.config.seed * 1_000_003 + epoch)
@@ -81,15 +89,20 @@ class TrainingLoop:
         self.algorithm.train()
         losses = self._run_steps(plan, epoch)
         trained = time.perf_counter()
-        val = self._validate()
+        val = {} if self.val is None else self._validate(self.val, epoch, len(plan))
         entry = {"epoch": epoch, "losses": losses, "val": val, "seconds": trained - start}
         self.history.append(entry)
-        if self.best_epoch == 0 or _better(val[self.metric], self.history[self.best_epoch - 1]["val"][self.metric]):
+        if self._is_best(val):
             self.best_epoch = epoch
             self.best = {name: tensor.detach().clone() for name, tensor in self.algorithm.state_dict().items()}
         if self.checkpoint is not None:
             self._save(self.checkpoint)
         self.reporter.epoch_ended(entry)
+
+    def _is_best(self, val: Mapping[str, float | None]) -> bool:
+        if self.val is None or self.best_epoch == 0:
+            return True
+        return _better(val[self.metric], self.history[self.best_epoch - 1]["val"][self.metric])
 
     def _run_steps(self, plan: EpochPlan, epoch: int) -> dict[str, float]:
         """All steps of an epoch; the loss terms stay on the device and are read in blocks."""
@@ -125,22 +138,33 @@ class TrainingLoop:
         step = first_step + place
         rows = plan.indices[plan.bounds[step] : plan.bounds[step + 1]]
         patients = len(torch.unique(self.train.domains[rows]))
-        kept = f"epoch {len(self.history)} is kept in {self.checkpoint}" if self.history else "no epoch was finished"
         raise TrainingError(
             f"the loss term '{name}' is {values[name][place]} at step {step + 1} of epoch {epoch} "
             f"(a batch of {len(rows)} samples of {patients} patients, first rows {rows[:5].tolist()} of the training "
-            f"set); {kept}. Try a smaller learning rate than {self.config.lr:g}, or look at those samples"
+            f"set); {self._kept()}. Try a smaller learning rate than {self.config.lr:g}, or look at those samples"
         )
 
-    def _validate(self) -> dict[str, float | None]:
+    def _kept(self) -> str:
+        if not self.history:
+            return "no epoch was finished"
+        where = "" if self.checkpoint is None else f" in {self.checkpoint}"
+        return f"epoch {len(self.history)} is kept{where}"
+
+    def _validate(self, data: DomainDataset, epoch: int, steps: int) -> dict[str, float | None]:
         target = self.algorithm.target
-        truth = target.truth(self.val.targets).cpu().numpy()
-        probabilities = predict_probabilities(self.algorithm, self.val).numpy()
+        truth = target.truth(data.targets).cpu().numpy()
+        probabilities = predict_probabilities(self.algorithm, data).numpy()
+        bad = int((~np.isfinite(probabilities)).any(axis=1).sum())
+        if bad:
+            raise TrainingError(
+                f"after step {steps}, the last of epoch {epoch}, the predictions for {bad} of {len(data)} validation "
+                f"samples are not finite; {self._kept()}. Try a smaller learning rate than {self.config.lr:g}"
+            )
         threshold, _ = choose_threshold(target, truth, probabilities)
         metrics = {name: _or_none(value) for name, value in score(target, truth, probabilities, threshold).items()}
         if metrics.get(self.metric) is None:
             raise DataError(
-                f"the validation {self.metric} is undefined: the {self.val.n_patients} validation patients do not show "
+                f"the validation {self.metric} is undefined: the {data.n_patients} validation patients do not show "
                 "every class. Use another seed or a larger validation share"
             )
         return metrics
@@ -157,12 +181,15 @@ class TrainingLoop:
     def _resume(self, path: Path) -> None:
         tensors, meta = read_tensors(path)
         device = device_of(self.algorithm)
-        self.algorithm.load_state_dict(_under("model/", tensors))
-        self.best = same_device(_under("best/", tensors), device)
         states = _under("optimizer/", tensors)
-        for name, optimizer in self.optimizers.items():
-            unpack_optimizer(name, optimizer, states, meta["optimizers"][name])
-        self.history, self.best_epoch = meta["history"], meta["best_epoch"]
+        try:
+            self.algorithm.load_state_dict(_under("model/", tensors))
+            self.best = same_device(_under("best/", tensors), device)
+            for name, optimizer in self.optimizers.items():
+                unpack_optimizer(name, optimizer, states, meta["optimizers"][name])
+            self.history, self.best_epoch = meta["history"], meta["best_epoch"]
+        except (RuntimeError, KeyError, ValueError, TypeError) as error:
+            raise StorageError(f"{path} does not fit this run: delete it and run the same command again") from error
 
 
 def _read(block: list[dict[str, Tensor]]) -> dict[str, list[float | None]]:

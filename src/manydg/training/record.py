@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import resource
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from manydg.data.dataset import DomainDataset
 from manydg.data.splits import Split
 from manydg.evaluation.metrics import choose_threshold, score, score_patients
 from manydg.training.config import TrainingConfig
+from manydg.training.fit import Fitted
 from manydg.training.inference import predict_probabilities
 from manydg.training.version import code_version
 
@@ -86,18 +87,15 @@ def make_record(
     dataset: DomainDataset,
     sides: Mapping[str, DomainDataset],
     predictions: Predictions,
-    algorithm: Algorithm,
+    fitted: Fitted,
     *,
     name: str,
     run: str,
-    history: Sequence[Mapping[str, Any]],
-    epoch: int,
-    selection_rule: str,
     seconds: float,
     device: str,
 ) -> dict[str, Any]:
     """The record of a run: what ran, on what, and how it did on patients it had not seen."""
-    target = algorithm.target
+    target = fitted.algorithm.target
     truth, probabilities, _ = predictions.side(VAL)
     threshold, threshold_rule = choose_threshold(target, truth, probabilities)
     val = score(target, truth, probabilities, threshold)
@@ -117,21 +115,25 @@ def make_record(
         "patients": {side: part.n_patients for side, part in sides.items()},
         "config": config.to_json(),
         "code_version": code_version(),
-        "selection_rule": selection_rule,
+        "selection_rule": fitted.selection_rule,
         "threshold": threshold,
         "threshold_rule": threshold_rule,
-        "epoch": epoch,
-        "epochs": len(history),
+        "epoch": fitted.epoch,
+        "epochs": len(fitted.history),
         "val": _plain(val),
         "test": _plain(score(target, truth, probabilities, threshold)),
-        "per_patient": {str(predictions.pseudonyms[code]): _plain(entry) for code, entry in per_patient.items()},
-        "history": list(history),
+        "per_patient": {
+            str(predictions.pseudonyms[code]): {**_plain(entry), "samples": int(entry["samples"])}
+            for code, entry in per_patient.items()
+        },
+        "history": fitted.history,
         "seconds": seconds,
         "peak_memory_mb": _peak_memory_mb(device),
-        "parameters": sum(parameter.numel() for parameter in algorithm.parameters()),
+        "parameters": sum(parameter.numel() for parameter in fitted.algorithm.parameters()),
         "device": device,
         "status": "ok",
         "error": None,
+        "folder": ".",
     }
 
 

@@ -14,19 +14,19 @@ import numpy as np
 import torch
 from torch import nn
 
-from manydg.algorithms import ALGORITHMS, Algorithm
-from manydg.backbones import Backbone, as_backbone, build_backbone
+from manydg.algorithms import Algorithm
 from manydg.data.dataset import DomainDataset, TargetSpec
 from manydg.data.overlap import warn_of_overlap
 from manydg.data.schema import InputSchema
 from manydg.data.splits import Split, check_split, split_named, split_patients
-from manydg.data.storage import disk_error, write_atomically
-from manydg.errors import DataError, StorageError, unknown_name
-from manydg.targets import Target, target_of
+from manydg.data.storage import disk_error, remove_leftovers, write_atomically
+from manydg.errors import DataError, StorageError
+from manydg.targets import target_of
 from manydg.training.checkpoint import read_tensors, write_tensors
 from manydg.training.config import TrainingConfig, fingerprint, pick_device
+from manydg.training.fit import fit, rebuild
 from manydg.training.inference import predict_probabilities
-from manydg.training.loop import CHECKPOINT, TrainingLoop
+from manydg.training.loop import CHECKPOINT
 from manydg.training.record import Predictions, make_record
 from manydg.training.reporting import Reporter, Silent
 from manydg.training.version import code_version
@@ -100,6 +100,7 @@ def train(
     if folder is not None:
         _claim(folder, identity)
         if (folder / RECORD).exists():
+            (folder / CHECKPOINT).unlink(missing_ok=True)
             return open_run(folder, backbone=backbone, device=device)
     return _train_and_score(dataset, settled, parts, backbone, folder, device, name, identity, reporter or Silent())
 
@@ -119,69 +120,22 @@ def _train_and_score(
     place = pick_device(device)
     if place.type == "cuda":
         torch.cuda.reset_peak_memory_stats(place)
+    target_of(dataset.target).check(dataset.targets)
     sides = {side: dataset.select(getattr(split, side)) for side in ("train", "val", "test")}
-    schema, target = InputSchema.of(dataset), target_of(dataset.target)
-    target.check(dataset.targets)
-    algorithm = _build(config, schema, target, sides["train"], backbone).to(place)
-    metric = _selection_metric(config, target)
-    data = {side: _place(part, place) for side, part in sides.items()}
-    if algorithm.sampling == "whole":
-        algorithm.fit_whole(data["train"], config.seed)
-        history, epoch, rule = [], 0, "no epochs to choose from: trained once on the training patients"
-        reporter.started(config.algorithm, 0, 1)
-    else:
-        loop = TrainingLoop(algorithm, data["train"], data["val"], config, metric, folder, reporter)
-        loop.run()
-        history, epoch, rule = loop.history, loop.best_epoch, f"epoch with the highest validation {metric}"
-    predictions = Predictions.of(algorithm, data, split)
-    record = make_record(
-        config, dataset, sides, predictions, algorithm,
-        name=name, run=identity, history=history, epoch=epoch, selection_rule=rule,
-        seconds=time.perf_counter() - start, device=str(place),
+    fitted = fit(
+        config, sides["train"], sides["val"], place, backbone=backbone, folder=folder, reporter=reporter
     )  # fmt: skip
+    predictions = Predictions.of(fitted.algorithm, sides, split)
+    record = make_record(
+        config, dataset, sides, predictions, fitted,
+        name=name, run=identity, seconds=time.perf_counter() - start, device=str(place),
+    )  # fmt: skip
+    schema = InputSchema.of(dataset)
     info = {key: dataset.info[key] for key in ("vocabularies", "settings", "source", "options") if key in dataset.info}
     if folder is not None:
-        _write(folder, algorithm, config, schema, record, predictions, split, dataset, info)
+        _write(folder, fitted.algorithm, config, schema, record, predictions, split, dataset, info)
     reporter.finished(record)
-    return Run(algorithm, record, schema, folder, info)
-
-
-def _build(
-    config: TrainingConfig, schema: InputSchema, target: Target, train: DomainDataset, module: nn.Module | None
-) -> Algorithm:
-    torch.manual_seed(config.seed * 1_000_003)
-    backbone = _backbone(config, schema, module)
-    cls = ALGORITHMS.get(config.algorithm)
-    algorithm = cls(backbone, target, train.n_patients, cls.settings_from(config.settings))
-    # Through the algorithm, because one that has no use for the backbone must not be held to the backbone's demands.
-    algorithm.backbone.fit_inputs(train)
-    return algorithm
-
-
-def _backbone(config: TrainingConfig, schema: InputSchema, module: nn.Module | None) -> Backbone:
-    if module is not None:
-        return as_backbone(module, schema)
-    name = auto_backbone(schema) if config.backbone == "auto" else config.backbone
-    return build_backbone(name, schema, config.backbone_options)
-
-
-def auto_backbone(schema: InputSchema) -> str:
-    """The backbone that fits the inputs: the paper's for its four tasks, and a table's for anything dense.
-
-    Examples
-    --------
-    >>> from manydg.data.schema import ColumnSchema
-    >>> auto_backbone(InputSchema({"x": ColumnSchema("float32", (48,))}))
-    'mlp'
-    """
-    if "diagnoses" in schema.columns:
-        return "gamenet"
-    if "event_codes" in schema.columns:
-        return "event-transformer"
-    signal = schema.columns.get("signal") or schema.columns.get("spectrogram")
-    if signal is not None:
-        return "sleep-cnn" if signal.shape[0] <= 4 else "seizure-cnn"
-    return "tabular" if schema.settings.get("missing") else "mlp"
+    return Run(fitted.algorithm, record, schema, folder, info)
 
 
 def _check_split(dataset: DomainDataset, config: TrainingConfig, split: Split | None) -> Split:
@@ -207,29 +161,6 @@ def draw_split(dataset: DomainDataset, config: TrainingConfig) -> Split:
     return split_named(dataset, train=drawn.patients("train"), val=drawn.patients("val"), test=reserved)
 
 
-def _selection_metric(config: TrainingConfig, target: Target) -> str:
-    metric = config.selection or target.selection
-    if metric not in target.metrics:
-        raise unknown_name("selection metric", metric, target.metrics)
-    return metric
-
-
-def _place(dataset: DomainDataset, device: torch.device) -> DomainDataset:
-    """The data on the GPU where they fit in half of its free memory, else where they are."""
-    if device.type != "cuda":
-        return dataset
-    needed = sum(_bytes(column) for column in dataset.columns.values())
-    free, _ = torch.cuda.mem_get_info(device)
-    return dataset.to(device) if needed < free / 2 else dataset
-
-
-def _bytes(column: Any) -> int:
-    total = 0
-    while not isinstance(column, torch.Tensor):
-        total, column = total + column.offsets.nbytes, column.values
-    return int(total + column.nbytes)
-
-
 def _identity(dataset: DomainDataset, config: TrainingConfig, split: Split, backbone: nn.Module | None) -> str:
     custom = None if backbone is None else [type(backbone).__qualname__, str(backbone)]
     sides = [fingerprint(getattr(split, side).tolist()) for side in ("train", "val", "test")]
@@ -240,16 +171,28 @@ def _claim(folder: Path, identity: str) -> None:
     """Make the run folder this run's, or refuse if it is another's."""
     file = folder / IDENTITY
     if file.exists():
-        found = json.loads(file.read_text())
-        if found["identity"] != identity:
+        if _read_json(file).get("identity") != identity:
             raise StorageError(
                 f"{folder} holds a run of other data, another split, other options or another version of the program: "
                 "name another folder"
             )
+        remove_leftovers(folder)
         return
     if (folder / RECORD).exists() or (folder / CHECKPOINT).exists():
         raise StorageError(f"{folder} holds a run that does not say what it is of: name another folder")
     write_atomically(file, json.dumps({"identity": identity}))
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text())
+    except OSError as error:
+        raise StorageError(f"cannot read {file}: {error.strerror or error}") from error
+    except ValueError:
+        content = None
+    if not isinstance(content, dict):
+        raise StorageError(f"{file} is damaged: name another folder, or delete {file.parent} and run again")
+    return content
 
 
 def _write(
@@ -299,8 +242,7 @@ def open_run(folder: str | Path, *, backbone: nn.Module | None = None, device: s
     config = TrainingConfig.from_mapping(meta["config"])
     schema = InputSchema.from_json(meta["schema"])
     target = target_of(TargetSpec(meta["target"]["kind"], tuple(meta["target"]["names"])))
-    cls = ALGORITHMS.get(config.algorithm)
-    algorithm = cls(_backbone(config, schema, backbone), target, meta["n_domains"], cls.settings_from(config.settings))
-    algorithm.load_state_dict(tensors)
-    algorithm.to(pick_device(device)).eval()
-    return Run(algorithm, json.loads((path / RECORD).read_text()), schema, path, meta["info"])
+    algorithm = rebuild(
+        config, schema, target, meta["n_domains"], tensors, backbone=backbone, source=path / MODEL
+    ).to(pick_device(device))  # fmt: skip
+    return Run(algorithm, _read_json(path / RECORD), schema, path, meta["info"])
