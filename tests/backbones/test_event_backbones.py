@@ -176,7 +176,9 @@ def test_attention_is_that_of_torch(make: Make) -> None:
                 "norm2.bias": ours.norm_hidden.bias,
             }
         )
-    batch = dataset.take(torch.tensor([0, 2, 3, 5])).inputs
+    lengths = dataset.columns["event_kind"].lengths  # type: ignore[union-attr]
+    # The longest first, which is the order in which stays are worked on.
+    batch = dataset.take(torch.argsort(lengths, descending=True)[:4]).inputs
     seen: list[Tensor] = []
     backbone.layers[0].register_forward_pre_hook(lambda _module, given: seen.append(given[0]))
     read: list[Tensor] = []
@@ -187,6 +189,24 @@ def test_attention_is_that_of_torch(make: Make) -> None:
     present = torch.arange(seen[0].shape[1]) < kinds.lengths[:, None]
     expected = reference(seen[0], src_key_padding_mask=~present)[torch.arange(4), kinds.lengths - 1]
     torch.testing.assert_close(read[0], expected, rtol=0, atol=1e-5)
+
+
+def test_stays_of_very_different_length_do_not_change_one_another(make: Make) -> None:
+    backbone = built("event-transformer", make("events"))
+    lengths = [3, 80, 0, 17, 41, 1, 79, 16, 200, 33]
+    rng = np.random.default_rng(0)
+    kinds = [rng.integers(0, 3, length).tolist() for length in lengths]
+    codes = [[[int(rng.integers(1, 22))] for _ in row] for row in kinds]
+    batch = {
+        "event_kind": Ragged.from_rows(kinds),
+        "event_codes": nested(codes),
+        "event_values": nested([[[NAN] for _ in row] for row in kinds], torch.float32),
+        "static": torch.full((len(lengths), 3), 60.0),
+    }
+    with torch.no_grad():
+        together = backbone(batch)
+        alone = torch.cat([backbone(stay(kind, code)) for kind, code in zip(kinds, codes, strict=True)])
+    torch.testing.assert_close(together, alone, rtol=0, atol=1e-5)
 
 
 def test_positions_count_back_from_the_last_event(make: Make) -> None:

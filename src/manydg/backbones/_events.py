@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from manydg.backbones._backbone import Inputs
 from manydg.backbones._codes import KnownCodes, pooled_sum, two_levels
-from manydg.backbones._layout import Layout, last_steps, longest_row
+from manydg.backbones._layout import Layout, last_steps
 from manydg.data.columns import Ragged, offsets_from_lengths
 from manydg.data.dataset import DomainDataset
 from manydg.data.schema import InputSchema
@@ -131,11 +131,12 @@ class EventSteps(nn.Module):
         kind, code, value = kinds.values, codes.values, values.values
         if not (isinstance(kind, Tensor) and isinstance(code, Ragged) and isinstance(value, Ragged)):
             raise DataError("event_kind holds one number an event; event_codes and event_values hold a list an event")
-        longest = longest_row(kinds.offsets)
-        if longest <= self.max_events:
-            return kind, code, value, Layout(kinds.offsets, len(kind), longest)
+        lengths = kinds.lengths.tolist()
+        if max(lengths, default=0) <= self.max_events:
+            return kind, code, value, Layout(kinds.offsets, lengths)
         kept, offsets = last_steps(kinds.offsets, self.max_events)
-        return kind[kept], code.take(kept), value.take(kept), Layout(offsets, len(kept), self.max_events)
+        shortened = [min(length, self.max_events) for length in lengths]
+        return kind[kept], code.take(kept), value.take(kept), Layout(offsets, shortened)
 
     def _pool(self, codes: Ragged, values: Ragged) -> Tensor:
         """Sum of the codes' vectors per event and field, ``(events, slots * width)``."""

@@ -43,7 +43,7 @@ class VisitCodes(nn.Module):
         first = self.diagnoses(self.known_diagnoses(diagnoses), bounds)
         procedures, _, bounds = two_levels("procedures", inputs["procedures"])
         second = self.procedures(self.known_procedures(procedures), bounds)
-        return first, second, Layout(offsets, len(first))
+        return first, second, Layout(offsets)
 
     def fit(self, dataset: DomainDataset) -> None:
         check_visits(dataset)

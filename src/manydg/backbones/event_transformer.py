@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from manydg.backbones._backbone import Backbone, Inputs
 from manydg.backbones._events import EventSteps
-from manydg.backbones._layout import Layout
+from manydg.backbones._layout import ByLength, Layout
 from manydg.backbones._steps import PatientFeatures
 from manydg.data.dataset import DomainDataset
 from manydg.data.schema import InputSchema
@@ -98,25 +98,31 @@ class EventTransformer(Backbone):
         vectors, layout = self.steps(inputs)
         places = self.position(self.sinusoids[: layout.longest])
         from_last = layout.lengths[layout.row] - 1 - layout.position
-        steps = layout.spread(self.dropout(vectors + places.index_select(0, from_last)))
-        mask = self._mask(layout)
-        for layer in self.layers[:-1]:
-            steps = layer(steps, steps, mask)
-        # Only the last event's output is read, so the last layer works it out alone.
-        last = self.layers[-1](layout.last(steps).unsqueeze(1), steps, mask).squeeze(1)
-        stay = torch.where((layout.lengths > 0).unsqueeze(-1), self.norm(last), self.no_events)
-        features: Tensor = self.patient(stay, inputs)
+        steps = self.dropout(vectors + places.index_select(0, from_last))
+        # Attention costs the square of the padded length, so that stays of similar length go together.
+        order = ByLength.of(layout)
+        steps = steps.index_select(0, order.steps)
+        stays = torch.cat([self._attend(steps[group.steps], group.layout) for group in order.groups])
+        features: Tensor = self.patient(stays.index_select(0, order.back), inputs)
         return features
 
     def fit_inputs(self, dataset: DomainDataset) -> None:
         self.steps.fit(dataset)
         self.patient.fit(dataset)
 
-    @staticmethod
-    def _mask(layout: Layout) -> Tensor:
-        """Which steps may be attended to, ``(batch, 1, 1, longest)``: in an empty row the first, to avoid 0 / 0."""
-        first = torch.arange(layout.longest, device=layout.present.device) == 0
-        return (layout.present | first)[:, None, None, :]
+    def _attend(self, vectors: Tensor, layout: Layout) -> Tensor:
+        """The last event's output of each stay, ``(rows, width)``."""
+        # A stay without events attends to its first place, to avoid 0 / 0; what comes of it is not used.
+        first = torch.arange(layout.longest, device=vectors.device) == 0
+        mask = (layout.present | first)[:, None, None, :]
+        steps = layout.spread(vectors)
+        for layer in self.layers[:-1]:
+            steps = layer(steps, steps, mask)
+        # Only the last event's output is read, so the last layer works it out alone.
+        rows = torch.arange(layout.rows, device=vectors.device)
+        last = steps[rows, (layout.lengths - 1).clamp_min(0)].unsqueeze(1)
+        output = self.norm(self.layers[-1](last, steps, mask).squeeze(1))
+        return torch.where((layout.lengths > 0).unsqueeze(-1), output, self.no_events)
 
 
 def _sinusoids(length: int, width: int) -> Tensor:

@@ -84,7 +84,7 @@ class GAMENet(Backbone):
         query = layout.last(queries)
         memory = self.together() - self.apart_weight * self.apart()
         fact = (query @ memory.T).softmax(dim=-1) @ memory
-        history = self._history(query, queries, memory, inputs)
+        history = self._history(query, queries, memory, layout, inputs)
         alone = (layout.lengths <= 1).unsqueeze(-1)
         features: Tensor = self.out(torch.cat([query, fact, torch.where(alone, fact, history)], dim=-1))
         return features
@@ -99,24 +99,19 @@ class GAMENet(Backbone):
         self.together.connect((given.T @ given).to(self.together.graph.device))
 
     def _queries(self, inputs: Inputs) -> tuple[Tensor, Layout]:
-        """A query for each visit, ``(batch, visits, width)``, from the visits up to it."""
+        """A query for each visit, ``(visits, width)``, from the visits up to it."""
         diagnoses, procedures, layout = self.codes(inputs)
-        # Padding comes after a row's visits, so that it cannot reach their states.
-        first, _ = self.diagnoses(layout.spread(self.dropout(diagnoses)))
-        second, _ = self.procedures(layout.spread(self.dropout(procedures)))
+        first = layout.run(self.diagnoses, self.dropout(diagnoses))
+        second = layout.run(self.procedures, self.dropout(procedures))
         return self.query(torch.cat([first, second], dim=-1)), layout
 
-    def _history(self, query: Tensor, queries: Tensor, memory: Tensor, inputs: Inputs) -> Tensor:
+    def _history(self, query: Tensor, queries: Tensor, memory: Tensor, layout: Layout, inputs: Inputs) -> Tensor:
         """Fact 2, ``(batch, width)``: the memory of earlier visits' drugs; of no use for a first visit."""
         drugs, offsets, bounds = two_levels("history_drugs", inputs["history_drugs"])
-        read = self._indicators(drugs, bounds) @ memory
-        history = Ragged(read, offsets)
-        earlier = torch.arange(queries.shape[1], device=query.device) < history.lengths.unsqueeze(-1)
-        scores = torch.bmm(queries, query.unsqueeze(-1)).squeeze(-1)
-        weights = scores.masked_fill(~earlier, torch.finfo(scores.dtype).min).softmax(dim=-1)
-        row = history.row_of_item()
-        parts = weights[row, history.position_of_item()].unsqueeze(-1) * read
-        return parts.new_zeros(query.shape).index_add(0, row, parts)
+        earlier = Layout(offsets, [max(0, visits - 1) for visits in layout.host_lengths])
+        keys = queries.index_select(0, layout.offsets[earlier.row] + earlier.position)
+        weights = earlier.softmax((keys * query.index_select(0, earlier.row)).sum(dim=-1))
+        return earlier.total(weights.unsqueeze(-1) * (self._indicators(drugs, bounds) @ memory))
 
     def _indicators(self, drugs: Tensor, bounds: Tensor) -> Tensor:
         """One row of 0 and 1 for each visit, ``(visits, drugs)``."""

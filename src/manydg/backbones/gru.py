@@ -37,10 +37,8 @@ class GRU(Backbone):
 
     def forward(self, inputs: Inputs) -> Tensor:
         vectors, layout = self.steps(inputs)
-        # Padding comes after a row's steps, so that it cannot reach the state after the last of them.
-        states, _ = self.recurrent(layout.spread(self.dropout(vectors)))
-        state = layout.last(states) * (layout.lengths > 0).unsqueeze(-1)
-        features: Tensor = self.patient(self.dropout(state), inputs)
+        states = layout.run(self.recurrent, self.dropout(vectors))
+        features: Tensor = self.patient(self.dropout(layout.last(states)), inputs)
         return features
 
     def fit_inputs(self, dataset: DomainDataset) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from manydg.backbones._backbone import Backbone, Inputs
 from manydg.backbones._layout import Layout
 from manydg.backbones._steps import PatientFeatures, step_encoder
+from manydg.data.columns import Ragged
 from manydg.data.dataset import DomainDataset
 from manydg.data.schema import InputSchema
 
@@ -44,25 +45,22 @@ class Retain(Backbone):
 
     def forward(self, inputs: Inputs) -> Tensor:
         vectors, layout = self.steps(inputs)
-        steps = layout.spread_reversed(self.dropout(vectors))
-        weights = self._weights(steps, layout)
-        gates = torch.tanh(self.gate(self.gate_states(steps)[0]))
-        context = (weights * gates * steps).sum(dim=1)
+        vectors = self.dropout(vectors)
+        weights = self._weights(vectors, layout).unsqueeze(-1)
+        gates = torch.tanh(self.gate(layout.run_backwards(self.gate_states, vectors)))
+        context = layout.total(weights * gates * vectors)
         features: Tensor = self.patient(self.dropout(context), inputs)
         return features
 
-    def attention(self, inputs: Inputs) -> Tensor:
-        """Weight alpha of each step, latest first, ``(batch, longest)``; zero where there is no step."""
+    def attention(self, inputs: Inputs) -> Ragged:
+        """Weight alpha of each sample's visits or events, in their order; they add up to 1."""
         vectors, layout = self.steps(inputs)
-        return self._weights(layout.spread_reversed(vectors), layout).squeeze(-1)
+        return Ragged(self._weights(vectors, layout), layout.offsets)
 
     def fit_inputs(self, dataset: DomainDataset) -> None:
         self.steps.fit(dataset)
         self.patient.fit(dataset)
 
-    def _weights(self, steps: Tensor, layout: Layout) -> Tensor:
-        scores = self.weight(self.weight_states(steps)[0])
-        present = layout.present.unsqueeze(-1)
-        # A finite mask, so that a row without steps gives zeros and no NaN.
-        weights: Tensor = scores.masked_fill(~present, torch.finfo(scores.dtype).min).softmax(dim=1)
-        return weights * present
+    def _weights(self, vectors: Tensor, layout: Layout) -> Tensor:
+        states = layout.run_backwards(self.weight_states, vectors)
+        return layout.softmax(self.weight(states).squeeze(-1))

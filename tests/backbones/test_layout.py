@@ -1,0 +1,88 @@
+"""Rows of steps: every way of running over them gives what each row gives alone."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from manydg.backbones._codes import pooled_sum
+from manydg.backbones._layout import ByLength, Layout, last_steps
+from manydg.data.columns import offsets_from_lengths
+
+LENGTHS = st.lists(st.integers(0, 40), min_size=1, max_size=9)
+
+
+def layout_of(lengths: list[int]) -> tuple[Layout, torch.Tensor]:
+    vectors = torch.randn(sum(lengths), 3)
+    return Layout(offsets_from_lengths(torch.tensor(lengths))), vectors
+
+
+@settings(max_examples=25, deadline=None)
+@given(LENGTHS)
+def test_a_recurrent_network_gives_each_row_its_own_states(lengths: list[int]) -> None:
+    layout, vectors = layout_of(lengths)
+    network = torch.nn.GRU(3, 4, batch_first=True)
+    forwards, backwards = layout.run(network, vectors), layout.run_backwards(network, vectors)
+    for row, (start, length) in enumerate(zip(layout.offsets.tolist(), lengths, strict=False)):
+        own = vectors[start : start + length]
+        if not length:
+            assert not layout.last(forwards)[row].any()
+            continue
+        expected = network(own.unsqueeze(0))[0][0]
+        torch.testing.assert_close(forwards[start : start + length], expected)
+        torch.testing.assert_close(layout.last(forwards)[row], expected[-1])
+        reverse = network(own.flip(0).unsqueeze(0))[0][0].flip(0)
+        torch.testing.assert_close(backwards[start : start + length], reverse)
+
+
+@settings(max_examples=25, deadline=None)
+@given(LENGTHS)
+def test_groups_hold_every_row_once_with_little_padding(lengths: list[int]) -> None:
+    layout, vectors = layout_of(lengths)
+    order = ByLength.of(layout)
+    sorted_vectors = vectors[order.steps]
+    totals = torch.cat([group.layout.total(sorted_vectors[group.steps]) for group in order.groups])
+    torch.testing.assert_close(totals[order.back], layout.total(vectors))
+    assert sum(group.layout.rows for group in order.groups) == len(lengths)
+    for group in order.groups:
+        assert min(group.layout.host_lengths) >= group.layout.longest // 2 or group.layout.longest <= 16
+
+
+@settings(max_examples=25, deadline=None)
+@given(LENGTHS)
+def test_weights_add_up_to_one_in_each_row(lengths: list[int]) -> None:
+    layout, vectors = layout_of(lengths)
+    totals = layout.total(layout.softmax(vectors[:, 0]).unsqueeze(-1)).squeeze(-1)
+    torch.testing.assert_close(totals, (torch.tensor(lengths) > 0).float())
+
+
+@settings(max_examples=25, deadline=None)
+@given(LENGTHS, st.integers(1, 12))
+def test_the_last_steps_of_each_row_are_kept_in_order(lengths: list[int], limit: int) -> None:
+    offsets = offsets_from_lengths(torch.tensor(lengths))
+    kept, new_offsets = last_steps(offsets, limit)
+    expected = [
+        list(range(max(start, stop - limit), stop)) for start, stop in zip(offsets[:-1], offsets[1:], strict=True)
+    ]
+    assert kept.tolist() == [step for row in expected for step in row]
+    assert new_offsets.diff().tolist() == [len(row) for row in expected]
+
+
+def test_pooled_sums_and_both_their_derivatives_are_right() -> None:
+    table = torch.randn(5, 2, dtype=torch.float64, requires_grad=True)
+    codes, offsets = torch.tensor([1, 3, 3, 0, 4]), torch.tensor([0, 2, 2, 5])
+    weights = torch.randn(5, dtype=torch.float64)
+
+    def pooled(given: torch.Tensor) -> torch.Tensor:
+        return pooled_sum(given, codes, offsets, weights).tanh()
+
+    expected = torch.stack([(table[codes[a:b]] * weights[a:b, None]).sum(0) for a, b in ((0, 2), (2, 2), (2, 5))])
+    torch.testing.assert_close(pooled(table), expected.tanh())
+    assert torch.autograd.gradcheck(pooled, (table,))
+    assert torch.autograd.gradgradcheck(pooled, (table,))
+
+
+def test_no_codes_at_all_pool_to_zero() -> None:
+    empty = torch.empty(0, dtype=torch.int64)
+    assert pooled_sum(torch.randn(4, 3), empty, torch.zeros(3, dtype=torch.int64)).tolist() == [[0.0] * 3] * 2
