@@ -22,12 +22,15 @@ class Cell:
         A second, smaller line.
     rank : {"", "best", "second"}
         Bold for the best, underlined for the second best.
+    whole : bool
+        Whether the text must stay on one line, as a pseudonym.
     """
 
     text: str
     sort: float | str | None = ""
     note: str = ""
     rank: str = ""
+    whole: bool = False
 
     @property
     def key(self) -> str:

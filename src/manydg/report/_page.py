@@ -23,6 +23,7 @@ from manydg.report._content import Block, Cell, Column, Section, Table, Terms, T
 from manydg.report._drawing import PREFIX, Panel
 from manydg.report._sections_experiments import EXPERIMENTS, experiment
 from manydg.report._sections_inside import INSIDE, inside
+from manydg.report._sections_paper import paper
 from manydg.report._study import Chapter, Study, read_study
 from manydg.report._words import MEANING, listed, metric_name, plural, sentence
 
@@ -125,6 +126,7 @@ def _chapter(chapter: Chapter, place: int) -> Written:
         lambda: data.question(chapter),
         lambda: data.cohort(chapter),
         lambda: comparing.main_results(chapter, comparison) if comparison else None,
+        lambda: paper(chapter, comparison),
         lambda: model.patients(chapter),
         lambda: model.confusion(chapter),
         lambda: model.reliability(chapter),

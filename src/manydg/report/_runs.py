@@ -105,3 +105,10 @@ def defined_metric(records: Sequence[Record], metrics: Sequence[str]) -> str | N
     people = len({name for record in records for name in record.get("per_patient") or {}})
     counts = {metric: len(patient_means(records, metric)) for metric in metrics}
     return next((metric for metric in metrics if people and counts[metric] >= people / 2), None)
+
+
+def seconds_per_epoch(record: Record) -> float | None:
+    """Mean seconds of an epoch, the first three left out where there are more; None where no time was noted."""
+    seconds = [float(entry["seconds"]) for entry in record.get("history") or [] if entry.get("seconds") is not None]
+    kept = seconds[3:] if len(seconds) > 3 else seconds
+    return float(np.mean(kept)) if kept else None

@@ -13,7 +13,7 @@ from manydg.report import _charts
 from manydg.report._charts import Series
 from manydg.report._content import Block, Cell, Column, Figure, Section, Table, Text
 from manydg.report._drawing import look
-from manydg.report._runs import Spread, by_algorithm, grouped, metric_spread
+from manydg.report._runs import Spread, by_algorithm, grouped, metric_spread, seconds_per_epoch
 from manydg.report._sections_model import panels_of_lines
 from manydg.report._study import Chapter, Record
 from manydg.report._words import LOSSES, algorithm_name, metric_name, number, sentence
@@ -272,7 +272,7 @@ def _bars(chapter: Chapter, runs: Sequence[Record]) -> list[Block]:
 def _times(runs: Sequence[Record]) -> list[Block]:
     names, values, rows = [], [], []
     for name, records in by_algorithm(runs).items():
-        seconds = [_epoch_seconds(record) for record in records]
+        seconds = [seconds_per_epoch(record) for record in records]
         kept = [value for value in seconds if value is not None]
         if kept:
             names.append(algorithm_name(name))
@@ -292,11 +292,3 @@ def _times(runs: Sequence[Record]) -> list[Block]:
 
 def _optional(value: Any) -> Cell:
     return Cell(f"{value:,.0f}", float(value)) if isinstance(value, int | float) else Cell("\N{EN DASH}", None)
-
-
-def _epoch_seconds(record: Record) -> float | None:
-    """Mean seconds of an epoch, the first three left out where there are more."""
-    told = (record.get("runtime") or {}).get("seconds_per_epoch") if isinstance(record.get("runtime"), dict) else None
-    seconds = [float(entry["seconds"]) for entry in record.get("history") or [] if entry.get("seconds") is not None]
-    kept = seconds[3:] if len(seconds) > 3 else seconds
-    return float(told) if told is not None else float(np.mean(kept)) if kept else None

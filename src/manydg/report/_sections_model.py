@@ -23,7 +23,7 @@ from manydg.report._runs import (
     patient_samples,
 )
 from manydg.report._study import Chapter, Record
-from manydg.report._words import LOSSES, algorithm_name, count, listed, metric_name, number, plural, signed
+from manydg.report._words import LOSSES, algorithm_name, count, listed, metric_name, number, plural, sentence, signed
 
 _OTHERS_IN_A_PANEL = 4
 _MOST_CURVES = 6
@@ -105,7 +105,7 @@ def patients(chapter: Chapter) -> Section | None:
     first = next(iter(values))
     label = metric_name(metric)
     shown = {algorithm_name(name): np.array(list(found.values())) for name, found in values.items()}
-    panel = _charts.distributions(f"{label.capitalize()} of each patient", shown, f"{label} within a patient")
+    panel = _charts.distributions(f"{sentence(label)} of each patient", shown, f"{label} within a patient")
     tenth = float(np.quantile(list(values[first].values()), 0.1))
     lead = (
         f"An average can hide patients for whom a model fails. With {algorithm_name(first)}, nine patients in ten have "
@@ -157,7 +157,11 @@ def _worst(values: Mapping[str, Mapping[str, float]], label: str, samples: Mappi
         columns += [Column(f"{algorithm_name(second)}, {label}"), Column("Difference")]
     rows = []
     for name, value in lowest:
-        row = [Cell(name), Cell(count(samples.get(name)), float(samples.get(name) or 0)), Cell(number(value), value)]
+        row = [
+            Cell(name, whole=True),
+            Cell(count(samples.get(name)), float(samples.get(name) or 0)),
+            Cell(number(value), value),
+        ]
         if second:
             other = values[second].get(name)
             gap = None if other is None else value - other

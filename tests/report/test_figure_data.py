@@ -1,0 +1,96 @@
+"""Figures' data are checked before they reach a page."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manydg.errors import DataError, StorageError
+from manydg.report.figure_data import parse_figure, read_figures
+
+GOOD: dict[str, dict[str, Any]] = {
+    "embedding": {
+        "panels": [{"name": "v", "xy": [[0, 1], [1, 0.5]]}], "patients": [0, 1], "pseudonyms": ["P-00aa", "P-00ab"],
+        "labels": [0, 0], "label_names": ["Wake"],
+    },
+    "norms": {"splits": [{"name": "train", "parallel": [1.0, 2.0], "orthogonal": [0.5, None]}]},
+    "similarity": {"rows": [{"name": "test", "within": 0.9, "across": 0.8, "within_interval": [0.8, 1.0]}]},
+    "orthogonality": {"rows": [{"first": "a", "second": "b", "cosine": 0.5, "paper": 0.6}]},
+    "curve": {
+        "x": {"label": "step", "values": [0, 1]}, "y": {"label": "kappa"},
+        "series": [{"name": "base", "mean": [0.1, None], "low": [0.0, 0.1], "high": [0.2, 0.3]}],
+    },
+    "bars": {"y": {"label": "s"}, "names": ["base"], "values": [1.0]},
+    "table": {"columns": ["a", "b"], "rows": [["x", 1], [None, 0.5]]},
+}  # fmt: skip
+
+
+def figure(kind: str, data: dict[str, Any]) -> dict[str, Any]:
+    return {"kind": kind, "title": "A title", "experiment": "runtime", "data": data}
+
+
+@pytest.mark.parametrize("kind", GOOD)
+def test_what_the_format_says_is_accepted(kind: str) -> None:
+    assert parse_figure(figure(kind, GOOD[kind])).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "value", "told"),
+    [
+        ("embedding", ("pseudonyms", 0), "Jane Doe", "no pseudonym"),
+        ("embedding", ("patients", 0), 7, "0 to 1"),
+        ("embedding", ("labels",), [0], "1 entries where 2"),
+        ("embedding", ("panels", 0, "xy", 0), [1, "x"], "pairs of finite numbers"),
+        ("embedding", ("panels", 0, "xy", 0), [1, float("nan")], "pairs of finite numbers"),
+        ("norms", ("splits", 0, "orthogonal"), [1.0], "1 entries where 2"),
+        ("norms", ("splits",), [], "empty"),
+        ("similarity", ("rows", 0, "within"), "high", "'within' is 'high'"),
+        ("orthogonality", ("rows", 0, "cosine"), float("inf"), "finite"),
+        ("curve", ("series", 0, "low"), [0.1], "data.series.low"),
+        ("curve", ("x", "scale"), "cubic", "neither 'linear' nor 'log'"),
+        ("bars", ("values",), [1.0, 2.0], "data.values has 2"),
+        ("table", ("rows", 0), ["x"], "1 entries where 2"),
+        ("table", ("rows", 0, 0), {"a": 1}, "neither text"),
+    ],
+)
+def test_what_is_wrong_is_said_where(kind: str, path: tuple[Any, ...], value: Any, told: str) -> None:
+    data = copy.deepcopy(GOOD[kind])
+    place: Any = data
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = value
+    with pytest.raises(DataError, match=told) as caught:
+        parse_figure(figure(kind, data))
+    assert "Jane" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", GOOD)
+def test_every_key_of_the_data_that_is_needed_is_missed(kind: str) -> None:
+    for key in GOOD[kind]:
+        data = {name: value for name, value in GOOD[kind].items() if name != key}
+        with pytest.raises(DataError):
+            parse_figure(figure(kind, data))
+
+
+def test_an_unknown_kind_is_answered_with_the_nearest_known_one() -> None:
+    with pytest.raises(DataError, match="did you mean 'curve'"):
+        parse_figure(figure("curves", GOOD["curve"]))
+
+
+def test_a_curve_must_name_its_experiment_and_an_embedding_need_not() -> None:
+    content = figure("curve", GOOD["curve"])
+    del content["experiment"]
+    with pytest.raises(DataError, match="experiment"):
+        parse_figure(content)
+    content = figure("embedding", GOOD["embedding"])
+    del content["experiment"]
+    assert parse_figure(content).experiment == "embedding"
+
+
+def test_a_file_that_is_no_json_is_named(tmp_path: Path) -> None:
+    (tmp_path / "broken.json").write_text("{")
+    with pytest.raises(StorageError, match=r"figures/broken\.json"):
+        read_figures(tmp_path)

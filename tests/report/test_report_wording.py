@@ -1,0 +1,88 @@
+"""What the page says about a difference follows from the test and the interval, and from nothing else."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from manydg.evaluation.statistics import Interval
+from manydg.report._comparison import Test as Difference
+from manydg.report._runs import defined_metric, epoch_curve, patient_means, spread
+from manydg.report._sections_compare import difference_in_words, reading
+from manydg.report._sections_inside import verdict_on_z
+
+
+def difference(gap: float, low: float, high: float, p: float) -> Difference:
+    return Difference("base", gap, Interval(gap, low, high), p, p, 1.0, 5, "")
+
+
+@pytest.mark.parametrize(
+    ("test", "said", "short"),
+    [
+        (difference(0.02, 0.01, 0.03, 0.01), "is larger than chance would explain (p = 0.010", "clearly better"),
+        (difference(-0.02, -0.03, -0.01, 0.0001), "larger than chance would explain (p < 0.001", "clearly worse"),
+        (difference(0.02, -0.01, 0.05, 0.01), "may or may not be more than chance", "not certain"),
+        (difference(0.02, 0.01, 0.03, 0.2), "may or may not be more than chance", "not certain"),
+        (difference(0.002, -0.01, 0.01, 0.8), "too small to tell from chance (p = 0.800", "no clear difference"),
+        (difference(0.02, math.nan, math.nan, math.nan), "could not be tested", "no clear difference"),
+    ],
+)
+def test_words_follow_test_and_interval(test: Difference, said: str, short: str) -> None:
+    assert said in difference_in_words(test)
+    assert reading(test) == short
+
+
+@settings(max_examples=60)
+@given(
+    st.floats(-0.2, 0.2), st.floats(0, 0.2), st.floats(0, 0.2), st.one_of(st.floats(0, 1), st.just(math.nan))
+)  # fmt: skip
+def test_clearly_is_never_said_of_a_difference_that_chance_explains(
+    gap: float, below: float, above: float, p: float
+) -> None:
+    test = difference(gap, gap - below, gap + above, p)
+    if "clearly" in reading(test):
+        assert p < 0.05
+        assert gap - below > 0 or gap + above < 0
+    if math.isnan(p) or p >= 0.05:
+        assert "larger than chance would explain" not in difference_in_words(test)
+
+
+def test_z_that_is_alike_for_all_patients_is_called_so() -> None:
+    alike = verdict_on_z([{"name": "test patients", "within": 0.992, "across": 0.989}])
+    apart = verdict_on_z([{"name": "test patients", "within": 0.9, "across": 0.3}])
+    assert "hardly tells them apart" in alike
+    assert "more alike within a patient" in apart
+
+
+def test_spread_leaves_out_what_is_undefined() -> None:
+    found = spread([1.0, None, math.nan, 2.0])
+    assert (found.mean, found.count) == (1.5, 2)
+    assert found.sd == pytest.approx(math.sqrt(0.5))
+    assert math.isnan(spread([None]).mean)
+
+
+def test_a_patient_counts_once_however_many_splits_tested_him() -> None:
+    runs = [
+        {"per_patient": {"P-00aa": {"kappa": 0.2}, "P-00ab": {"kappa": None}}},
+        {"per_patient": {"P-00aa": {"kappa": 0.4}}},
+    ]
+    assert patient_means(runs, "kappa") == {"P-00aa": pytest.approx(0.3)}
+
+
+def test_a_metric_that_most_patients_lack_is_passed_over() -> None:
+    runs = [{"per_patient": {f"P-00{n:02d}": {"auprc": None if n else 0.5, "kappa": 0.1} for n in range(4)}}]
+    assert defined_metric(runs, ["auprc", "kappa"]) == "kappa"
+    assert defined_metric(runs, ["auprc"]) is None
+
+
+def test_an_epoch_curve_is_the_mean_of_the_runs_that_reached_the_epoch() -> None:
+    runs = [
+        {"history": [{"epoch": 1, "val": {"kappa": 0.2}}, {"epoch": 2, "val": {"kappa": 0.6}}]},
+        {"history": [{"epoch": 1, "val": {"kappa": 0.4}}]},
+    ]
+    x, mean, *_ = epoch_curve(runs, lambda entry: entry["val"]["kappa"])
+    assert x.tolist() == [1, 2]
+    assert mean.tolist() == pytest.approx([0.3, 0.6])
