@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -46,7 +48,7 @@ def test_groups_hold_every_row_once_with_little_padding(lengths: list[int]) -> N
     torch.testing.assert_close(totals[order.back], layout.total(vectors))
     assert sum(group.layout.rows for group in order.groups) == len(lengths)
     for group in order.groups:
-        assert min(group.layout.host_lengths) >= group.layout.longest // 2 or group.layout.longest <= 16
+        assert min(group.layout.host_lengths) >= 2 * group.layout.longest // 3 or group.layout.longest <= 16
 
 
 @settings(max_examples=25, deadline=None)
@@ -62,9 +64,7 @@ def test_weights_add_up_to_one_in_each_row(lengths: list[int]) -> None:
 def test_the_last_steps_of_each_row_are_kept_in_order(lengths: list[int], limit: int) -> None:
     offsets = offsets_from_lengths(torch.tensor(lengths))
     kept, new_offsets = last_steps(offsets, limit)
-    expected = [
-        list(range(max(start, stop - limit), stop)) for start, stop in zip(offsets[:-1], offsets[1:], strict=True)
-    ]
+    expected = [list(range(max(start, stop - limit), stop)) for start, stop in itertools.pairwise(offsets.tolist())]
     assert kept.tolist() == [step for row in expected for step in row]
     assert new_offsets.diff().tolist() == [len(row) for row in expected]
 

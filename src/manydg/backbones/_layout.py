@@ -139,7 +139,7 @@ class ByLength:
 
     @staticmethod
     def of(layout: Layout) -> ByLength:
-        """Group rows whose lengths lie within a factor of two, the longest first."""
+        """The longest first; none in a group is shorter than two thirds of its longest, unless all are short."""
         lengths = np.array(layout.host_lengths, dtype=np.int64)
         order = np.argsort(-lengths, kind="stable")
         ordered = lengths[order]
@@ -151,7 +151,7 @@ class ByLength:
         )
         groups, row, first_step = [], 0, 0
         while row < len(ordered):
-            limit = 0 if ordered[row] <= _SHORT else ordered[row] // 2
+            limit = 0 if ordered[row] <= _SHORT else 2 * ordered[row] // 3
             stop = int(np.searchsorted(-ordered, -limit, side="right" if limit == 0 else "left"))
             own = ordered[row:stop].tolist()
             offsets = steps.offsets[row : stop + 1] - steps.offsets[row]
