@@ -114,7 +114,7 @@ def train() -> Callable[..., None]:
         done = epoch = 0
         while done < steps:
             for indices, pairs in plan_epoch(algorithm.sampling, dataset.domains, 32, seed=0, epoch=epoch):
-                algorithm.progress = done / steps
+                algorithm.progress.fill_(done / steps)
                 algorithm.step(dataset.take(indices, pairs), optimizers)
                 done += 1
                 if done == steps:

@@ -32,7 +32,7 @@ def features_batch(rows: int = 12, width: int = 6, patients: int = 4) -> Batch:
 @pytest.mark.parametrize("progress", [0.0, 0.3, 1.0])
 def test_dann_reverses_the_gradient_of_the_discriminator(progress: float, given: Callable[[int], Backbone]) -> None:
     model, batch = DANN(given(6), CLASSES, 4, DANNSettings(weight=0.1)), features_batch()
-    model.progress = progress
+    model.progress.fill_(progress)
     v = batch.inputs["x"]
     assert isinstance(v, Tensor)
     weights = list(model.discriminator.parameters())

@@ -55,14 +55,18 @@ class Algorithm(nn.Module):
 
     Attributes
     ----------
-    progress : float
-        How much of the training is done, from 0 to 1; the training loop sets it before every step.
+    progress : Tensor
+        How much of the training is done, from 0 to 1, a scalar; the training loop sets it before every step.
     """
 
     Settings: ClassVar[type[Hyperparameters]] = Hyperparameters
     sampling: ClassVar[Sampling] = "samples"
     """Which rows a step gets: plain samples, same-patient pairs, random pairs, or episodes of patients. An algorithm of
     the ``whole`` kind is not trained by steps at all but sees the training set once, in :meth:`fit_whole`."""
+    static_step: ClassVar[bool] = True
+    """Whether a step does the same work on every batch of a shape without looking at values on the host, so that a GPU
+    may replay it."""
+    progress: Tensor
 
     def __init__(
         self, backbone: Backbone, target: Target, n_domains: int, settings: Hyperparameters | None = None
@@ -72,7 +76,7 @@ class Algorithm(nn.Module):
             raise ConfigError(f"{type(self).__name__} cannot be used here: {reason}")
         self.backbone, self.target, self.n_domains = backbone, target, n_domains
         self.settings = settings if settings is not None else self.Settings()
-        self.progress = 0.0
+        self.register_buffer("progress", torch.zeros(()), persistent=False)
 
     @classmethod
     def refuses(cls, target: Target, backbone: Backbone) -> str | None:

@@ -49,6 +49,7 @@ class CondAdv(Base):
 
     Settings = CondAdvSettings
     settings: CondAdvSettings
+    static_step = False
 
     def __init__(
         self, backbone: Backbone, target: Target, n_domains: int, settings: CondAdvSettings | None = None

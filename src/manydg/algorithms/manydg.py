@@ -44,7 +44,7 @@ class ManyDGSettings(Hyperparameters):
     reconstruction: float = setting(1.0, 0.1, 10.0, "weight of the mutual reconstruction, L_rec (lambda 2)")
     similarity: float = setting(1.0, 0.1, 10.0, "weight of the agreement of domain factors, L_sim (lambda 3)")
     temperature: float = setting(0.5, 0.05, 2.0, "temperature tau of the predictor")
-    predictor: str = choice("cosine", ("cosine", "inner"), "similarity to the prototypes")
+    predictor: str = choice("inner", ("cosine", "inner"), "similarity to the prototypes")
 
 
 class ManyDG(Algorithm):

@@ -53,6 +53,7 @@ class MLDG(Base):
 
     Settings = MLDGSettings
     settings: MLDGSettings
+    static_step = False
     sampling: ClassVar[Sampling] = "episodes"
 
     def forward(self, inputs: Inputs) -> Tensor:

@@ -16,7 +16,7 @@ from manydg.targets import Target
 @dataclass(frozen=True)
 class PrototypeSettings(Hyperparameters):
     temperature: float = setting(0.5, 0.05, 2.0, "temperature of the predictor")
-    predictor: str = choice("cosine", ("cosine", "inner"), "similarity to the prototypes")
+    predictor: str = choice("inner", ("cosine", "inner"), "similarity to the prototypes")
 
 
 class Prototype(Algorithm):

@@ -59,6 +59,7 @@ class SagNet(Base):
 
     Settings = SagNetSettings
     settings: SagNetSettings
+    static_step = False
 
     def __init__(
         self, backbone: Backbone, target: Target, n_domains: int, settings: SagNetSettings | None = None

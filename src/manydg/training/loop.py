@@ -25,6 +25,7 @@ from manydg.training.checkpoint import pack_optimizer, read_tensors, same_device
 from manydg.training.config import TrainingConfig
 from manydg.training.inference import device_of, predict_probabilities
 from manydg.training.reporting import Reporter
+from manydg.training.steps import steps_for
 
 CHECKPOINT = "checkpoint.safetensors"
 _STEPS_BETWEEN_CHECKS = 200
@@ -68,6 +69,7 @@ class TrainingLoop:
         """Train to the end, from the checkpoint if there is one."""
         if self.checkpoint is not None and self.checkpoint.exists():
             self._resume(self.checkpoint)
+        self.do_step = steps_for(self.algorithm, self.train, self.optimizers, device_of(self.algorithm))
         done = len(self.history)
         self.reporter.started(self.config.algorithm, self.config.epochs, done + 1)
         for epoch in range(done + 1, self.config.epochs + 1):
@@ -106,14 +108,12 @@ class TrainingLoop:
 
     def _run_steps(self, plan: EpochPlan, epoch: int) -> dict[str, float]:
         """All steps of an epoch; the loss terms stay on the device and are read in blocks."""
-        device = device_of(self.algorithm)
         sums: dict[str, float] = {}
         counts: dict[str, int] = {}
         block: list[dict[str, Tensor]] = []
         for step, (indices, pairs) in enumerate(plan):
-            self.algorithm.progress = (epoch - 1 + step / len(plan)) / self.config.epochs
-            batch = self.train.take(indices, pairs).to(device)
-            block.append(self.algorithm.step(batch, self.optimizers))
+            self.algorithm.progress.fill_((epoch - 1 + step / len(plan)) / self.config.epochs)
+            block.append(self.do_step(indices, pairs))
             if len(block) == _STEPS_BETWEEN_CHECKS or step == len(plan) - 1:
                 values = _read(block)
                 self._check_finite(values, step + 1 - len(block), plan, epoch)
