@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from manydg.sources._provenance import CohortFlow, provenance
 
 _NULLS = ["", "NA", "N/A", "null", "NULL"]
 _SHOWN = 12
+_PATTERNED = ("feature", "target")
 
 
 def prepare(
@@ -66,44 +68,61 @@ def prepare(
     """
     path = Path(file)
     table, columns = _open(path)
-    wanted = [target] if isinstance(target, str) else list(target)
-    targets = _columns(wanted, columns, path, "target")
-    roles = {"patient": _columns([patient], columns, path, "patient")[0]}
-    if time is not None:
-        roles["time"] = _columns([time], columns, path, "time")[0]
-    reserved = {*roles.values(), *targets}
-    chosen = _columns(features, columns, path, "feature")
-    names = [name for name in chosen if name not in reserved]
-    if not names:
-        raise DataError(f"{path}: the patterns {list(features)} leave no feature besides patient, target and time")
-    frame = _collect(table.select([*names, *(name for name in dict.fromkeys([*targets, *roles.values()]))]), path)
-    values = _feature_values(frame, names, path)
-    labels = _labels(frame, targets, path)
-    patients = _numbers_or_text(frame, roles["patient"], "patient", path)
+    roles = _choose(columns, path, patient, [target] if isinstance(target, str) else target, features, time)
+    frame = _collect(table.select(roles.columns()), path)
     flow = CohortFlow()
-    flow.add("rows of the table", patients=frame[roles["patient"]].n_unique(), samples=frame.height)
+    flow.add("rows of the table", patients=frame[roles.patient].n_unique(), samples=frame.height)
     options = {
         "patient": patient,
-        "target": target if isinstance(target, str) else wanted,
+        "target": target if isinstance(target, str) else list(target),
         "features": list(features),
         "time": time,
         "missing": missing,
-        "left_out_of_features": [name for name in chosen if name in reserved],
+        "left_out_of_features": roles.left_out,
     }
-    info = {"settings": {"features": names}, **provenance("table", [path], options, flow)}
     return write_dense(
         out,
-        values,
-        labels,
-        patients,
-        place=lambda position: f"feature '{names[position[0]]}'",
+        _feature_values(frame, roles.features, path),
+        _labels(frame, roles.targets, path),
+        _numbers_or_text(frame, roles.patient, "patient", path),
+        place=lambda position: f"feature '{roles.features[position[0]]}'",
         kind=kind,
-        classes=classes if classes is not None or len(targets) == 1 else targets,
-        times=_times(frame, roles["time"], path) if "time" in roles else None,
+        classes=classes if classes is not None or len(roles.targets) == 1 else roles.targets,
+        times=None if roles.time is None else _times(frame, roles.time, path),
         missing=missing,
-        info=info,
+        info={"settings": {"features": roles.features}, **provenance("table", [path], options, flow)},
         overwrite=overwrite,
     )
+
+
+@dataclass(frozen=True)
+class _Roles:
+    """What each column is for."""
+
+    patient: str
+    targets: list[str]
+    time: str | None
+    features: list[str]
+    left_out: list[str]
+
+    def columns(self) -> list[str]:
+        """Every column that is needed, once."""
+        others = [self.patient, *self.targets, *([] if self.time is None else [self.time])]
+        return list(dict.fromkeys([*self.features, *others]))
+
+
+def _choose(
+    columns: Sequence[str], path: Path, patient: str, targets: Sequence[str], features: Sequence[str], time: str | None
+) -> _Roles:
+    (who,) = _columns([patient], columns, path, "patient")
+    labels = _columns(targets, columns, path, "target")
+    when = None if time is None else _columns([time], columns, path, "time")[0]
+    chosen = _columns(features, columns, path, "feature")
+    reserved = {who, *labels, when}
+    names = [name for name in chosen if name not in reserved]
+    if not names:
+        raise DataError(f"{path}: the patterns {list(features)} leave no feature besides patient, target and time")
+    return _Roles(who, labels, when, names, [name for name in chosen if name in reserved])
 
 
 def _open(path: Path) -> tuple[pl.LazyFrame, list[str]]:
@@ -143,7 +162,7 @@ def _columns(patterns: Iterable[str], columns: Sequence[str], path: Path, role: 
     found: set[str] = set()
     for pattern in patterns:
         matches = [pattern] if pattern in columns else []
-        if not matches and re.search(r"[*?\[]", pattern):
+        if not matches and role in _PATTERNED and re.search(r"[*?\[]", pattern):
             matches = [name for name in columns if fnmatchcase(name, pattern)]
         if not matches:
             near = difflib.get_close_matches(pattern, columns, n=1, cutoff=0.4)
