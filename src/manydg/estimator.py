@@ -1,0 +1,331 @@
+"""The scikit-learn face: arrays in, ``fit`` with the patients as groups, ``predict_proba`` on new patients."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets, type_of_target
+from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
+from torch import nn
+
+from manydg._estimator_files import EstimatorError, load_estimator, save_estimator
+from manydg.algorithms import Algorithm
+from manydg.data.build import from_arrays
+from manydg.data.dataset import DomainDataset
+from manydg.data.schema import InputSchema
+from manydg.data.splits import split_patients
+from manydg.errors import ConfigError, DataError, ManyDGWarning
+from manydg.training.config import TrainingConfig, pick_device
+from manydg.training.fit import fit
+from manydg.training.inference import predict_probabilities
+
+Array = npt.NDArray[Any]
+FEWEST_PATIENTS_TO_HOLD_BACK = 10
+
+
+class ManyDGClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """A classifier for patients it has never seen, trained on samples of many patients.
+
+    Parameters
+    ----------
+    algorithm : str
+        Name of an algorithm of this package (``manydg``, ``base``, ``dann``, ``boosting``, ...).
+    settings : dict, optional
+        Settings of the algorithm; what is not given has its default.
+    backbone : str or nn.Module
+        Name of a backbone, ``package.module:Class``, or a module of your own that maps ``(batch, features)`` to
+        ``(batch, width)``. A module is copied before it is trained. ``auto`` is a multilayer perceptron, or the
+        ``tabular`` network where values are missing.
+    backbone_options : dict, optional
+        Options of a backbone that is given by name.
+    epochs : int
+    batch_size : int or "auto"
+        Samples of a step; ``auto`` is an eighth of the training samples, but at least 32 and at most 256.
+    lr, weight_decay : float
+        Of Adam.
+    validation_share : float
+        Share of the patients held back to choose the epoch. Nobody is held back if it is 0, if there are fewer than ten
+        patients, or if those held back would not show two classes, or take the last samples of a class away; then the
+        last epoch's weights are kept. :attr:`selection_rule_` says which it was.
+    selection : str, optional
+        Validation metric that chooses the epoch; the target's own if not given.
+    device : str
+        ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+    random_state : int, RandomState instance or None
+        Decides who is held back, initial weights, order and dropout.
+
+    Attributes
+    ----------
+    classes_ : array ``(K,)``
+        The labels, sorted; for label indicators, the numbers of the labels.
+    n_features_in_ : int
+    feature_names_in_ : array of str
+        Where ``X`` was a table with named columns.
+    algorithm_ : Algorithm
+        The trained model.
+    selection_rule_ : str
+        How the epoch was chosen whose weights are kept.
+    epoch_ : int
+        That epoch.
+    history_ : list of dict
+        Loss terms and validation metrics of every epoch.
+    n_patients_ : int
+        Patients seen in ``fit``, those held back included.
+
+    Notes
+    -----
+    Give the patients to ``fit`` as ``groups``. Without them every sample counts as a patient of its own: ManyDG then
+    has no two samples of one patient to compare and trains its supervised and MMD terms only, the samples held back are
+    not of other patients, and a warning says so. In cross-validation the patients have to reach both the splitter and
+    ``fit``, which takes scikit-learn's metadata routing (see the example).
+
+    Examples
+    --------
+    >>> import sklearn
+    >>> from sklearn.model_selection import GroupKFold, cross_val_score
+    >>> rng = np.random.default_rng(0)
+    >>> patients = np.repeat(np.arange(12), 10)
+    >>> X = rng.normal(size=(120, 4))
+    >>> y = np.where(X[:, 0] > 0, "ill", "well")
+    >>> model = ManyDGClassifier(epochs=3, random_state=0).fit(X, y, groups=patients)
+    >>> model.predict_proba(X[:5]).shape
+    (5, 2)
+    >>> with sklearn.config_context(enable_metadata_routing=True):
+    ...     routed = ManyDGClassifier(epochs=1, random_state=0).set_fit_request(groups=True)
+    ...     scores = cross_val_score(routed, X, y, cv=GroupKFold(3), params={"groups": patients})
+    >>> len(scores)
+    3
+    """
+
+    classes_: Array
+    n_features_in_: int
+    algorithm_: Algorithm
+
+    def __init__(
+        self,
+        algorithm: str = "manydg",
+        *,
+        settings: Mapping[str, Any] | None = None,
+        backbone: str | nn.Module = "auto",
+        backbone_options: Mapping[str, Any] | None = None,
+        epochs: int = 20,
+        batch_size: int | str = "auto",
+        lr: float = 1e-3,
+        weight_decay: float = 1e-5,
+        validation_share: float = 0.1,
+        selection: str | None = None,
+        device: str = "auto",
+        random_state: Any = None,
+    ) -> None:
+        self.algorithm = algorithm
+        self.settings = settings
+        self.backbone = backbone
+        self.backbone_options = backbone_options
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.lr = lr
+        self.weight_decay = weight_decay
+        self.validation_share = validation_share
+        self.selection = selection
+        self.device = device
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any, groups: Any = None) -> ManyDGClassifier:
+        """Train on samples of many patients.
+
+        Parameters
+        ----------
+        X : array ``(samples, features)``
+            NaN is a value that is missing. More dimensions are possible with a backbone of your own.
+        y : array ``(samples,)`` of class labels, or ``(samples, K)`` of 0 and 1
+        groups : array ``(samples,)``, optional
+            Whose sample each one is.
+
+        Returns
+        -------
+        ManyDGClassifier
+            Itself.
+        """
+        inputs, labels = validate_data(
+            self, X, y, dtype=np.float32, multi_output=True, allow_nd=True, ensure_all_finite="allow-nan",
+            ensure_min_samples=2,
+        )  # fmt: skip
+        kind, codes = self._encode(labels)
+        who = _patients(groups, inputs)
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        with _as_value_errors(), _own_randomness():
+            names = [str(label) for label in self.classes_.tolist()]
+            data = from_arrays(
+                _writable(inputs), codes, who, kind=kind, names=names, missing=bool(np.isnan(inputs).any())
+            )
+            train, val = self._hold_back(data, seed)
+            config = self._config(seed, len(train))
+            module = copy.deepcopy(self.backbone) if isinstance(self.backbone, nn.Module) else None
+            fitted = fit(config, train, val, pick_device(self.device), backbone=module)
+        self.algorithm_ = fitted.algorithm.eval()
+        self.history_, self.epoch_, self.selection_rule_ = fitted.history, fitted.epoch, fitted.selection_rule
+        self.n_patients_ = data.n_patients
+        self._config_, self._schema_ = config, InputSchema.of(data)
+        return self
+
+    def predict_proba(self, X: Any) -> npt.NDArray[np.float32]:
+        """Probabilities of the classes for samples of any patient, ``(samples, K)``.
+
+        For label indicators each column is the probability of that label, and a row need not sum to one.
+        """
+        check_is_fitted(self, "algorithm_")
+        inputs = validate_data(self, X, dtype=np.float32, allow_nd=True, ensure_all_finite="allow-nan", reset=False)
+        target = self.algorithm_.target.spec
+        shape = (len(inputs), target.size) if target.kind == "multilabel" else (len(inputs),)
+        with _as_value_errors():
+            data = DomainDataset(
+                columns={"x": torch.from_numpy(_writable(inputs))},
+                targets=torch.zeros(shape, dtype=torch.int64),
+                target=target,
+                domains=torch.zeros(len(inputs), dtype=torch.int64),
+                patients=np.array(["unnamed"]),
+                info={"settings": {"missing": True}} if np.isnan(inputs).any() else {},
+            )
+            self._schema_.check(InputSchema.of(data))
+        probabilities = predict_probabilities(self.algorithm_, data).numpy()
+        # In 32 bits a sigmoid rounds to exactly 1 where a label is merely very likely.
+        return _inside(probabilities) if target.kind == "multilabel" else probabilities
+
+    def predict(self, X: Any) -> Array:
+        """The most probable class of each sample ``(samples,)``, or each label from 0.5 upwards ``(samples, K)``."""
+        probabilities = self.predict_proba(X)
+        if self.algorithm_.target.spec.kind == "multilabel":
+            return np.asarray(probabilities >= 0.5, dtype=np.int64)
+        chosen: Array = self.classes_[probabilities.argmax(axis=1)]
+        return chosen
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the fitted model to a folder: one safetensors file with JSON in its header, and no pickle.
+
+        Returns
+        -------
+        Path
+            The file written.
+        """
+        check_is_fitted(self, "algorithm_")
+        return save_estimator(self, Path(folder))
+
+    @classmethod
+    def load(cls, folder: str | Path, *, backbone: nn.Module | None = None) -> ManyDGClassifier:
+        """Open what :meth:`save` wrote; it predicts the same.
+
+        Parameters
+        ----------
+        folder : path
+        backbone : nn.Module, optional
+            Needed where the model was trained with a module of your own: one like it, freshly built; its weights are
+            filled in.
+        """
+        parameters, fitted = load_estimator(Path(folder), backbone)
+        model = cls(**parameters)
+        for name, value in fitted.items():
+            setattr(model, name, value)
+        return model
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_label = True
+        tags.input_tags.allow_nan = True
+        tags.non_deterministic = False
+        return tags
+
+    def _encode(self, y: Array) -> tuple[str, Array]:
+        """The kind of target and its codes; sets ``classes_``."""
+        check_classification_targets(y)
+        if type_of_target(y) == "multilabel-indicator":
+            self.classes_ = np.arange(y.shape[1])
+            return "multilabel", np.asarray(y, dtype=np.int64)
+        self.classes_, codes = np.unique(column_or_1d(y, warn=True), return_inverse=True)
+        if len(self.classes_) < 2:
+            raise EstimatorError(f"y holds one class only ({self.classes_[0]!r}): there is nothing to learn")
+        return "binary" if len(self.classes_) == 2 else "classes", codes
+
+    def _hold_back(self, data: DomainDataset, seed: int) -> tuple[DomainDataset, DomainDataset | None]:
+        """Training and validation patients, or all and ``None`` where nobody can be spared."""
+        share = self.validation_share
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
+            raise ConfigError(f"validation_share is {share!r}; it must be from 0 to less than 1")
+        if share == 0 or data.n_patients < FEWEST_PATIENTS_TO_HOLD_BACK:
+            return data, None
+        split = split_patients(data, (1 - share, share, 0.0), seed)
+        train, val = data.select(split.train), data.select(split.val)
+        return (train, val) if _can_choose(data, train, val) else (data, None)
+
+    def _config(self, seed: int, samples: int) -> TrainingConfig:
+        size = min(256, max(32, samples // 8)) if self.batch_size == "auto" else self.batch_size
+        return TrainingConfig(
+            algorithm=self.algorithm,
+            settings=dict(self.settings or {}),
+            backbone=self.backbone if isinstance(self.backbone, str) else "auto",
+            backbone_options=dict(self.backbone_options or {}),
+            epochs=self.epochs,
+            batch_size=size,  # type: ignore[arg-type]
+            lr=self.lr,
+            weight_decay=self.weight_decay,
+            seed=seed,
+            selection=self.selection,
+        )
+
+
+def _can_choose(data: DomainDataset, train: DomainDataset, val: DomainDataset) -> bool:
+    """Whether the training patients show all that there is to learn, and the validation patients enough to judge it."""
+    if data.target.kind == "multilabel":
+        positive = train.targets.sum(dim=0)
+        return bool(((positive > 0) & (positive < len(train))).all()) and bool((val.targets > 0).any())
+    shown = [len(np.unique(side.targets.numpy())) for side in (train, val)]
+    return shown[0] == data.target.size and shown[1] > 1
+
+
+def _patients(groups: Any, inputs: Array) -> Array:
+    if groups is not None:
+        check_consistent_length(inputs, groups)
+        return np.asarray(groups)
+    warnings.warn(
+        "fit was not told whose samples these are: every sample counts as a patient of its own, so that nothing is "
+        "learnt about patients. Give fit the patients as groups",
+        ManyDGWarning,
+        stacklevel=3,
+    )
+    return np.arange(len(inputs))
+
+
+def _writable(inputs: Array) -> Array:
+    """The array itself, or a copy where torch could not share its memory."""
+    return np.require(inputs, requirements=["C", "W"])
+
+
+def _inside(probabilities: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """The probabilities, none of them exactly 0 or 1."""
+    margin = np.finfo(np.float32).eps
+    return np.clip(probabilities, margin, 1 - margin)
+
+
+@contextlib.contextmanager
+def _as_value_errors() -> Iterator[None]:
+    """What is wrong with data or settings, as scikit-learn's users expect it."""
+    try:
+        yield
+    except (DataError, ConfigError) as error:
+        raise EstimatorError(str(error)) from error
+
+
+@contextlib.contextmanager
+def _own_randomness() -> Iterator[None]:
+    """Training seeds torch; whoever called ``fit`` gets its own state back."""
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        yield
