@@ -70,6 +70,14 @@ def test_temperature_scaling_keeps_the_top_class_and_sums_to_one() -> None:
     np.testing.assert_allclose(scale_temperature(target, probabilities, 1.0), probabilities)
 
 
+def test_a_temperature_of_two_takes_square_roots() -> None:
+    """Logits halved: 0.8 and 0.2 stand as 2 to 1, and odds of 4 become odds of 2."""
+    classes = scale_temperature(_target("classes", 2), np.array([[0.8, 0.2]]), 2.0)
+    labels = scale_temperature(_target("multilabel", 2), np.array([[0.8, 0.2]]), 2.0)
+    np.testing.assert_allclose(classes, [[2 / 3, 1 / 3]])
+    np.testing.assert_allclose(labels, [[2 / 3, 1 / 3]])
+
+
 def test_the_reliability_curve_is_that_of_scikit_learn() -> None:
     target, truth, probabilities = _calibrated("binary", 3000)
     curve = reliability(target, truth, probabilities, bins=10)

@@ -149,8 +149,17 @@ def test_the_binary_threshold_has_the_highest_f1_of_all(seed: int) -> None:
     assert sk.f1_score(truth, probabilities[:, 1] >= threshold) == pytest.approx(best)
 
 
-def test_the_multilabel_threshold_is_the_best_of_a_fine_grid() -> None:
-    truth, probabilities = _many_labels(2, 80, 6)
+def test_where_everyone_is_positive_everyone_is_called_so() -> None:
+    probabilities = np.array([[0.9, 0.1], [0.7, 0.3], [0.2, 0.8]])
+    target = _target("binary", 2)
+    threshold, _ = choose_threshold(target, np.array([1, 1, 1]), probabilities)
+    assert decide(target, probabilities, threshold).tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, 5])
+def test_the_multilabel_threshold_is_the_best_of_a_fine_grid(seed: int) -> None:
+    """Odd seeds have probabilities of two digits, which lie on the thresholds tried."""
+    truth, probabilities = _many_labels(seed, 80, 6)
     target = _target("multilabel", 6)
     threshold, rule = choose_threshold(target, truth, probabilities)
     assert "mean F1 of a sample on validation patients" in rule

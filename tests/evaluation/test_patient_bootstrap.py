@@ -12,6 +12,7 @@ from manydg.data.dataset import TargetSpec
 from manydg.errors import DataError
 from manydg.evaluation.metrics import score
 from manydg.evaluation.statistics import (
+    PatientResampling,
     Predictions,
     WeightedMetrics,
     bca_interval,
@@ -40,7 +41,7 @@ def _predictions(kind: str, seed: int = 0, patients: int = 6, rows: int = 90, sk
         truth = rng.integers(0, target.size, rows)
         raw = 0.1 + rng.random((rows, target.size)).round(1)
         raw += skill * np.eye(target.size)[truth] * rng.random((rows, 1))
-        probabilities = raw / raw.sum(axis=1, keepdims=True)
+        probabilities = (raw / raw.sum(axis=1, keepdims=True)).round(1)  # ties
     return Predictions(target, truth, probabilities, np.array([f"P-{i}" for i in who]), threshold=0.45)
 
 
@@ -61,6 +62,15 @@ def test_every_resample_draws_as_many_patients_as_there_are() -> None:
     assert (weights.sum(axis=1) == 9).all()
     assert (patient_weights(9, 50, seed=0) == weights).all()
     assert (patient_weights(9, 50, seed=1) != weights).any()
+
+
+@pytest.mark.parametrize(("patients", "groups"), [(9, 9), (450, 200)])
+def test_the_jackknife_leaves_every_patient_out_once(patients: int, groups: int) -> None:
+    plan = PatientResampling(np.arange(patients), resamples=5)
+    left_out = plan.weights[6:]
+    assert len(left_out) == groups
+    assert ((left_out == 0).sum(axis=0) == 1).all()
+    assert (plan.weights[0] == 1).all()
 
 
 def test_the_bca_interval_is_that_of_scipy() -> None:

@@ -143,8 +143,9 @@ def bca_interval(draws: npt.ArrayLike, estimate: float, left_out: npt.ArrayLike,
         return Interval(estimate, plain.low, plain.high, level, "percentile interval: the bias cannot be estimated")
     bias = special.ndtri(below)
     spread = jackknife.mean() - jackknife
-    scale = float((spread**2).sum()) ** 1.5
-    acceleration = float((spread**3).sum()) / (6 * scale) if scale > 0 else 0.0
+    # Values that differ in the last bit alone have no skewness to speak of.
+    varies = np.abs(spread).max() > 1e-12 * max(1.0, abs(estimate))
+    acceleration = float((spread**3).sum() / (6 * (spread**2).sum() ** 1.5)) if varies else 0.0
     tail = special.ndtri(np.array([(1 - level) / 2, (1 + level) / 2]))
     shifted = special.ndtr(bias + (bias + tail) / (1 - acceleration * (bias + tail)))
     low, high = np.quantile(values, shifted)
