@@ -19,7 +19,7 @@ from manydg.data.overlap import find_overlap, warn_of_overlap
 from manydg.data.splits import SIDES, Split, split_patients
 from manydg.errors import ManyDGWarning
 
-few = settings(max_examples=40, deadline=None)
+few = settings(max_examples=20, deadline=None)
 values = st.sampled_from([0.0, -0.0, 1.0, np.nan])
 nested = st.lists(st.lists(st.integers(0, 1), max_size=2), max_size=2)
 samples = st.lists(st.tuples(values, values, nested), min_size=3, max_size=14)
@@ -58,7 +58,7 @@ def test_what_is_found_is_what_comparing_all_with_all_finds(rows: list[Any], see
         assert str(rows[left.row]).replace("-0.0", "0.0") == str(rows[right.row]).replace("-0.0", "0.0")
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(samples)
 def test_colliding_hashes_make_no_difference(rows: list[Any]) -> None:
     dataset = dataset_of(rows)
