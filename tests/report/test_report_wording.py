@@ -16,7 +16,7 @@ from manydg.report._sections_inside import verdict_on_z
 
 
 def difference(gap: float, low: float, high: float, p: float) -> Difference:
-    return Difference("base", gap, Interval(gap, low, high), p, p, 1.0, 5, "")
+    return Difference("base", gap, Interval(gap, low, high), p / 10, p, p, 1.0, 5, "")
 
 
 @pytest.mark.parametrize(

@@ -16,16 +16,25 @@ ALPHA = 0.05
 
 @dataclass(frozen=True)
 class Test:
-    """ManyDG minus one rival at one metric; p-values are two-sided, Holm's over the rivals."""
+    """ManyDG minus one rival at one metric; p-values are two-sided, Holm's over the rivals.
+
+    ``corrected_p`` allows for splits that share patients (Nadeau and Bengio), which the plain t-test does not.
+    """
 
     rival: str
     difference: float
     interval: Interval | None
     t_p: float
     wilcoxon_p: float
+    corrected_p: float
     effect: float
     splits: int
     note: str
+
+    @property
+    def p(self) -> float:
+        """The p-value that decides: of the corrected t-test, or the plain one where that could not be made."""
+        return self.t_p if math.isnan(self.corrected_p) else self.corrected_p
 
     @property
     def excludes_zero(self) -> bool:
@@ -40,7 +49,7 @@ class Test:
     @property
     def verdict(self) -> str:
         """``clear`` if test and interval agree, ``unsure`` if only one says so, ``none`` if neither does."""
-        tested = self.t_p < ALPHA
+        tested = self.p < ALPHA
         if tested and (self.excludes_zero or not self.has_interval):
             return "clear"
         return "unsure" if tested or self.excludes_zero else "none"
@@ -70,9 +79,17 @@ class Comparison:
         paired, bounds, adjusted = entry.comparison, entry.difference, entry.adjusted or {}
         # The summary has the rival minus ManyDG; a reader asks it the other way round.
         turned = None if bounds is None else Interval(-bounds.estimate, -bounds.high, -bounds.low, bounds.level)
-        t_p, wilcoxon_p = (adjusted.get(name, math.nan) for name in ("t", "wilcoxon"))
-        effect = -paired.hedges_g
-        return Test(rival, -paired.difference, turned, t_p, wilcoxon_p, effect, paired.pairs, paired.note)
+        return Test(
+            rival=rival,
+            difference=-paired.difference,
+            interval=turned,
+            t_p=adjusted.get("t", math.nan),
+            wilcoxon_p=adjusted.get("wilcoxon", math.nan),
+            corrected_p=adjusted.get("corrected", math.nan),
+            effect=-paired.hedges_g,
+            splits=paired.pairs,
+            note=paired.note,
+        )
 
     def tests(self, metric: str) -> list[Test]:
         """Tests against all rivals, in the order of the rows."""

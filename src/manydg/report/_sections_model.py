@@ -151,7 +151,8 @@ def _patient_accuracy(chapter: Chapter, records: Sequence[Record]) -> dict[str, 
 def _worst(values: Mapping[str, Mapping[str, float]], label: str, samples: Mapping[str, int]) -> Table:
     names = list(values)
     first, second = names[0], names[1] if len(names) > 1 else None
-    lowest = sorted(values[first].items(), key=lambda entry: (entry[1], entry[0]))[:_WORST]
+    shown = min(_WORST, max(3, len(values[first]) // 4))
+    lowest = sorted(values[first].items(), key=lambda entry: (entry[1], entry[0]))[:shown]
     columns = [Column("Patient", numeric=False), Column("Samples"), Column(f"{algorithm_name(first)}, {label}")]
     if second:
         columns += [Column(f"{algorithm_name(second)}, {label}"), Column("Difference")]

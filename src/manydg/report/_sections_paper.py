@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +19,7 @@ from manydg.report._comparison import Comparison
 from manydg.report._content import Block, Cell, Column, Section, Table, Text
 from manydg.report._runs import by_algorithm, seconds_per_epoch
 from manydg.report._study import Chapter
-from manydg.report._words import algorithm_name, metric_name, number, sentence
+from manydg.report._words import MINUS, algorithm_name, metric_name, number, sentence
 
 Line = tuple[str, str, str, str, str]
 """What, quantity, ours, the paper's, the paper's table."""
@@ -39,10 +40,18 @@ def paper(chapter: Chapter, comparison: Comparison | None) -> Section | None:
     if not verdict.comparable:
         caution = "The figures stand side by side for orientation only; a higher or lower value says nothing."
         blocks.append(Text(caution, "note"))
-    columns = [Column(title, numeric=False) for title in ("Model", "Quantity", "Ours", "The paper’s", "Where")]
-    cells = [[Cell(text) for text in line] for line in lines]
+    titles = {"Model": False, "Quantity": False, "Ours": True, "The paper’s": True, "Where": False}
+    columns = [Column(title, numeric=numeric) for title, numeric in titles.items()]
+    cells = [[_cell(text, column) for text, column in zip(line, columns, strict=True)] for line in lines]
     blocks.append(Table("Ours and the paper’s", columns, cells))
     return Section("paper", "The paper’s figures beside ours", blocks)
+
+
+def _cell(text: str, column: Column) -> Cell:
+    """A cell that sorts by its mean, the figure before any ±; a dash or a slash sorts last."""
+    mean = text.split(" ")[0].replace(MINUS, "-")
+    known = re.fullmatch(r"-?\d+(\.\d+)?", mean)
+    return Cell(text, float(mean) if known else None) if column.numeric else Cell(text)
 
 
 def _source(chapter: Chapter) -> str | None:
