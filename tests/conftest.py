@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,3 +59,83 @@ def small_dataset() -> DomainDataset:
 def dataset_of() -> Callable[..., DomainDataset]:
     """:func:`make_dataset`, for tests in other folders."""
     return make_dataset
+
+
+class Command:
+    """A ``manydg`` process."""
+
+    def __init__(self, server: Commands, process: int, out: Path, err: Path) -> None:
+        self._server, self.process, self._out, self._err = server, process, out, err
+
+    def kill(self) -> None:
+        os.kill(self.process, signal.SIGKILL)
+
+    def wait(self) -> int:
+        """The exit code; minus nine where the process was killed."""
+        return self._server.ask({"wait": self.process})
+
+    @property
+    def out(self) -> str:
+        return self._out.read_text() if self._out.exists() else ""
+
+    @property
+    def err(self) -> str:
+        return self._err.read_text() if self._err.exists() else ""
+
+
+class Commands:
+    """Starts ``manydg`` processes from one that has everything imported (see ``_command_server.py``)."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._count = folder, 0
+        program = [sys.executable, str(Path(__file__).with_name("_command_server.py"))]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+        self._server = subprocess.Popen(
+            program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+
+    def ask(self, request: dict[str, Any]) -> int:
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.write(json.dumps(request) + "\n")
+        self._server.stdin.flush()
+        return int(self._server.stdout.readline())
+
+    def start(
+        self,
+        *arguments: object,
+        modules: Sequence[Path] = (),
+        folder: Path | None = None,
+        file_bytes: int = 0,
+        die_at: int = 0,
+    ) -> Command:
+        """Start ``manydg ARGUMENTS`` in a folder, with folders of modules to import from, with a limit to the size of
+        files, or to die at its n-th write."""
+        self._count += 1
+        out, err = self.folder / f"{self._count}.out", self.folder / f"{self._count}.err"
+        request = {
+            "arguments": [str(argument) for argument in arguments],
+            "out": str(out),
+            "err": str(err),
+            "folder": str(folder or self.folder),
+            "modules": [str(place) for place in modules],
+            "file_bytes": file_bytes,
+            "die_at": die_at,
+        }
+        return Command(self, self.ask(request), out, err)
+
+    def run(self, *arguments: object, **options: Any) -> tuple[int, str, str]:
+        """Exit code, standard output and standard error of a command."""
+        command = self.start(*arguments, **options)
+        code = command.wait()
+        return code, command.out, command.err
+
+    def close(self) -> None:
+        self._server.communicate()
+
+
+@pytest.fixture(scope="session")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
+    server = Commands(tmp_path_factory.mktemp("commands"))
+    yield server
+    server.close()
