@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import tempfile
 from pathlib import Path
@@ -29,6 +30,7 @@ EICU = {
     "lab": "patientunitstayid,labresultoffset,labname,labresult,labresulttext\n"
     '1,5,sodium,140,140\n2,5,sodium,,"<0.02"\n3,5,glucose,,"1,000"\n',
 }
+WITHOUT = ["diagnosis", "medication", "physicalexam", "treatment"]
 DAMAGE = st.one_of(
     st.binary(min_size=1, max_size=6),
     st.sampled_from(
@@ -67,14 +69,14 @@ def survives(source: str, name: str, content: bytes, packed: bool) -> None:
         raw = Path(place) / "raw"
         raw.mkdir()
         write(raw, MIMIC if source == "mimic3" else EICU, name, content, packed)
-        try:
+        out, finished = Path(place) / "out", False
+        with contextlib.suppress(ManyDGError):
             if source == "mimic3":
-                mimic3.prepare(raw, Path(place) / "out", ndc_map=raw / "map.csv")
+                mimic3.prepare(raw, out, ndc_map=raw / "map.csv")
             else:
-                eicu.prepare(raw, Path(place) / "out", without=["diagnosis", "medication", "physicalexam", "treatment"])
-        except ManyDGError as error:
-            assert "\n" not in str(error)
-            assert [path.name for path in Path(place).iterdir()] == ["raw"]
+                eicu.prepare(raw, out, without=WITHOUT)
+            finished = True
+        assert {path.name for path in Path(place).iterdir()} == ({"raw", "out"} if finished else {"raw"})
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -93,12 +95,13 @@ def test_the_undamaged_tables_are_good(tmp_path: Path) -> None:
     write(tmp_path, MIMIC | EICU, "", b"", False)
     (tmp_path / ".csv").unlink()
     assert mimic3.prepare(tmp_path, tmp_path / "m", ndc_map=tmp_path / "map.csv").is_dir()
-    assert eicu.prepare(
-        tmp_path, tmp_path / "e", without=["diagnosis", "medication", "physicalexam", "treatment"]
-    ).is_dir()
+    assert eicu.prepare(tmp_path, tmp_path / "e", without=WITHOUT).is_dir()
 
 
-FOUND: list[tuple[str, str, bytes, bool]] = []
+FOUND: list[tuple[str, str, bytes, bool]] = [
+    # A lone carriage return before the header made the csv module raise an error of its own.
+    ("eicu", "lab", b"\r" + EICU["lab"].encode(), False),
+]
 
 
 @pytest.mark.parametrize("case", FOUND)

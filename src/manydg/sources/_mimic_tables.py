@@ -102,14 +102,17 @@ def read_codes(table: Table, visits: pl.DataFrame, flow: CohortFlow, *, most: in
 def read_drugs(table: Table, ndc_map: str | Path, visits: pl.DataFrame, flow: CohortFlow) -> pl.DataFrame:
     """Drug classes (ATC, four characters) prescribed in each visit."""
     mapping = read_ndc_map(ndc_map)
+    # As categories the few thousand different products are looked up once each, not once a prescription.
+    product = pl.col("ndc").cast(pl.Categorical(pl.Categories.random()))
     with table.reading(_KEYS):
-        scanned = table.scan(integers=_KEYS, texts=["ndc"])
-        rows = scanned.group_by(*_KEYS, "ndc").len("times").collect(engine="streaming")
-    products = rows.select("ndc").unique().with_columns(normalise_ndc(pl.col("ndc")).alias("product"))
+        rows = table.scan(integers=_KEYS, texts=["ndc"]).with_columns(product).collect(engine="streaming")
+    products = rows.select("ndc").unique().drop_nulls()
+    products = products.with_columns(normalise_ndc(pl.col("ndc").cast(pl.String)).alias("product"))
     products = products.join(mapping.rename({"ndc": "product", "atc": "code"}), on="product", how="left")
-    joined = rows.join(products, on="ndc", how="left", nulls_equal=True)
-    total, with_ndc = _sum(joined), _sum(joined.filter(pl.col("product").is_not_null()))
-    mapped = joined.filter(pl.col("code").is_not_null()).drop_nulls(_KEYS)
+    joined = rows.join(products.with_columns(pl.col("code").cast(pl.Categorical)), on="ndc", how="left")
+    counts = joined.group_by(*_KEYS, "code").agg(times=pl.len(), with_ndc=pl.col("product").is_not_null().sum())
+    total, with_ndc = rows.height, int(counts["with_ndc"].sum())
+    mapped = counts.drop_nulls().with_columns(pl.col("code").cast(pl.String))
     covered = _sum(mapped)
     if total == 0:
         raise DataError(f"{table.path} holds no rows: download it again")

@@ -158,7 +158,10 @@ def read_header(path: Path) -> list[str]:
         raise _broken_file(path, error) from None
     except UnicodeDecodeError:
         raise DataError(f"{path} does not begin with a line of text: it is not a CSV table") from None
-    names = next(csv.reader(io.StringIO(line)), []) if "\0" not in line else []
+    try:
+        names = next(csv.reader(io.StringIO(line)), []) if "\0" not in line else []
+    except csv.Error:
+        raise DataError(f"{path} does not begin with a line of column names: it is not a CSV table") from None
     if not any(name.strip() for name in names):
         raise DataError(f"{path} is empty: download it again")
     return names
