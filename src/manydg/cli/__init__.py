@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from manydg.cli import compare, demo, train
+from manydg.cli import compare, demo, experiment, inspect, prepare_ehr, prepare_signals, prepare_table, report, train
 from manydg.errors import ManyDGError, warn_plainly
 
 _INTERRUPTED = 130
@@ -27,8 +27,14 @@ synthesize_app = typer.Typer(help="Write synthetic raw files in a dataset's own 
 
 
 def _assemble() -> None:
-    for module in (demo, train, compare):
+    for module in (demo, train, compare, experiment, report, inspect):
         module.register(app)
+    for source in (prepare_table, prepare_signals, prepare_ehr):
+        source.register_prepare(prepare_app)
+    for twin in (prepare_signals, prepare_ehr):
+        twin.register_synthesize(synthesize_app)
+    app.add_typer(prepare_app, name="prepare")
+    app.add_typer(synthesize_app, name="synthesize")
 
 
 _assemble()

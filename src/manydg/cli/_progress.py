@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -55,6 +56,22 @@ class RunLines:
         else:
             outcome = "failed: " + record["error"].strip().splitlines()[-1]
         console.print(f"[{self.done:>3}/{self.total}, {_clock(left)} left]  {what}:  {outcome}")
+
+
+def show_plan(runs: Sequence[PlannedRun], out: Path, dataset: Path, workers: int) -> None:
+    """List planned runs with what is known of their cost from runs of the same algorithm already in the folder."""
+    from manydg.experiments.study import estimate_seconds, finished_runs
+
+    done = finished_runs(out, dataset, runs)
+    seconds = estimate_seconds(out, [run for run in runs if run not in done])
+    for run in runs:
+        variant = " ".join(f"{name}={value}" for name, value in run.variant.items())
+        state = "done" if run in done else "to do"
+        console.print(
+            f"{state:>6}  {run.experiment}  {run.config.algorithm}  seed {run.config.seed}  {variant}", markup=False
+        )
+    guess = f"about {_clock(seconds / workers)}" if seconds is not None else "time unknown until a first run is done"
+    console.print(f"{len(runs)} runs, {len(done)} done already; {guess}")
 
 
 def _clock(seconds: float) -> str:

@@ -282,6 +282,25 @@ def label_counts(data: Any) -> dict[str, int]:
     return {name: int(count) for name, count in zip(data.target.names, counts.tolist(), strict=True)}
 
 
+def finished_runs(folder: Path, dataset: Path, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """Those of the runs that are done already."""
+    hash_ = open_dataset(dataset, verify="sizes").content_hash()
+    return [run for run in runs if (folder / RUNS / run.identity(hash_) / RUN_RECORD).exists()]
+
+
+def estimate_seconds(folder: Path, runs: Sequence[PlannedRun]) -> float | None:
+    """How long runs will take, from the seconds per epoch of earlier ones in the folder; ``None`` without any."""
+    costs: dict[str, list[float]] = {}
+    for record in read_runs(folder):
+        if record["status"] == "ok":
+            costs.setdefault(record["algorithm"], []).append(record["seconds"] / max(1, record["epochs"]))
+    if not costs:
+        return None
+    usual = sum(sum(values) / len(values) for values in costs.values()) / len(costs)
+    mean = {name: sum(values) / len(values) for name, values in costs.items()}
+    return sum(mean.get(run.config.algorithm, usual) * run.config.epochs for run in runs)
+
+
 def grid(experiment: str, algorithms: Iterable[str], seeds: Iterable[int], config: TrainingConfig) -> list[PlannedRun]:
     """Every algorithm with every seed, all algorithms of one seed before the next seed."""
     names = list(algorithms)

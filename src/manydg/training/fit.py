@@ -84,6 +84,20 @@ def fit(
     return Fitted(algorithm, loop.history, loop.best_epoch, loop.selection_rule)
 
 
+def fit_further(
+    fitted: Fitted, config: TrainingConfig, train: DomainDataset, val: DomainDataset, device: torch.device
+) -> Fitted:
+    """Go on training an algorithm on other samples, whose patients have the codes it was built for.
+
+    What was fitted to the inputs stays as it is; optimisers start anew, and the epoch is chosen on validation patients.
+    """
+    algorithm = fitted.algorithm
+    metric = selection_metric(config, algorithm.target)
+    loop = TrainingLoop(algorithm, _place(train, device), _place(val, device), config, metric, None, Silent())
+    loop.run()
+    return Fitted(algorithm, fitted.history + loop.history, loop.best_epoch, loop.selection_rule)
+
+
 def rebuild(
     config: TrainingConfig,
     schema: InputSchema,
