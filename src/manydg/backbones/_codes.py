@@ -94,11 +94,13 @@ class CodeMeans(nn.Module):
     Parameters
     ----------
     size, width : int
+    reach : float
+        The embeddings start between minus and plus this number.
     """
 
-    def __init__(self, size: int, width: int) -> None:
+    def __init__(self, size: int, width: int, reach: float = 1.0) -> None:
         super().__init__()
-        self.table = nn.Parameter(torch.empty(size, width).uniform_(-0.1, 0.1))
+        self.table = nn.Parameter(torch.empty(size, width).uniform_(-reach, reach))
 
     def forward(self, codes: Tensor, offsets: Tensor) -> Tensor:
         """Pooled vectors ``(items, width)``."""

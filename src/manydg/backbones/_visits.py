@@ -23,15 +23,17 @@ class VisitCodes(nn.Module):
     ----------
     schema : InputSchema
     width : int
+    reach : float
+        The embeddings start between minus and plus this number.
     """
 
-    def __init__(self, schema: InputSchema, width: int) -> None:
+    def __init__(self, schema: InputSchema, width: int, reach: float = 1.0) -> None:
         super().__init__()
         check_visit_schema(schema)
         self.known_diagnoses = KnownCodes(schema.sizes["diagnoses"])
         self.known_procedures = KnownCodes(schema.sizes["procedures"])
-        self.diagnoses = CodeMeans(schema.sizes["diagnoses"], width)
-        self.procedures = CodeMeans(schema.sizes["procedures"], width)
+        self.diagnoses = CodeMeans(schema.sizes["diagnoses"], width, reach)
+        self.procedures = CodeMeans(schema.sizes["procedures"], width, reach)
         with torch.no_grad():
             # Training may never meet the unknown code: it must not come with random meaning.
             self.diagnoses.table[0] = 0.0

@@ -66,7 +66,7 @@ class GAMENet(Backbone):
 
     def __init__(self, schema: InputSchema, width: int = 64, hidden: int = 128, dropout: float = 0.3) -> None:
         super().__init__()
-        self.codes = VisitCodes(schema, width)
+        self.codes = VisitCodes(schema, width, reach=0.1)
         self.drugs = schema.sizes["drugs"]
         self.dropout = nn.Dropout(dropout)
         self.diagnoses = nn.GRU(width, hidden, batch_first=True)
