@@ -49,8 +49,8 @@ def domain_entropy(domains: Tensor) -> Tensor:
 
     Examples
     --------
-    >>> domain_entropy(torch.tensor([4, 4, 9, 9])).item() == torch.tensor(2.0).double().log()
-    True
+    >>> round(domain_entropy(torch.tensor([4, 4, 9, 9])).item(), 4)
+    0.6931
     """
     shares = torch.bincount(domains).to(torch.float64) / len(domains)
     entropy: Tensor = torch.special.entr(shares).sum()
