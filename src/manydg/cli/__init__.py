@@ -8,7 +8,18 @@ from typing import Any, NoReturn
 
 import typer
 
-from manydg.cli import compare, demo, experiment, inspect, prepare_ehr, prepare_signals, prepare_table, report, train
+from manydg.cli import (
+    compare,
+    demo,
+    experiment,
+    inspect,
+    predict,
+    prepare_ehr,
+    prepare_signals,
+    prepare_table,
+    report,
+    train,
+)
 from manydg.errors import ManyDGError, warn_plainly
 
 _INTERRUPTED = 130
@@ -27,7 +38,7 @@ synthesize_app = typer.Typer(help="Write synthetic raw files in a dataset's own 
 
 
 def _assemble() -> None:
-    for module in (demo, train, compare, experiment, report, inspect):
+    for module in (demo, train, compare, experiment, report, predict, inspect):
         module.register(app)
     for source in (prepare_table, prepare_signals, prepare_ehr):
         source.register_prepare(prepare_app)

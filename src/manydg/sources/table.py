@@ -175,6 +175,18 @@ def _columns(patterns: Iterable[str], columns: Sequence[str], path: Path, role: 
     return [name for name in columns if name in found]
 
 
+def read_features(file: str | Path, names: Sequence[str]) -> npt.NDArray[np.float32]:
+    """The named features of a new table, ``(rows, features)``, for a model that was trained on them."""
+    path = Path(file)
+    table, columns = _open(path)
+    absent = [name for name in names if name not in columns]
+    if absent:
+        raise DataError(
+            f"{path} lacks {len(absent)} of the {len(names)} features the model was trained on: {absent[:5]}"
+        )
+    return _feature_values(_collect(table.select(names), path), names, path)
+
+
 def _feature_values(frame: pl.DataFrame, names: Sequence[str], path: Path) -> npt.NDArray[np.float32]:
     """``(rows, features)``, empty values as NaN."""
     values = np.empty((frame.height, len(names)), dtype=np.float32)

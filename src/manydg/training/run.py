@@ -131,7 +131,8 @@ def _train_and_score(
         name=name, run=identity, seconds=time.perf_counter() - start, device=str(place),
     )  # fmt: skip
     schema = InputSchema.of(dataset)
-    info = {key: dataset.info[key] for key in ("vocabularies", "settings", "source", "options") if key in dataset.info}
+    info = {key: dataset.info[key] for key in ("vocabularies", "settings") if key in dataset.info}
+    info["source"] = dataset.info.get("provenance", {}).get("source")
     if folder is not None:
         _write(folder, fitted.algorithm, config, schema, record, predictions, split, dataset, info)
     reporter.finished(record)

@@ -12,11 +12,11 @@ from manydg.experiments._fold import curve, mean_curves
 from manydg.experiments.study import PlannedRun
 
 CASES: dict[str, dict[str, float]] = {
-    "case 1: supervised only": {"mmd": 0.0, "reconstruction": 0.0, "similarity": 0.0},
-    "case 2: with MMD": {"reconstruction": 0.0, "similarity": 0.0},
-    "case 3: with reconstruction": {"mmd": 0.0, "similarity": 0.0},
-    "case 4: with MMD and reconstruction": {"similarity": 0.0},
-    "all four objectives": {},
+    "L_sup (case 1)": {"mmd": 0.0, "reconstruction": 0.0, "similarity": 0.0},
+    "L_sup + L_MMD (case 2)": {"reconstruction": 0.0, "similarity": 0.0},
+    "L_sup + L_rec (case 3)": {"mmd": 0.0, "similarity": 0.0},
+    "L_sup + L_MMD + L_rec (case 4)": {"similarity": 0.0},
+    "all four": {},
 }
 
 
@@ -33,7 +33,9 @@ class Objectives(Experiment):
     def plan(self, request: Request) -> list[PlannedRun]:
         config = request.config.replace(algorithm="manydg")
         return [
-            PlannedRun("objectives", config.replace(settings={**config.settings, **off}, seed=seed), {"case": name})
+            PlannedRun(
+                "objectives", config.replace(settings={**config.settings, **off}, seed=seed), {"objectives": name}
+            )
             for seed in range(request.seeds)
             for name, off in CASES.items()
         ]
@@ -45,7 +47,7 @@ class Objectives(Experiment):
         for term in terms:
             series = mean_curves(
                 [record for record in done if term in record["history"][0]["losses"]],
-                lambda record: str(record["variant"]["case"]),
+                lambda record: str(record["variant"]["objectives"]),
                 partial(_term, term),
             )
             figures[f"objectives-{term}"] = curve(
