@@ -54,8 +54,8 @@ def predict_raw(
     run_folder : path
         A finished run.
     raw : path
-        New files in the format of the run's training data: EDF recordings, MIMIC-III or eICU tables, a MEDS dataset, or a
-        table with the same feature columns.
+        New files in the format of the run's training data: EDF recordings, MIMIC-III or eICU tables, a MEDS dataset, or
+        a table with the same feature columns.
     out : path
         A folder that does not exist yet.
 

@@ -37,7 +37,7 @@ class Objectives(Experiment):
                 "objectives", config.replace(settings={**config.settings, **off}, seed=seed), {"objectives": name}
             )
             for seed in range(request.seeds)
-            for name, off in CASES.items()
+            for name, settings in cases.items()
         ]
 
     def fold(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, Figure]:
