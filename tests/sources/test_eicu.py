@@ -301,6 +301,34 @@ def test_the_demo_with_labs_gives_what_a_plain_loop_over_its_rows_gives(shared_d
         assert [{word for word, _ in codes} for _, _, codes in seen] == [words for _, words in expected]
 
 
+def test_the_demo_gives_the_same_in_batches_of_any_size(
+    shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shared_data / "eicu_demo_with_lab"
+    whole = open_dataset(eicu.prepare(folder, tmp_path / "whole"))
+    monkeypatch.setattr("manydg.sources._eicu_events._BATCH", 600)
+    assert open_dataset(eicu.prepare(folder, tmp_path / "pieces")).content_hash() == whole.content_hash()
+
+
+def test_the_demo_results_are_the_numbers_in_its_rows(shared_data: Path, tmp_path: Path) -> None:
+    folder = shared_data / "eicu_demo_with_lab"
+    end = {row["patientunitstayid"]: int(row["unitdischargeoffset"]) for row in read(folder, "patient")}
+    expected: dict[str, set[float]] = defaultdict(set)
+    for row in read(folder, "lab"):
+        if int(row["labresultoffset"]) <= end[row["patientunitstayid"]]:
+            value = row["labresult"] or row["labresulttext"].lstrip("<>= ")
+            expected["lab:" + row["labname"].lower()].add(float(np.float32(float(value))))
+    data = open_dataset(eicu.prepare(folder, tmp_path / "out", max_events=None))
+    codes, values = data.column("event_codes"), data.column("event_values")
+    flat = [np.asarray(column.values.values) for column in (codes, values) if isinstance(column, Ragged)]  # type: ignore[union-attr]
+    words = data.info["vocabularies"]["events"]
+    found: dict[str, set[float]] = defaultdict(set)
+    for code, value in zip(*flat, strict=True):
+        if words[code].startswith("lab:"):
+            found[words[code]].add(float(value))
+    assert found == expected
+
+
 def test_the_demo_counts_are_those_in_the_docs(shared_data: Path, tmp_path: Path) -> None:
     data = open_dataset(eicu.prepare(shared_data / "eicu_demo", tmp_path / "a", without=["lab"]))
     assert (len(data), data.n_patients, int(data.targets.sum())) == (2365, 1810, 301)

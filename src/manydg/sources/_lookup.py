@@ -28,9 +28,13 @@ class CategoryMap:
         self._convert = convert
         self._known = np.zeros(0, bool)
         self._values = np.zeros(0, dtype)
+        self._anchor: pl.Series | None = None
 
     def __call__(self, column: pl.Series) -> Array:
-        """Convert a categorical column without nulls, ``(rows,)``."""
+        """Convert a categorical column without nulls, ``(rows,)``; every column must have the same categories."""
+        if self._anchor is None:
+            # polars forgets a numbering, and begins another, once no column with it is alive.
+            self._anchor = column.clear()
         codes = column.to_physical().to_numpy()
         if not len(codes):
             return self._values[:0]
