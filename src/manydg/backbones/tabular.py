@@ -59,12 +59,12 @@ class Tabular(Backbone):
     def __init__(
         self,
         schema: InputSchema,
-        bins: int = 24,
-        embedding: int = 8,
+        bins: int = 16,
+        embedding: int = 4,
         hidden: int = 256,
-        layers: int = 2,
+        layers: int = 1,
         width: int = 128,
-        dropout: float = 0.3,
+        dropout: float = 0.4,
         feature_dropout: float = 0.0,
     ) -> None:
         super().__init__()
