@@ -37,7 +37,9 @@ class PrototypeHead(nn.Module):
 
     def __init__(self, classes: int, width: int, temperature: float, similarity: str) -> None:
         super().__init__()
-        self.prototypes = nn.Parameter(torch.randn(classes, width))
+        # A cosine does not see the length; inner products with standard normal prototypes would start in the tens.
+        length = 1.0 if similarity == "cosine" else width**-0.5
+        self.prototypes = nn.Parameter(length * torch.randn(classes, width))
         self.temperature, self.similarity = temperature, similarity
 
     def forward(self, features: Tensor) -> Tensor:

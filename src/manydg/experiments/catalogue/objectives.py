@@ -32,10 +32,9 @@ class Objectives(Experiment):
 
     def plan(self, request: Request) -> list[PlannedRun]:
         config = request.config.replace(algorithm="manydg")
+        cases = {name: {**config.settings, **off} for name, off in CASES.items()}
         return [
-            PlannedRun(
-                "objectives", config.replace(settings={**config.settings, **off}, seed=seed), {"objectives": name}
-            )
+            PlannedRun("objectives", config.replace(settings=settings, seed=seed), {"objectives": name})
             for seed in range(request.seeds)
             for name, settings in cases.items()
         ]
