@@ -59,12 +59,12 @@ class Tabular(Backbone):
     def __init__(
         self,
         schema: InputSchema,
-        bins: int = 16,
+        bins: int = 12,
         embedding: int = 4,
-        hidden: int = 256,
+        hidden: int = 128,
         layers: int = 1,
         width: int = 128,
-        dropout: float = 0.4,
+        dropout: float = 0.5,
         feature_dropout: float = 0.0,
     ) -> None:
         super().__init__()
