@@ -18,12 +18,10 @@ from typing import Any
 def serve() -> None:
     import torch
 
-    import manydg.cli
-    import manydg.cli._progress
-    import manydg.experiments.summary
-    import manydg.training.run  # noqa: F401
+    from manydg.training.version import code_version
 
     torch.set_num_threads(1)
+    code_version()  # Once, so that the code may be edited while tests run.
     for line in sys.stdin:
         request = json.loads(line)
         if "wait" in request:

@@ -75,7 +75,7 @@ class TrainingConfig:
         return TrainingConfig(**values)
 
     def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        return {**dataclasses.asdict(self), "ratios": list(self.ratios)}
 
     def replace(self, **changes: Any) -> TrainingConfig:
         return dataclasses.replace(self, **changes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import resource
 import sys
@@ -15,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from manydg.algorithms import Algorithm
+from manydg.backbones import SingleInput
 from manydg.data.dataset import DomainDataset
 from manydg.data.splits import Split
 from manydg.evaluation.metrics import choose_threshold, score, score_patients
@@ -113,7 +115,7 @@ def make_record(
         "target": {"kind": dataset.target.kind, "names": list(dataset.target.names)},
         "samples": {side: len(part) for side, part in sides.items()},
         "patients": {side: part.n_patients for side, part in sides.items()},
-        "config": config.to_json(),
+        "config": _effective(config, fitted.algorithm),
         "code_version": code_version(),
         "selection_rule": fitted.selection_rule,
         "threshold": threshold,
@@ -134,6 +136,18 @@ def make_record(
         "status": "ok",
         "error": None,
         "folder": ".",
+    }
+
+
+def _effective(config: TrainingConfig, algorithm: Algorithm) -> dict[str, Any]:
+    """The configuration with every default filled in, and the backbone that was really used."""
+    backbone = algorithm.backbone.module if isinstance(algorithm.backbone, SingleInput) else algorithm.backbone
+    package, _, entry = type(backbone).__module__.rpartition(".")
+    used = entry.replace("_", "-") if package == "manydg.backbones" else type(backbone).__qualname__
+    return {
+        **config.to_json(),
+        "settings": dataclasses.asdict(algorithm.settings),
+        "backbone": used if config.backbone == "auto" else config.backbone,
     }
 
 
