@@ -26,6 +26,13 @@ SKILL = {
     "boosting": 1.22,
 }
 STAGES = ("Wake", "N1", "N2", "N3", "REM")
+CASES = (
+    "case 1: supervised only",
+    "case 2: with MMD",
+    "case 3: with reconstruction",
+    "case 4: with MMD and reconstruction",
+    "all four objectives",
+)
 DRUGS = tuple(f"A{number:02d}B" for number in range(12))
 
 
@@ -168,7 +175,7 @@ def make_figures(dataset: str) -> dict[str, Any]:
         "norms": {
             "kind": "norms", "title": "Norms of the two parts", "dataset": dataset, "data": {"splits": [
                 {"name": name, "parallel": norm[0].tolist(), "orthogonal": norm[1].tolist()}
-                for name in ("training patients", "test patients")
+                for name in ("train", "test")
             ]},
         },
         "similarity": {
@@ -179,16 +186,28 @@ def make_figures(dataset: str) -> dict[str, Any]:
         },
         "orthogonality": {
             "kind": "orthogonality", "title": "Weights of linear models", "dataset": dataset, "data": {"rows": [
-                {"first": "v → labels", "second": "v⊥z → labels", "cosine": 0.81, "sd": 0.02, "paper": 0.8251},
-                {"first": "v → domains", "second": "v∥z → domains", "cosine": 0.31, "sd": 0.03, "paper": 0.3273},
-                {"first": "v → labels", "second": "v → domains", "cosine": 0.02, "sd": 0.01, "paper": 0.0276},
-                {"first": "v → labels", "second": "v∥z → labels", "cosine": 0.09, "sd": 0.02, "paper": 0.0773},
+                {"first": "v labels", "second": "orthogonal labels", "cosine": 0.81, "sd": 0.02},
+                {"first": "v domains, parallel domains", "second": "", "cosine": 0.31, "sd": 0.03},
+                {"first": "v labels", "second": "v domains", "cosine": 0.02, "sd": 0.01},
+                {"first": "v → labels", "second": "part along z → labels", "cosine": 0.09, "paper": 0.0773},
             ]},
         },
-        "continual": {
-            "kind": "curve", "title": "Learning on as patients arrive", "experiment": "continual", "dataset": dataset,
+        **{
+            f"objectives-{term}": {
+                "kind": "curve", "title": f"The {term} term while training", "experiment": "objectives",
+                "dataset": dataset, "data": {
+                    "x": {"label": "epoch", "values": [1, 2, 3]}, "y": {"label": f"{term} loss (weighted)"},
+                    "series": [{"name": name, "mean": [1.0, 0.5, 0.1 * len(name)]} for name in CASES],
+                },
+            }
+            for term in ("supervised", "mmd")
+        },
+        "continual-kappa-4": {
+            "kind": "curve", "title": "New patients step by step, with four samples of each earlier patient",
+            "experiment": "continual", "dataset": dataset,
             "note": "Scaled down: 30 first patients, steps of 3.", "data": {
-                "x": {"label": "step", "values": list(range(11))}, "y": {"label": "kappa"}, "series": [
+                "x": {"label": "patients seen", "values": [30 + 3 * step for step in range(11)]},
+                "y": {"label": "kappa"}, "series": [
                     {"name": name, "mean": [0.6 + 0.01 * step + shift for step in range(11)],
                      "low": [0.59 + 0.01 * step + shift for step in range(11)],
                      "high": [0.61 + 0.01 * step + shift for step in range(11)]}
@@ -238,18 +257,23 @@ def maker_names(maker: StudyMaker, dataset: str) -> list[str]:
 
 def _ablations(maker: StudyMaker) -> None:
     for seed in range(2):
-        for place, case in enumerate(("case 1", "case 2", "case 3", "case 4", "full")):
+        for place, case in enumerate(CASES):
             variant = {"case": case}
             maker.run("sleep-edf", "classes", "manydg", seed, "objectives", skill=1.2 + 0.02 * place, variant=variant)
         for weight in ("mmd", "reconstruction", "similarity"):
             for value in (0.1, 1.0, 10.0):
-                variant = {"weight": weight, "value": value}
+                variant = {"changed": weight, "weight": value}
                 skill = 1.3 - 0.05 * abs(np.log10(value))
                 maker.run("sleep-edf", "classes", "manydg", seed, "weights", skill=skill, variant=variant)
+        greedy = {"changed": "greedy combination 0.2, 0.2, 2.0"}
+        maker.run("sleep-edf", "classes", "manydg", seed, "weights", skill=1.31, variant=greedy)
+        for replay in (4, 0):
+            variant = {"replay": replay, "first": 30, "each": 3}
+            maker.run("sleep-edf", "classes", "manydg", seed, "continual", skill=1.1 + replay / 20, variant=variant)
         for people in (10, 20, 62):
             for algorithm in ("manydg", "base", "mldg"):
                 skill = SKILL[algorithm] * people / (people + 10)
-                variant = {"patients": people}
+                variant = {"training patients": people}
                 maker.run("sleep-edf", "classes", algorithm, seed, "limited-data", skill=skill, variant=variant)
     maker.records.append({
         "schema": 1, "run": "f" * 16, "experiment": "compare", "variant": {}, "algorithm": "irm", "seed": 5,

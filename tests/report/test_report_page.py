@@ -148,6 +148,28 @@ def test_the_main_table_holds_the_means_of_the_records(study_folder: Path, reade
             assert table[shown][place].startswith(f"{values.mean():.3f} ± {values.std(ddof=1):.3f}")
 
 
+def test_a_difference_is_manydg_minus_the_rival_and_lies_in_its_interval(study_folder: Path, text: str) -> None:
+    values = {
+        name: [
+            record["test"]["kappa"]
+            for record in records_of(study_folder)
+            if (record["dataset"], record["experiment"], record["algorithm"]) == ("sleep-edf", "compare", name)
+            and record["status"] == "ok"
+        ]
+        for name in ("manydg", "mldg")
+    }
+    gap = float(np.mean(values["manydg"]) - np.mean(values["mldg"]))
+    assert gap > 0.05
+    table = text.split("<span>ManyDG minus each rival: kappa</span>")[1].split("</table>")[0]
+    row = next(row for row in table.split("<tr>") if "MLDG" in row)
+    found = re.search(r">([+−][\d.]+)<small>([\d.−]+) to ([\d.−]+)</small>", row)
+    assert found is not None
+    shown, low, high = (float(part.replace("−", "-")) for part in found.groups())
+    assert shown == pytest.approx(gap, abs=6e-4)
+    assert 0 < low < shown < high
+    assert "clearly better" in row
+
+
 def test_the_papers_figures_stand_beside_ours_and_are_not_called_comparable_for_other_data(
     reader: Reader, text: str
 ) -> None:
@@ -301,13 +323,14 @@ def test_a_figure_of_no_named_dataset_is_refused_where_there_are_several(maker: 
 
 def test_an_experiment_nobody_foresaw_still_gets_its_section(maker: Any, tmp_path: Path) -> None:
     for seed in range(2):
-        for width in (8, 16, 32):
-            variant = {"width": width, "dropout": True}
+        for width, dropout in ((8, True), (16, True), (32, True), (8, False), (16, False), (32, False)):
+            variant = {"width": width, "dropout": dropout}
             maker.run("few", "classes", "manydg", seed, "layer-sizes", skill=1.0 + width / 100, variant=variant)
     maker.write({}, {})
     text = write_report(tmp_path, tmp_path / "page.html").read_text()
     assert 'data-section="layer-sizes"' in text
-    assert "with dropout" in text
+    assert "With dropout" in text
+    assert "Without dropout" in text
     rows = Reader(text).table("The same in numbers (mean ± standard deviation over splits)")
     assert rows
 

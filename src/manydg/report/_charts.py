@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,7 @@ from manydg.report._drawing import (
 from manydg.report._words import number
 
 FloatArray = npt.NDArray[np.float64]
+_LONG_NAME = 21
 _FEWEST = 10
 """A bin of a reliability curve with fewer statements is not drawn: its share would be noise."""
 
@@ -74,7 +76,8 @@ def lines(
     limits: tuple[float, float] | None = None,
 ) -> Panel:
     """Lines over a numeric axis, the legend under the chart."""
-    with canvas(WIDTH, 3.0 + 0.16 * ((len(series) + 1) // 2)) as (figure, axes):
+    lines_of_legend = len(series) if max(len(line.name) for line in series) > _LONG_NAME else (len(series) + 1) // 2
+    with canvas(WIDTH, 2.8 + 0.17 * lines_of_legend) as (figure, axes):
         for line in series:
             style = line.look
             axes.plot(
@@ -91,7 +94,7 @@ def lines(
         if limits:
             axes.set_ylim(*limits)
         if len(series) > 1:
-            _legend_below(figure, len(series))
+            _legend_below(figure, [line.name for line in series])
         svg = to_svg(figure)
     return Panel(svg, title, f"{y_label} by {x_label}. " + "; ".join(line.words() for line in series) + ".")
 
@@ -103,8 +106,10 @@ def _plain_ticks(axes: Axes, series: Sequence[Series]) -> None:
     axes.grid(visible=False, axis="x")
 
 
-def _legend_below(figure: Canvas, entries: int) -> None:
-    figure.legend(loc="outside lower center", ncols=2 if entries > 2 else entries, handlelength=3.4, columnspacing=1.6)
+def _legend_below(figure: Canvas, names: Sequence[str]) -> None:
+    """Two columns where the longest name leaves room for them."""
+    columns = 1 if max(map(len, names)) > _LONG_NAME else 2
+    figure.legend(loc="outside lower center", ncols=columns, handlelength=3.4, columnspacing=1.6)
 
 
 def common_limits(groups: Sequence[Sequence[Series]]) -> tuple[float, float] | None:
@@ -147,9 +152,9 @@ def bars(
         start, end = _bar_range(mean, bottom, top)
         for place, value, edge in zip(position, mean, np.fmax(top, mean), strict=True):
             text = number(value, digits)
-            axes.text(max(edge, start) + 0.015 * (end - start), float(place), text, va="center", fontsize=8)
-        axes.set(xlim=(start, end + 0.14 * (end - start)), ylim=(len(names) - 0.4, -0.6), xlabel=x_label)
-        axes.set_yticks(position, list(names))
+            axes.text(max(edge, start) + 0.025 * (end - start), float(place), text, va="center", fontsize=8)
+        axes.set(xlim=(start, end + 0.16 * (end - start)), ylim=(len(names) - 0.4, -0.6), xlabel=x_label)
+        axes.set_yticks(position, [textwrap.fill(name, 22) for name in names])
         axes.tick_params(axis="y", length=0)
         axes.grid(visible=False, axis="y")
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5))

@@ -13,6 +13,7 @@ from manydg.report._drawing import COLOURS, FAINT, INK, MARKERS, QUIET, WIDTH, P
 from manydg.report._words import number
 
 _MOST_NAMED = 8
+SIDES = {"train": "Training patients", "val": "Validation patients", "test": "Unseen patients"}
 PANEL_NAMES = {
     "v": "Features v",
     "parallel": "Part of v along z",
@@ -113,7 +114,7 @@ def _norms(name: str, pairs: npt.NDArray[np.float64], top: float, place: int) ->
         f"{len(pairs):,} samples. Median norm {number(medians[0], 2)} along z and {number(medians[1], 2)} across it; "
         f"the part along z is the larger in {larger:.0%} of samples; correlation of the two {number(related, 2)}."
     )
-    return Panel(svg, name, words)
+    return Panel(svg, SIDES.get(name, name), words)
 
 
 def similarity_dots(rows: Sequence[Mapping[str, Any]]) -> Panel:

@@ -34,7 +34,7 @@ def main_results(chapter: Chapter, comparison: Comparison) -> Section:
         blocks.append(Text(_reading_of_tests(chapter, comparison)))
         blocks += [_tests(comparison, metric) for metric in _ordered(chapter)]
         blocks.append(Text(_caution(comparison), "note"))
-    return Section("compare", "Main results", blocks, chapter.commands.get("compare", ""))
+    return Section("compare", "Main results", blocks, chapter.command("compare"))
 
 
 def _ordered(chapter: Chapter) -> list[str]:

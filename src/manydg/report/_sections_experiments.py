@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,19 +12,21 @@ import numpy as np
 from manydg.report import _charts
 from manydg.report._charts import Series
 from manydg.report._content import Block, Cell, Column, Figure, Section, Table, Text
-from manydg.report._drawing import look
+from manydg.report._drawing import Panel, look
+from manydg.report._drawn import drawn
 from manydg.report._runs import Spread, by_algorithm, grouped, metric_spread, seconds_per_epoch
 from manydg.report._sections_model import panels_of_lines
 from manydg.report._study import Chapter, Record
-from manydg.report._words import LOSSES, algorithm_name, metric_name, number, sentence
+from manydg.report._words import LOSSES, algorithm_name, metric_name, number, plural, sentence
 
 _LOG_RATIO = 20
-_FOREGROUND = ("full", "full loss", "manydg", "all", "all objectives")
+_FOREGROUND = ("full", "all four objectives", "manydg")
 _AXES = {
     "patients": "training patients",
     "train_patients": "training patients",
     "fraction": "share of the training patients",
     "value": "weight (the others at 1)",
+    "weight": "weight (the others at 1)",
     "step": "step",
 }
 
@@ -85,59 +87,17 @@ def experiment(chapter: Chapter, name: str) -> Section | None:
         return None
     told = EXPERIMENTS.get(name) or Told(sentence(name.replace("-", " ")), "")
     blocks: list[Block] = [Text(told.lead)] if told.lead else []
-    if runs:
-        blocks += _blocks_of_runs(chapter, name, runs)
-    for figure in figures:
-        blocks += drawn(figure.kind, figure.title, figure.data, figure.note)
-    return Section(name, told.title, blocks, chapter.commands.get(name, ""))
+    if name == "runtime" and runs:
+        figures = [figure for figure in figures if figure.kind != "table"]
+    if name == "continual" and figures:
+        return Section(name, told.title, [*blocks, *drawn(figures), *_last(chapter, runs)], chapter.command(name))
+    made = _blocks_of_runs(chapter, name, runs) if runs else []
+    return Section(name, told.title, [*blocks, *made, *drawn(figures)], chapter.command(name))
 
 
-def drawn(kind: str, title: str, data: Mapping[str, Any], note: str) -> list[Block]:
-    """The blocks of a figure of kind ``curve``, ``bars`` or ``table``."""
-    if kind == "curve":
-        axis = data["x"]
-        x = np.array(axis["values"], float)
-        series = [
-            Series(
-                algorithm_name(str(line["name"])), x, _floats(line["mean"]), look(0),
-                *(_floats(line[key]) if line.get(key) else None for key in ("low", "high")),
-            )
-            for line in data["series"]
-        ]  # fmt: skip
-        figure = panels_of_lines(series, title, axis["label"], data["y"]["label"], axis.get("scale", "linear"))
-        return [Figure(figure.caption, figure.panels, note)]
-    if kind == "bars":
-        names = [algorithm_name(str(name)) for name in data["names"]]
-        ends = [_floats(data[key]).tolist() if data.get(key) else None for key in ("low", "high")]
-        values = _floats(data["values"]).tolist()
-        return [
-            Figure(
-                f"{title}.", [_charts.bars(title, names, values, data["y"]["label"], low=ends[0], high=ends[1])], note
-            )
-        ]
-    if kind == "table":
-        return [_plain_table(title, data, note)]
-    return []
-
-
-def _floats(values: Sequence[float | None]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    return np.array([np.nan if value is None else value for value in values], float)
-
-
-def _plain_table(title: str, data: Mapping[str, Any], note: str) -> Table:
-    numeric = [
-        all(isinstance(row[place], int | float | None) for row in data["rows"]) for place in range(len(data["columns"]))
-    ]
-    columns = [Column(str(name), numeric=flag) for name, flag in zip(data["columns"], numeric, strict=True)]
-    return Table(title, columns, [[_plain_cell(cell) for cell in row] for row in data["rows"]], note)
-
-
-def _plain_cell(value: Any) -> Cell:
-    if value is None:
-        return Cell("\N{EN DASH}", None)
-    if isinstance(value, float):
-        return Cell(number(value, 3 if abs(value) < 100 else 1), value)
-    return Cell(f"{value:,}", float(value)) if isinstance(value, int) else Cell(str(value))
+def _last(chapter: Chapter, runs: Sequence[Record]) -> list[Block]:
+    """Where a course of steps ended, as a table; the figures show the way there."""
+    return [_table_of(chapter, _labelled(runs), "After the last step")] if runs else []
 
 
 def _blocks_of_runs(chapter: Chapter, name: str, runs: Sequence[Record]) -> list[Block]:
@@ -160,15 +120,28 @@ def _axis(runs: Sequence[Record]) -> str | None:
     return max(wide, key=lambda key: wide[key]) if wide else None
 
 
-def label_of(record: Record, axis: str | None, several_algorithms: bool) -> str:
-    """What a run is called in its experiment: its algorithm where there are several, and what was varied."""
-    variant = {key: value for key, value in (record.get("variant") or {}).items() if key != axis}
-    parts = [algorithm_name(str(record["algorithm"]))] if several_algorithms or not variant else []
+def _labelled(runs: Sequence[Record], axis: str | None = None) -> dict[str, list[Record]]:
+    """Runs by what they are called: their algorithm where there are several, and what varies besides the axis."""
+    several = len({record["algorithm"] for record in runs}) > 1
+    values: dict[str, set[str]] = {}
+    for record in runs:
+        for key, value in (record.get("variant") or {}).items():
+            values.setdefault(key, set()).add(json.dumps(value))
+    varied = {key for key, found in values.items() if key != axis and len(found) > 1}
+    ordered = [record for records in by_algorithm(runs).values() for record in records]
+    return grouped(ordered, lambda record: _label(record, varied, several))
+
+
+def _label(record: Record, varied: Collection[str], several: bool) -> str:
+    variant = {key: value for key, value in (record.get("variant") or {}).items() if key in varied}
+    parts = [algorithm_name(str(record["algorithm"]))] if several or not variant else []
     return ", ".join(parts + [_told(key, value) for key, value in variant.items()])
 
 
 def _told(key: str, value: Any) -> str:
     name = key.replace("_", " ")
+    if key == "replay" and value is not True and value is not False:
+        return f"with replay ({plural(value, 'sample')} each)" if value else "without replay"
     if isinstance(value, bool):
         return f"with {name}" if value else f"without {name}"
     if isinstance(value, str):
@@ -182,34 +155,42 @@ def _told(key: str, value: Any) -> str:
 
 
 def _curves(chapter: Chapter, runs: Sequence[Record], axis: str) -> list[Block]:
-    metric, several = chapter.metric, len({record["algorithm"] for record in runs}) > 1
     along = [record for record in runs if isinstance((record.get("variant") or {}).get(axis), int | float)]
-    aside = [record for record in runs if record not in along]
     series: list[Series] = []
     table: list[tuple[str, float, Sequence[Record]]] = []
-    lines = grouped(
-        [run for found in by_algorithm(along).values() for run in found], lambda run: label_of(run, axis, several)
-    )
-    for name, records in lines.items():
+    for name, records in _labelled(along, axis).items():
         points = grouped(records, lambda record: float(record["variant"][axis]))
         x = np.array(sorted(points))
-        folded = [metric_spread(points[value], metric) for value in x]
+        folded = [metric_spread(points[value], chapter.metric) for value in x]
         mean, low, high = (np.array([getattr(found, key) for found in folded]) for key in ("mean", "low", "high"))
-        series.append(Series(name, x, mean, look(len(series)), low, high))
-        table += [(name, float(value), points[value]) for value in x]
-    label = _AXES.get(axis, axis.replace("_", " "))
+        series.append(Series(sentence(name), x, mean, look(len(series)), low, high))
+        table += [(sentence(name), float(value), points[value]) for value in x]
+    label, metric = _AXES.get(axis, axis.replace("_", " ")), metric_name(chapter.metric)
     every = np.concatenate([line.x for line in series])
     scale = "log" if every.min() > 0 and every.max() / every.min() >= _LOG_RATIO else "linear"
-    figure = panels_of_lines(series, f"{sentence(metric_name(metric))} by {label}", label, metric_name(metric), scale)
+    figure = panels_of_lines(series, f"{sentence(metric)} by {label.split(' (')[0]}", label, metric, scale)
     note = "Means over the splits; bands are one standard deviation."
     blocks: list[Block] = [Figure(figure.caption, figure.panels, note), _variant_table(chapter, table, label)]
-    return blocks + (_bars(chapter, aside) if aside else [])
+    aside = [record for record in runs if record not in along]
+    return blocks + (_beside_default(chapter, aside, along, axis) if aside else [])
+
+
+def _beside_default(chapter: Chapter, aside: Sequence[Record], along: Sequence[Record], axis: str) -> list[Block]:
+    """Runs that lie on no axis, beside those in which everything is at 1."""
+    # Whichever weight was the one to vary, at 1 it is the same run: one for each seed is enough.
+    same = {(record["algorithm"], record["seed"]): record for record in along if record["variant"][axis] == 1}
+    default = [{**record, "variant": {"set": "every weight at 1"}} for record in same.values()]
+    return _bars(chapter, [*default, *({**record, "variant": _only_text(record)} for record in aside)])
+
+
+def _only_text(record: Record) -> dict[str, str]:
+    return {"set": ", ".join(_told(key, value) for key, value in (record.get("variant") or {}).items())}
 
 
 def _variant_table(chapter: Chapter, entries: Sequence[tuple[str, float, Sequence[Record]]], label: str) -> Table:
     metrics = chapter.target.metrics
     columns = [
-        Column("Model", numeric=False),
+        Column("Variant", numeric=False),
         Column(sentence(label)),
         *(Column(sentence(metric_name(name))) for name in metrics),
     ]
@@ -235,38 +216,35 @@ def spread_cell(found: Spread, digits: int = 3) -> Cell:
 
 
 def _bars(chapter: Chapter, runs: Sequence[Record]) -> list[Block]:
-    several = len({record["algorithm"] for record in runs}) > 1
-    groups: dict[Hashable, list[Record]] = {}
-    for records in by_algorithm(runs).values():
-        groups |= grouped(records, lambda record: label_of(record, None, several))
-    metrics = chapter.target.metrics
-    names = [sentence(str(name)) for name in groups]
-    panels = []
-    for metric in metrics:
-        found = [metric_spread(records, metric) for records in groups.values()]
-        panels.append(
-            _charts.bars(
-                sentence(metric_name(metric)),
-                names,
-                [each.mean for each in found],
-                metric_name(metric),
-                low=[each.low for each in found],
-                high=[each.high for each in found],
-                foreground=[name for name in names if name.lower() in _FOREGROUND] or None,
-            )
-        )
+    groups = {sentence(name): records for name, records in _labelled(runs).items()}
+    panels = [_bar_panel(groups, metric) for metric in chapter.target.metrics]
     note = "Bars are means over the splits, whiskers one standard deviation."
-    columns = [
-        Column("Variant", numeric=False),
-        *(Column(sentence(metric_name(name))) for name in metrics),
-        Column("Splits"),
-    ]
-    rows = []
-    for name, records in zip(names, groups.values(), strict=True):
-        each = [metric_spread(records, metric) for metric in metrics]
-        rows.append([Cell(name), *map(spread_cell, each), Cell(str(each[0].count), float(each[0].count))])
-    table = Table("The same in numbers (mean ± standard deviation over splits)", columns, rows)
+    table = _table_of(chapter, groups, "The same in numbers (mean ± standard deviation over splits)")
     return [Figure("Performance on test patients.", panels, note), table]
+
+
+def _bar_panel(groups: Mapping[str, Sequence[Record]], metric: str) -> Panel:
+    found = [metric_spread(records, metric) for records in groups.values()]
+    return _charts.bars(
+        sentence(metric_name(metric)),
+        list(groups),
+        [each.mean for each in found],
+        metric_name(metric),
+        low=[each.low for each in found],
+        high=[each.high for each in found],
+        foreground=[name for name in groups if name.lower() in _FOREGROUND] or None,
+    )
+
+
+def _table_of(chapter: Chapter, groups: Mapping[str, Sequence[Record]], caption: str) -> Table:
+    metrics = chapter.target.metrics
+    titles = [*(sentence(metric_name(name)) for name in metrics), "Splits"]
+    rows = []
+    for name, records in groups.items():
+        each = [metric_spread(records, metric) for metric in metrics]
+        splits = Cell(str(each[0].count), float(each[0].count))
+        rows.append([Cell(sentence(name)), *map(spread_cell, each), splits])
+    return Table(caption, [Column("Variant", numeric=False), *map(Column, titles)], rows)
 
 
 def _times(runs: Sequence[Record]) -> list[Block]:

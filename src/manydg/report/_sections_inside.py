@@ -7,7 +7,7 @@ from typing import Any
 
 from manydg.report import _maps
 from manydg.report._content import Block, Cell, Column, Figure, Section, Table, Text
-from manydg.report._sections_experiments import drawn
+from manydg.report._drawn import drawn
 from manydg.report._study import Chapter
 from manydg.report._words import algorithm_name, number, signed
 from manydg.report.figure_data import FigureData
@@ -23,8 +23,8 @@ def inside(chapter: Chapter, name: str) -> Section | None:
     title, lead = INSIDE[name]
     blocks: list[Block] = [Text(lead)]
     for figure in figures:
-        blocks += _DRAWN[figure.kind](figure) if figure.kind in _DRAWN else _other(figure)
-    return Section(name, title, blocks, chapter.commands.get(name, ""))
+        blocks += _DRAWN[figure.kind](figure) if figure.kind in _DRAWN else drawn([figure])
+    return Section(name, title, blocks, chapter.command(name))
 
 
 INSIDE = {
@@ -50,10 +50,6 @@ INSIDE = {
     ),
 }
 """In the order of the page."""
-
-
-def _other(figure: FigureData) -> list[Block]:
-    return drawn(figure.kind, figure.title, figure.data, figure.note)
 
 
 def _embedding(figure: FigureData) -> list[Block]:
@@ -101,6 +97,20 @@ def verdict_on_z(rows: Sequence[Mapping[str, Any]]) -> str:
     return f"The patient factor z is more alike within a patient than across patients {facts}."
 
 
+def weights_named(row: Mapping[str, Any]) -> tuple[str, str]:
+    """The two linear models of a row, as ``v → labels``; ``first`` may name both, with a comma between them."""
+    first, second = str(row["first"]), str(row["second"])
+    if not second and ", " in first:
+        first, second = first.split(", ", 1)
+    return _arrow(first), _arrow(second)
+
+
+def _arrow(text: str) -> str:
+    parts = {"orthogonal": "part across z", "parallel": "part along z"}
+    start, _, end = text.rpartition(" ")
+    return f"{parts.get(start, start)} → {end}" if end in ("labels", "domains") and "→" not in text else text
+
+
 def _orthogonality(figure: FigureData) -> list[Block]:
     rows = figure.data["rows"]
     paper = any(row.get("paper") is not None for row in rows)
@@ -109,12 +119,9 @@ def _orthogonality(figure: FigureData) -> list[Block]:
     cells = []
     for row in rows:
         spread = f" ± {number(row['sd'], 3)}" if row.get("sd") is not None else ""
-        line = [
-            Cell(str(row["first"])),
-            Cell(str(row["second"])),
-            Cell(f"{number(row['cosine'])}{spread}", row["cosine"]),
-        ]
-        cells.append([*line, Cell(number(row["paper"]), row["paper"])] if paper else line)
+        named = [Cell(name) for name in weights_named(row)]
+        line = [*named, Cell(f"{number(row['cosine'])}{spread}", row["cosine"])]
+        cells.append([*line, Cell(number(row.get("paper")), row.get("paper"))] if paper else line)
     note = (
         "The paper’s values are for its own data and models; where the data differ they are no yardstick."
         if paper

@@ -75,7 +75,7 @@ def learning(chapter: Chapter) -> Section | None:
     terms = _loss_terms(by_algorithm(runs).get("manydg") or [])
     if terms:
         blocks.append(Figure("Terms of ManyDG’s loss, each multiplied by its weight.", terms))
-    return Section("learning", "How the models learn", blocks, _command(chapter, "compare"))
+    return Section("learning", "How the models learn", blocks, chapter.command("compare"))
 
 
 def _loss_terms(records: Sequence[Record]) -> list[Panel]:
@@ -88,10 +88,6 @@ def _loss_terms(records: Sequence[Record]) -> list[Panel]:
         if len(x):
             series.append(Series(LOSSES.get(name, name.replace("_", " ")), x, mean, look(len(series)), low, high))
     return [_charts.lines("ManyDG: terms of the loss", series, "epoch", "loss")] if series else []
-
-
-def _command(chapter: Chapter, experiment: str) -> str:
-    return chapter.commands.get(experiment, "")
 
 
 def patients(chapter: Chapter) -> Section | None:
@@ -120,7 +116,7 @@ def patients(chapter: Chapter) -> Section | None:
         Figure(caption, [panel], note),
         _worst(values, label, patient_samples(groups[first])),
     ]
-    return Section("patients", "Patient by patient", blocks, _command(chapter, "compare"))
+    return Section("patients", "Patient by patient", blocks, chapter.command("compare"))
 
 
 def _patient_values(chapter: Chapter, groups: Mapping[str, list[Record]]) -> tuple[str, Mapping[str, dict[str, float]]]:
@@ -193,7 +189,7 @@ def confusion(chapter: Chapter) -> Section | None:
         caption = (
             "Of the samples of each true class (row), the share given each class (column). Test patients of all splits."
         )
-    return Section("confusion", "What is mistaken for what", [Figure(caption, panels)], _command(chapter, "compare"))
+    return Section("confusion", "What is mistaken for what", [Figure(caption, panels)], chapter.command("compare"))
 
 
 def _two(chapter: Chapter) -> dict[str, list[Record]]:
@@ -250,5 +246,5 @@ def reliability(chapter: Chapter) -> Section | None:
         "calibration",
         "Can the probabilities be trusted",
         [Text(lead), Figure(caption, [panel])],
-        _command(chapter, "compare"),
+        chapter.command("compare"),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from manydg.experiments.paper_figures import (
@@ -18,6 +18,7 @@ from manydg.experiments.summary import summarize
 from manydg.report._comparison import Comparison
 from manydg.report._content import Block, Cell, Column, Section, Table, Text
 from manydg.report._runs import by_algorithm, seconds_per_epoch
+from manydg.report._sections_inside import weights_named
 from manydg.report._study import Chapter
 from manydg.report._words import MINUS, algorithm_name, metric_name, number, sentence
 
@@ -31,7 +32,8 @@ def paper(chapter: Chapter, comparison: Comparison | None) -> Section | None:
     task = nearest_task(chapter.target.kind, chapter.target.spec.names, source)
     if task is None:
         return None
-    lines = [*_results(chapter, comparison, task, source), *_similarity(chapter, task), *_times(chapter, task)]
+    lines = [*_results(chapter, comparison, task, source), *_similarity(chapter, task)]
+    lines += [*_orthogonality(chapter, task), *_times(chapter, task)]
     if not lines:
         return None
     verdict = _difference(chapter, task, source)
@@ -90,6 +92,21 @@ def _similarity(chapter: Chapter, task: str) -> Iterator[Line]:
                 for cell in table.find(task=task, row=key):
                     what = f"Cosine of z {told}"
                     yield algorithm_name(figure.algorithm), what, number(row[key], 4), table.text(cell), table.name
+
+
+def _orthogonality(chapter: Chapter, task: str) -> Iterator[Line]:
+    table = paper_table("orthogonality")
+    theirs = {_model_pair({"first": cell.row, "second": ""}): cell for cell in table.find(task=task)}
+    for figure in chapter.figures_of("orthogonality"):
+        for row in figure.data["rows"] if figure.kind == "orthogonality" else ():
+            cell = theirs.get(_model_pair(row))
+            if cell is not None and row.get("paper") is None:
+                what = f"Cosine of weights, {_model_pair(row)}"
+                yield algorithm_name(figure.algorithm), what, number(row["cosine"], 4), table.text(cell), table.name
+
+
+def _model_pair(row: Mapping[str, Any]) -> str:
+    return " and ".join(weights_named(row))
 
 
 def _times(chapter: Chapter, task: str) -> Iterator[Line]:

@@ -69,6 +69,11 @@ class Chapter:
         """Runs that ended in an error."""
         return [record for record in self.records if record["status"] != "ok"]
 
+    def command(self, experiment: str) -> str:
+        """The command that makes an experiment again; empty where it is not known."""
+        made_by = "norms" if experiment == "embedding" else experiment
+        return self.commands.get(experiment) or self.commands.get(made_by, "")
+
     def figures_of(self, experiment: str) -> list[FigureData]:
         """Figures that belong to an experiment."""
         return [figure for figure in self.figures if figure.experiment == experiment]

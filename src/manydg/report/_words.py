@@ -60,7 +60,7 @@ def algorithm_name(name: str) -> str:
     >>> algorithm_name("manydg"), algorithm_name("my-idea")
     ('ManyDG', 'My idea')
     """
-    return ALGORITHMS.get(name) or name.replace("-", " ").replace("_", " ").capitalize()
+    return ALGORITHMS.get(name) or sentence(name.replace("-", " ").replace("_", " "))
 
 
 def metric_name(name: str) -> str:
