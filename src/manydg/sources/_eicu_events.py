@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -60,8 +61,8 @@ class EventReader:
 
     def _batches(
         self, table: Table, time: str, columns: Sequence[pl.Expr], texts: Sequence[str], counts: dict[str, int]
-    ) -> Iterator[tuple[pl.DataFrame, Array, Array]]:
-        """Batches of rows that belong to a known stay and to its time: the rows, their samples and their minutes."""
+    ) -> Iterator[_Kept]:
+        """Batches of rows, with those that belong to a known stay and to its time picked out."""
         integers = [_STAY, time]
         scan = table.scan(integers=integers, texts=texts).select(*integers, *columns)
         counts |= {"rows": 0, "left_out_other_stay": 0, "left_out_without_time": 0, "left_out_after_discharge": 0}
@@ -70,15 +71,15 @@ class EventReader:
                 counts["rows"] += batch.height
                 sample = self._index(batch[_STAY].fill_null(-1).to_numpy())
                 minute = batch[time].fill_null(_NO_TIME).to_numpy()
-                known, timed = sample >= 0, (minute > _NO_TIME) & (np.abs(minute) < 1 << 30)
+                known, timed = sample >= 0, (minute > -_FAR) & (minute < _FAR)
                 in_time = minute <= self._last[sample]
                 keep = known & timed & in_time
                 if not keep.all():
                     counts["left_out_other_stay"] += int((~known).sum())
                     counts["left_out_without_time"] += int((known & ~timed).sum())
                     counts["left_out_after_discharge"] += int((known & timed & ~in_time).sum())
-                    batch, sample, minute = batch.filter(pl.Series(keep)), sample[keep], minute[keep]
-                yield batch, sample, minute.astype(np.int32)
+                rows = np.flatnonzero(keep)
+                yield _Kept(batch, rows, sample[rows], minute[rows].astype(np.int32))
 
     def _words(self, field: str) -> CategoryMap:
         return CategoryMap(lambda words: self._store.word_ids(field, _clean(words)), np.int32)
@@ -86,10 +87,10 @@ class EventReader:
     def _plain(self, table: Table, time: str, column: str, field: str) -> dict[str, int]:
         counts: dict[str, int] = {}
         words = self._words(field)
-        for batch, sample, minute in self._batches(table, time, [_category(column)], [column], counts):
-            ids = words(batch[column])
+        for kept in self._batches(table, time, [_category(column)], [column], counts):
+            ids = words(kept.batch[column])[kept.rows]
             _count(counts, "left_out_without_name", ids < 0)
-            self._store.add(field, sample, minute, ids)
+            self._store.add(field, kept.sample, kept.minute, ids)
         return counts
 
     def _exams(self, table: Table) -> dict[str, int]:
@@ -103,34 +104,36 @@ class EventReader:
         strings = self._words("diagnosis_string")
         texts = ["diagnosisstring", "icd9code"]
         columns = [_category("diagnosisstring"), pl.col("icd9code")]
-        for batch, sample, minute in self._batches(table, "diagnosisoffset", columns, texts, counts):
-            ids = strings(batch["diagnosisstring"])
+        for kept in self._batches(table, "diagnosisoffset", columns, texts, counts):
+            ids = strings(kept.batch["diagnosisstring"])[kept.rows]
             _count(counts, "left_out_without_name", ids < 0)
-            self._store.add("diagnosis_string", sample, minute, ids)
-            split = batch.select(pl.col("icd9code").str.split(",")).with_row_index("row").explode("icd9code")
-            icd = self._store.word_ids("diagnosis_icd", _clean(split["icd9code"]))
+            self._store.add("diagnosis_string", kept.sample, kept.minute, ids)
+            codes = kept.batch["icd9code"].gather(kept.rows).str.split(",")
+            split = pl.DataFrame({"code": codes}).with_row_index("row").explode("code")
             row = split["row"].to_numpy()
-            self._store.add("diagnosis_icd", sample[row], minute[row], icd)
+            icd = self._store.word_ids("diagnosis_icd", _clean(split["code"]))
+            self._store.add("diagnosis_icd", kept.sample[row], kept.minute[row], icd)
         return counts
 
     def _labs(self, table: Table) -> dict[str, int]:
         counts: dict[str, int] = {}
         names, texts = self._words("lab"), CategoryMap(_numbers, np.float32)
         number = pl.col("labresult").cast(pl.Float32, strict=False)
-        number = pl.when(number.is_finite()).then(number).alias("number")
-        columns = [_category("labname"), number, pl.col("labresult"), pl.col("labresulttext")]
+        number = pl.when(number.is_finite()).then(number)
+        text = pl.when(number.is_null()).then(pl.coalesce("labresulttext", "labresult"))
+        columns = [_category("labname"), number.fill_null(np.nan).alias("number"), text.alias("text")]
         wanted = ["labname", "labresult", "labresulttext"]
         category = pl.Categorical(pl.Categories.random())
-        for batch, sample, minute in self._batches(table, "labresultoffset", columns, wanted, counts):
-            value = batch["number"].fill_null(np.nan).to_numpy().copy()
-            unread = np.isnan(value)
-            written = pl.coalesce("labresulttext", "labresult").fill_null("").cast(category)
-            value[unread] = texts(batch.filter(pl.Series(unread)).select(written).to_series())
-            ids = names(batch["labname"])
+        for kept in self._batches(table, "labresultoffset", columns, wanted, counts):
+            value = kept.batch["number"].to_numpy()[kept.rows]
+            unread = np.flatnonzero(np.isnan(value))
+            value[unread] = texts(kept.batch["text"].gather(kept.rows[unread]).fill_null("").cast(category))
+            ids = names(kept.batch["labname"])[kept.rows]
+            missing = np.isnan(value[unread])
             _count(counts, "left_out_without_name", ids < 0)
-            _count(counts, "values_from_text", unread & ~np.isnan(value))
-            _count(counts, "values_missing", np.isnan(value))
-            self._store.add("lab", sample, minute, ids, value)
+            _count(counts, "values_from_text", ~missing)
+            _count(counts, "values_missing", missing)
+            self._store.add("lab", kept.sample, kept.minute, ids, value)
         return counts
 
     def _medications(self, table: Table) -> dict[str, int]:
@@ -143,20 +146,30 @@ class EventReader:
         cancelled = pl.col("drugordercancelled").str.strip_chars().str.to_lowercase().eq("yes").fill_null(False)
         columns = [_category(name, "name"), _category("dosage"), _category("frequency"), cancelled.alias("cancelled")]
         wanted = ["drugname", "drughiclseqno", "dosage", "frequency", "drugordercancelled"]
-        for batch, sample, minute in self._batches(table, "drugstartoffset", columns, wanted, counts):
-            dropped = batch["cancelled"].to_numpy()
+        for kept in self._batches(table, "drugstartoffset", columns, wanted, counts):
+            dropped = kept.batch["cancelled"].to_numpy()[kept.rows]
+            ids, dose = names(kept.batch["name"])[kept.rows], doses(kept.batch["dosage"])[kept.rows]
+            named, ids = (ids >= 0) & ~dropped, np.where(dropped, -1, ids)
             _count(counts, "left_out_cancelled", dropped)
-            batch, sample, minute = batch.filter(pl.Series(~dropped)), sample[~dropped], minute[~dropped]
-            ids, dose = names(batch["name"]), doses(batch["dosage"])
-            named = ids >= 0
-            _count(counts, "left_out_without_name", ~named)
+            _count(counts, "left_out_without_name", ~named & ~dropped)
             _count(counts, "doses_missing", named & np.isnan(dose))
-            self._store.add("medication", sample, minute, ids, dose)
-            frequency = np.where(named, often(batch["frequency"]), -1)
-            self._store.add("medication_frequency", sample, minute, frequency)
+            self._store.add("medication", kept.sample, kept.minute, ids, dose)
+            frequency = np.where(named, often(kept.batch["frequency"])[kept.rows], -1)
+            self._store.add("medication_frequency", kept.sample, kept.minute, frequency)
         return counts
 
 
+@dataclass(frozen=True)
+class _Kept:
+    """A batch of rows and the positions of those that count, with their samples and minutes ``(positions,)``."""
+
+    batch: pl.DataFrame
+    rows: npt.NDArray[np.int64]
+    sample: Array
+    minute: npt.NDArray[np.int32]
+
+
+_FAR = 1 << 30
 _NO_TIME = -(1 << 62)
 
 

@@ -12,7 +12,7 @@ import torch
 
 from manydg.errors import DataError
 
-BLOCK = 8192
+BLOCK = 2048
 """Samples that are sorted together."""
 Array = npt.NDArray[Any]
 
