@@ -7,6 +7,7 @@ import errno
 import hashlib
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ import numpy.typing as npt
 from manydg.errors import DataError, StorageError
 
 HEADER_BYTES = 256
+_LARGE = 1 << 20
 
 
 class NpyStream:
@@ -35,9 +37,21 @@ class NpyStream:
         if not np.can_cast(array.dtype, self.dtype, "same_kind"):
             raise DataError(f"'{self.path.stem}': values of type {array.dtype} after values of {self.dtype}")
         data = np.ascontiguousarray(array, dtype=self.dtype).reshape(-1).view(np.uint8).data
-        self._digest.update(data)
-        self._file.write(data)
+        self._write(data)
         self.rows += len(array)
+
+    def _write(self, data: memoryview) -> None:
+        if len(data) < _LARGE:
+            self._digest.update(data)
+            self._file.write(data)
+            return
+        # Hashing takes longer than writing, and neither holds the interpreter: large pieces go through both at once.
+        hashing = threading.Thread(target=self._digest.update, args=(data,))
+        hashing.start()
+        try:
+            self._file.write(data)
+        finally:
+            hashing.join()
 
     def close(self) -> dict[str, Any]:
         self._file.seek(0)

@@ -220,17 +220,20 @@ def read_epochs(
     if not header.continuous:
         raise DataError(f"{header.path} is a discontinuous recording (EDF+D), which this program does not read")
     records = _memory_map(header)
-    last = int(epochs[-1]) + 1
-    wanted = last * epoch_samples
+    first, last = int(epochs[0]), int(epochs[-1]) + 1
     signals = np.empty((len(epochs), len(channels), epoch_samples), np.float32)
     for place, channel in enumerate(channels):
         gain, shift = _calibration(header, channel)
-        needed = -(-wanted // channel.samples_per_record)
-        if needed > header.records:
+        per_record = channel.samples_per_record
+        if last * epoch_samples > header.records * per_record:
             raise DataError(f"{header.path} has {header.seconds:g} s of signal, fewer than {last} epochs need")
-        stored = records[:needed, channel.offset : channel.offset + channel.samples_per_record]
-        stored = stored.reshape(-1)[:wanted].reshape(last, epoch_samples)
-        np.multiply(stored if len(epochs) == last else stored[epochs], np.float32(gain), out=signals[:, place])
+        start = first * epoch_samples // per_record
+        stop = -(-last * epoch_samples // per_record)
+        flat = records[start:stop, channel.offset : channel.offset + per_record].reshape(-1)
+        ahead = first * epoch_samples - start * per_record
+        stored = flat[ahead : ahead + (last - first) * epoch_samples].reshape(last - first, epoch_samples)
+        chosen = stored if len(epochs) == last - first else stored[epochs - first]
+        np.multiply(chosen, np.float32(gain), out=signals[:, place])
         if shift:
             signals[:, place] += np.float32(shift)
     return signals

@@ -40,8 +40,8 @@ class CohortFlow:
 
 
 def file_checksum(path: str | Path) -> str:
-    """The blake2b checksum of a file, read as a stream: 32 hex digits."""
-    digest = hashlib.blake2b(digest_size=16)
+    """The SHA-256 checksum of a file, read as a stream; PhysioNet's ``SHA256SUMS.txt`` lists the same."""
+    digest = hashlib.sha256()
     try:
         with Path(path).open("rb") as file:
             while chunk := file.read(_CHUNK):
