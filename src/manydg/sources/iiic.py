@@ -26,10 +26,10 @@ from manydg.sources._iiic_parts import (
     Part,
     Rules,
     find_parts,
-    open_signals,
     plan_part,
     read_patients,
     read_votes,
+    signal_block,
 )
 from manydg.sources._provenance import CohortFlow, Progress, provenance
 from manydg.sources._resume import Job, WorkFolder, make_ready, run_jobs, wrong_folder
@@ -153,17 +153,16 @@ def _write(
         Progress("copying signals", total=blocks) as progress,
     ):
         for part, rows, keys in zip(parts, verdicts, patients, strict=True):
-            signals = open_signals(part)
-            votes = read_votes(part, len(signals), rules)
+            votes = read_votes(part, len(rows), rules)
             for start in range(0, len(rows), BLOCK):
-                kept = start + np.nonzero(rows[start : start + BLOCK] == KEPT)[0]
-                if len(kept):
-                    writer.append({"signal": _microvolts(signals, kept, rules)}, votes[kept], keys[kept])
+                block = slice(start, start + BLOCK)
+                kept = rows[block] == KEPT
+                if kept.any():
+                    signal = _microvolts(signal_block(part, block), kept, rules)
+                    writer.append({"signal": signal}, votes[block][kept], keys[block][kept])
                 progress.advance()
 
 
-def _microvolts(signals: npt.NDArray[Any], kept: npt.NDArray[np.int64], rules: Rules) -> npt.NDArray[np.float32]:
-    whole = len(kept) == kept[-1] - kept[0] + 1
-    stored = signals[kept[0] : kept[-1] + 1] if whole else signals[kept]
-    values = np.asarray(stored, np.float32)
+def _microvolts(stored: npt.NDArray[Any], kept: npt.NDArray[np.bool_], rules: Rules) -> npt.NDArray[np.float32]:
+    values = np.asarray(stored if kept.all() else stored[kept], np.float32)
     return values if rules.scale == 1.0 else values * np.float32(rules.scale)
