@@ -20,7 +20,10 @@ def inspect(
     dataset: Annotated[Path, typer.Argument(help="Dataset folder.", show_default=False)],
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Show a dataset's counts, labels, samples per patient and cohort flow, and compare them with the paper's."""
+    """Show what a dataset folder holds.
+
+    Counts, labels, samples per patient and cohort flow, compared with the paper's where it has the same dataset.
+    """
     from manydg.sources._summary import summarize
 
     summary = summarize(dataset)

@@ -42,7 +42,7 @@ def prepare_sleep_edf(
     study: Annotated[str, typer.Option(help="cassette, telemetry or both.")] = "cassette",
     unpaired: Annotated[str, typer.Option(help="refuse or skip a PSG without hypnogram, or the reverse.")] = "refuse",
 ) -> None:
-    """Sleep-EDF: PSG and Hypnogram pairs to 30 s epochs with five stages."""
+    """Sleep-EDF: nights of EEG to 30 s epochs of five stages."""
     from manydg.sources import sleep_edf
 
     sleep_edf.prepare(
@@ -82,7 +82,7 @@ def prepare_iiic(
         ),
     ] = None,
 ) -> None:
-    """IIIC: 16-channel ten-second samples with expert votes over six patterns."""
+    """IIIC: ten seconds of EEG with expert votes."""
     from manydg.sources import iiic
     from manydg.sources._iiic_parts import CLASSES
 
@@ -125,7 +125,7 @@ def synthesize_iiic(
     samples_per_patient: Annotated[int, typer.Option(help="On average.")] = 61,
     layout: Annotated[str, typer.Option(help="array: one large file; patients: a folder each.")] = "array",
 ) -> None:
-    """Write signals, expert votes and patient keys of people who do not exist."""
+    """Write EEG and expert votes of people who do not exist."""
     from manydg.sources import iiic
 
     iiic.synthesize(out, patients=patients, seed=seed, samples_per_patient=samples_per_patient, layout=layout)

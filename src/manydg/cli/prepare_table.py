@@ -45,7 +45,10 @@ def prepare_table(
     missing: Missing = "refuse",
     overwrite: Overwrite = False,
 ) -> None:
-    """Make a dataset folder from a table with a patient, a target and features."""
+    """Any table: CSV or parquet, one row per sample.
+
+    One column says whose sample a row is, one (or several) what is to be predicted, and the rest are features.
+    """
     from manydg.sources import table
 
     with _notes():
@@ -77,7 +80,7 @@ def prepare_arrays(
     missing: Missing = "refuse",
     overwrite: Overwrite = False,
 ) -> None:
-    """Make a dataset folder from NumPy arrays of samples, targets and patients."""
+    """Any arrays: NumPy files of samples, targets and patients."""
     from manydg.sources import arrays
 
     options = {"time": time, "kind": kind, "classes": _names(classes), "rate": rate}

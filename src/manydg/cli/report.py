@@ -17,7 +17,10 @@ def report(
     results: Annotated[Path, typer.Argument(help="Results folder that 'compare' or 'experiment' wrote.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("report.html"),
 ) -> None:
-    """Write one self-contained page of tables and figures from a results folder."""
+    """Write a page of tables and figures from results.
+
+    The page is one HTML file that needs no network; RESULTS is a folder that 'compare' or 'experiment' wrote.
+    """
     from manydg.report import write_report
 
     place = write_report(results, out)

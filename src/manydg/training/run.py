@@ -24,6 +24,7 @@ from manydg.errors import DataError, StorageError
 from manydg.targets import target_of
 from manydg.training.checkpoint import read_tensors, write_tensors
 from manydg.training.config import TrainingConfig, fingerprint, pick_device
+from manydg.training.context import as_trained, with_context
 from manydg.training.fit import fit, rebuild
 from manydg.training.inference import predict_probabilities
 from manydg.training.loop import CHECKPOINT
@@ -51,9 +52,17 @@ class Run:
     info: Mapping[str, Any] | None = None
 
     def predict_proba(self, dataset: DomainDataset) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """Probabilities for samples of any patient, ``(samples, K)``."""
-        self.schema.check(InputSchema.of(dataset))
-        return predict_probabilities(self.algorithm, dataset).numpy()
+        """Probabilities for samples of any patient, ``(samples, K)``.
+
+        Where the run was trained with patient context, that of each patient is made from the samples given here.
+        """
+        return predict_probabilities(self.algorithm, self.prepare(dataset)).numpy()
+
+    def prepare(self, dataset: DomainDataset) -> DomainDataset:
+        """The dataset as the run's algorithm takes it: checked, and with the patient context it was trained with."""
+        prepared = as_trained(dataset, self.schema)
+        self.schema.check(InputSchema.of(prepared))
+        return prepared
 
 
 def train(
@@ -121,7 +130,8 @@ def _train_and_score(
     if place.type == "cuda":
         torch.cuda.reset_peak_memory_stats(place)
     target_of(dataset.target).check(dataset.targets)
-    sides = {side: dataset.select(getattr(split, side)) for side in ("train", "val", "test")}
+    shown = with_context(dataset, config, place)
+    sides = {side: shown.select(getattr(split, side)) for side in ("train", "val", "test")}
     fitted = fit(
         config, sides["train"], sides["val"], place, backbone=backbone, folder=folder, reporter=reporter
     )  # fmt: skip
@@ -130,7 +140,8 @@ def _train_and_score(
         config, dataset, sides, predictions, fitted,
         name=name, run=identity, seconds=time.perf_counter() - start, device=str(place),
     )  # fmt: skip
-    schema = InputSchema.of(dataset)
+    schema = InputSchema.of(shown)
+    record["context"] = schema.settings.get("context", {"mode": "none"})
     info = {key: dataset.info[key] for key in ("vocabularies", "settings") if key in dataset.info}
     info["source"] = dataset.info.get("provenance", {}).get("source")
     if folder is not None:
@@ -171,13 +182,13 @@ def _identity(dataset: DomainDataset, config: TrainingConfig, split: Split, back
 def _claim(folder: Path, identity: str) -> None:
     """Make the run folder this run's, or refuse if it is another's."""
     file = folder / IDENTITY
+    remove_leftovers(folder)
     if file.exists():
         if _read_json(file).get("identity") != identity:
             raise StorageError(
                 f"{folder} holds a run of other data, another split, other options or another version of the program: "
                 "name another folder"
             )
-        remove_leftovers(folder)
         return
     if (folder / RECORD).exists() or (folder / CHECKPOINT).exists():
         raise StorageError(f"{folder} holds a run that does not say what it is of: name another folder")
