@@ -18,6 +18,8 @@ from manydg.data.dataset import DomainDataset
 from manydg.data.storage import open_dataset
 from manydg.errors import ConfigError, DataError, StorageError
 from manydg.sources import eicu
+from manydg.sources._eicu_events import EventReader
+from manydg.sources._tables import Table
 
 HEADER = (
     "patientunitstayid,patienthealthsystemstayid,gender,age,ethnicity,hospitaladmitoffset,unitdischargeoffset,"
@@ -367,3 +369,35 @@ def test_a_twin_carries_its_patients_factors_in_the_laboratory_values(tmp_path: 
     across = np.nanmean(np.abs(means[same] - means[np.roll(same, 1)]))
     assert within < 0.9 * across
     assert 0.05 < float(data.targets.float().mean()) < 0.3
+
+
+def test_a_killed_run_goes_on_with_the_tables_it_had_read(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = prepare(raw).content_hash()
+    reads: list[str] = []
+    read_table = EventReader.read
+
+    def killed_at_medication(self: EventReader, table: Table) -> dict[str, int]:
+        if table.name == "medication":
+            raise KeyboardInterrupt
+        return read_table(self, table)
+
+    def noted(self: EventReader, table: Table) -> dict[str, int]:
+        reads.append(table.name)
+        return read_table(self, table)
+
+    for changed in ("", "f,20,50,new|one,\n"):
+        (raw / "diagnosis.csv").write_text(TABLES["diagnosis"])
+        monkeypatch.setattr(EventReader, "read", killed_at_medication)
+        with pytest.raises(KeyboardInterrupt):
+            eicu.prepare(raw, raw.parent / "again", overwrite=True)
+        if changed:
+            (raw / "diagnosis.csv").write_text(TABLES["diagnosis"] + changed)
+        reads.clear()
+        monkeypatch.setattr(EventReader, "read", noted)
+        data = open_dataset(eicu.prepare(raw, raw.parent / "again", overwrite=True))
+        assert "lab" not in reads
+        assert "medication" in reads
+        assert ("diagnosis" in reads) == bool(changed)
+        assert ("diagnosis_string:new|one" in data.info["vocabularies"]["events"]) == bool(changed)
+        assert (data.content_hash() == plain) == (not changed)
+        assert not list(raw.parent.glob(".again*"))

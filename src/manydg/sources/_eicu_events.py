@@ -25,7 +25,14 @@ FIELDS = (
     Field("physical_exam", 3),
     Field("treatment", 4),
 )
-EVENT_TABLES = ("diagnosis", "lab", "medication", "physicalexam", "treatment")
+FIELDS_OF = {
+    "diagnosis": ("diagnosis_string", "diagnosis_icd"),
+    "lab": ("lab",),
+    "medication": ("medication", "medication_frequency"),
+    "physicalexam": ("physical_exam",),
+    "treatment": ("treatment",),
+}
+EVENT_TABLES = tuple(FIELDS_OF)
 _STAY = "patientunitstayid"
 _BATCH = 250_000
 

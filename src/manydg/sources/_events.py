@@ -6,7 +6,7 @@ that the whole of a large database fits in about 16 bytes a row and is sorted on
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,15 @@ class Vocabulary:
 
     words: list[str]
     fields: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows of one field in one block of samples: sample within the block, time, word and value."""
+
+    field: str
+    block: int
+    arrays: list[Array]
 
 
 class EventStore:
@@ -87,6 +96,27 @@ class EventStore:
             self._bins[int(at)].append(
                 (number, local, time[rows].copy(), word[rows].astype(np.int32), values[rows].copy())
             )
+
+    def pieces_of(self, fields: Sequence[str]) -> Iterator[Piece]:
+        """The rows held of some fields, in the pieces in which they came."""
+        for block, pieces in self._bins.items():
+            for number, *arrays in pieces:
+                if self.fields[number].name in fields:
+                    yield Piece(self.fields[number].name, block, arrays)
+
+    def words_of(self, fields: Sequence[str]) -> dict[str, list[str]]:
+        """The words of some fields, in the order of their numbers."""
+        return {name: list(self._words[self._numbers[name]]) for name in fields}
+
+    def set_words(self, words: Mapping[str, Sequence[str]]) -> None:
+        """Number the words of some fields as :meth:`words_of` gave them."""
+        for name, found in words.items():
+            self._words[self._numbers[name]] = {word: at for at, word in enumerate(found)}
+
+    def put(self, field: str, block: int, arrays: Sequence[Array]) -> None:
+        """Take back a piece that :meth:`pieces_of` gave."""
+        local, time, word, value = arrays
+        self._bins[block].append((self._numbers[field], local, time, word, value))
 
     def vocabulary(self, min_count: int = 1) -> Vocabulary:
         """The words that occur at least so often among the rows kept."""

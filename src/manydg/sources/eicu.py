@@ -14,12 +14,14 @@ import polars as pl
 from manydg.data.columns import Column
 from manydg.data.dataset import TargetSpec
 from manydg.data.storage import DatasetWriter
-from manydg.errors import ConfigError, DataError, unknown_name
-from manydg.sources._eicu_events import EVENT_TABLES, FIELDS, KINDS, EventReader
+from manydg.errors import ConfigError, DataError, ManyDGError, unknown_name
+from manydg.sources._eicu_events import EVENT_TABLES, FIELDS, FIELDS_OF, KINDS, EventReader
 from manydg.sources._eicu_stays import STATIC_NAMES, read_stays, readmitted, static_features
+from manydg.sources._event_cache import TableCache
+from manydg.sources._event_rows import BLOCK
 from manydg.sources._events import EventBlock, EventStore, Vocabulary, join_blocks
 from manydg.sources._provenance import CohortFlow, Progress, describe_files, provenance
-from manydg.sources._resume import make_ready
+from manydg.sources._resume import WorkFolder, make_ready
 from manydg.sources._tables import Table, find_tables
 from manydg.sources._twin_eicu import synthesize
 
@@ -81,25 +83,37 @@ def prepare(
         "max_events": max_events,
         "min_count": min_count,
     }
+    work = WorkFolder(Path(out), "eicu", {"limit_patients": limit_patients, "version": 1, "block": BLOCK})
+    try:
+        _make(Path(out), tables, options, workers, overwrite, TableCache(work))
+    except ManyDGError:
+        work.remove()
+        raise
+    work.remove()
+    return Path(out)
+
+
+def _make(
+    out: Path, tables: Mapping[str, Table], options: Mapping[str, Any], workers: int, overwrite: bool, cache: TableCache
+) -> None:
     flow = CohortFlow()
+    limits = {name: options[name] for name in ("min_events", "max_events")}
     with ThreadPoolExecutor(1) as pool:
         files = pool.submit(describe_files, [table.path for table in tables.values()])
-        stays = _limit(read_stays(tables["patient"], flow), limit_patients, flow)
-        labels = readmitted(stays, within_days=within_days, min_gap=min_gap)
-        store = _read_events(tables, stays, workers, flow)
-        vocabulary = store.vocabulary(min_count)
+        stays = _limit(read_stays(tables["patient"], flow), options["limit_patients"], flow)
+        labels = readmitted(stays, within_days=options["within_days"], min_gap=options["min_gap"])
+        store = _read_events(tables, stays, workers, flow, cache)
+        vocabulary = store.vocabulary(options["min_count"])
         info = {
             "name": "eicu",
             "vocabularies": {"events": vocabulary.words},
-            "settings": _settings(vocabulary, left_out, min_events, max_events),
+            "settings": _settings(vocabulary, options["without"], **limits),
         }
-        blocks = store.blocks(vocabulary, min_events=min_events, max_events=max_events)
         target = TargetSpec("binary", ("not readmitted", "readmitted"))
         with DatasetWriter(out, target, info, overwrite=overwrite) as writer:
-            kept = _write(writer, blocks, stays, labels, flow, min_events)
+            kept = _write(writer, store.blocks(vocabulary, **limits), stays, labels, flow, options["min_events"])
             _check_labels(labels[kept])
             writer.info |= provenance("eicu", files.result(), options, flow)
-    return Path(out)
 
 
 def prepare_for_prediction(
@@ -174,15 +188,28 @@ def _limit(stays: pl.DataFrame, limit: int | None, flow: CohortFlow) -> pl.DataF
     return kept
 
 
-def _read_events(tables: Mapping[str, Table], stays: pl.DataFrame, workers: int, flow: CohortFlow) -> EventStore:
+def _read_events(
+    tables: Mapping[str, Table], stays: pl.DataFrame, workers: int, flow: CohortFlow, cache: TableCache | None = None
+) -> EventStore:
     store = EventStore(FIELDS, stays.height)
     last = stays["unitdischargeoffset"].fill_null(_NO_END).to_numpy()
     reader = EventReader(store, stays["patientunitstayid"].to_numpy(), last)
     wanted = [tables[name] for name in EVENT_TABLES if name in tables]
+
+    def read(table: Table) -> dict[str, int]:
+        if cache is None:
+            return reader.read(table)
+        files = (table.path, tables["patient"].path)
+        return cache.read(table.name, FIELDS_OF[table.name], files, store, lambda: reader.read(table))
+
     with Progress("reading tables", total=len(wanted)) as progress, ThreadPoolExecutor(max(1, workers)) as pool:
-        for table, job in [(table, pool.submit(reader.read, table)) for table in wanted]:
-            flow.add(f"rows of {table.name}", **job.result())
-            progress.advance()
+        try:
+            for table, job in [(table, pool.submit(read, table)) for table in wanted]:
+                flow.add(f"rows of {table.name}", **job.result())
+                progress.advance()
+        finally:
+            # After an error or an interrupt the tables still waiting are not begun.
+            pool.shutdown(cancel_futures=True)
     return store
 
 
