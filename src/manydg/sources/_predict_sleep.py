@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from manydg.data.dataset import DomainDataset, TargetSpec
 from manydg.data.storage import disk_error, write_atomically
 from manydg.errors import DataError, StorageError
 from manydg.sources._edf import EdfChannel, EdfHeader, microvolts_per_unit, read_epochs, read_header
@@ -123,6 +125,29 @@ def _resampled(
         changed = np.pad(changed, (0, epochs * samples - len(changed)), mode="edge")
         signal[:, place] = changed.reshape(epochs, samples)
     return signal
+
+
+def as_dataset(recording: Recording, settings: Mapping[str, Any], target: TargetSpec) -> DomainDataset:
+    """A recording as a dataset of one patient, to hand to a trained model; its targets mean nothing.
+
+    Parameters
+    ----------
+    recording : Recording
+    settings : dict
+        The same that the recording was read with.
+    target : TargetSpec
+        The target of the model.
+    """
+    epochs = len(recording.signal)
+    return DomainDataset(
+        columns={"signal": torch.from_numpy(recording.signal)},
+        targets=torch.zeros(epochs, dtype=torch.int64),
+        target=target,
+        domains=torch.zeros(epochs, dtype=torch.int64),
+        patients=np.array([recording.name]),
+        times=torch.arange(epochs, dtype=torch.float64) * recording.epoch_seconds,
+        info={"settings": dict(settings)},
+    )
 
 
 def write_stages(
