@@ -92,6 +92,13 @@ def test_a_cut_gzip_file_is_an_error(tmp_path: Path, share: float) -> None:
         scan(path)
 
 
+def test_a_plain_file_that_ends_in_the_middle_of_a_row_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="last row has 1 of 2 fields"):
+        scan(write(tmp_path / "t.csv", TEXT + "31"))
+    assert len(scan(write(tmp_path / "t.csv", TEXT + '3,"two\nlines"\n\n'))) >= 3
+    assert len(scan(write(tmp_path / "t.csv", TEXT + "3,c"))) == 3
+
+
 def test_an_id_that_is_not_a_number_is_placed_but_not_shown(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"row 2: 'id' is not a whole number") as error:
         scan(write(tmp_path / "t.csv", "id,name\n1,a\nP0815,b\n"))

@@ -22,6 +22,7 @@ _SIGNATURES: dict[str, frozenset[str]] = {
 }
 _ENDINGS = (".csv", ".csv.gz")
 _HEADER_LIMIT = 1 << 20
+_TAIL = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,26 @@ def open_table(path: Path, name: str) -> Table:
         if lower in columns:
             raise DataError(f"{path} has the column '{lower}' twice: it is damaged, download it again")
         columns[lower] = spelt
+    if path.suffix.lower() != ".gz":
+        _check_last_row(path, len(header))
     return Table(name, path, columns)
+
+
+def _check_last_row(path: Path, fields: int) -> None:
+    """Raise if a plain file ends in the middle of a row; a gzip file knows by itself whether it is whole."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _TAIL))
+        lines = file.read().decode("utf-8", "replace").splitlines()
+    last = next((line for line in reversed(lines[1:]) if line.strip()), "")
+    # With an odd number of quotes the row began on an earlier line, in a text that holds a line break.
+    if not last or last.count('"') % 2 or "\0" in last:
+        return
+    try:
+        found = len(next(csv.reader([last]), []))
+    except csv.Error:
+        return
+    if found < fields:
+        raise DataError(f"{path} is cut short: its last row has {found} of {fields} fields: download it again")
 
 
 def read_header(path: Path) -> list[str]:
