@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from manydg.data.storage import open_dataset
 from manydg.errors import ConfigError, DataError, ManyDGError, StorageError
 from manydg.sources import iiic
-from manydg.sources._iiic_parts import CLASSES
+from manydg.sources._iiic_rules import CLASSES
 from manydg.sources._provenance import file_checksum
 
 ROWS = 9

@@ -196,6 +196,19 @@ def test_real_channels_equal_what_edfio_reads(shared_data: Path) -> None:
         np.testing.assert_array_equal(some, ours[[1, 4]])
 
 
+@pytest.mark.parametrize("epoch", [700, 1000, 3000, 4100])
+def test_epochs_need_not_fit_the_data_records(tmp_path: Path, epoch: int) -> None:
+    raw = make_night(tmp_path / "raw")
+    header = read_header(raw / PSG)
+    whole = read_epochs(header, header.channels[:2], np.arange(4), 3000).transpose(1, 0, 2).reshape(2, -1)
+    last = whole.shape[1] // epoch
+    for chosen in (np.arange(last), np.arange(1, last), np.array([0, last - 1]), np.array([last - 1])):
+        expected = np.stack([whole[:, k * epoch : (k + 1) * epoch] for k in chosen])
+        np.testing.assert_array_equal(read_epochs(header, header.channels[:2], chosen, epoch), expected)
+    with pytest.raises(DataError, match="fewer than"):
+        read_epochs(header, header.channels[:2], np.array([last]), epoch)
+
+
 def test_a_disk_that_fills_up_while_copying_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = make_night(tmp_path / "raw")
     real = os.fsync

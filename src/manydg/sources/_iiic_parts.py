@@ -17,16 +17,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from manydg.errors import ConfigError, DataError, StorageError
+from manydg.errors import DataError, StorageError
+from manydg.sources._iiic_rules import CLASSES, FEW_VOTES, KEPT, Rules, judge
 from manydg.sources._provenance import describe_files
 
-CLASSES = ("OTHER", "ESZ", "LPD", "GPD", "LRDA", "GRDA")
 CHANNELS = (
     "Fp1-F7", "F7-T3", "T3-T5", "T5-O1", "Fp2-F8", "F8-T4", "T4-T6", "T6-O2",
     "Fp1-F3", "F3-C3", "C3-P3", "P3-O1", "Fp2-F4", "F4-C4", "C4-P4", "P4-O2",
 )  # fmt: skip
 RATE, SAMPLES, BLOCK = 200.0, 2000, 128
-KEPT, FEW_VOTES, NOT_FINITE, LOUD, FLAT = range(5)
 
 _ROLES = {"signals": "signals", "x": "signals", "votes": "votes", "y": "votes"} | dict.fromkeys(
     ("patients", "patient", "keys", "key"), "patients"
@@ -61,31 +60,6 @@ class Part:
     @property
     def files(self) -> tuple[Path, ...]:
         return tuple(file for file in (self.signals, self.votes, self.patients) if file is not None)
-
-
-@dataclass(frozen=True)
-class Rules:
-    """Which rows become samples, and how values become microvolts."""
-
-    min_votes: int = 5
-    unvoted: str = "refuse"
-    scale: float = 1.0
-    max_amplitude: float | None = None
-    flat_below: float | None = None
-    vote_order: tuple[str, ...] = CLASSES
-
-    def __post_init__(self) -> None:
-        if self.min_votes < 1:
-            raise ConfigError(f"the least number of votes must be 1 or more, not {self.min_votes}")
-        if self.unvoted not in ("refuse", "skip"):
-            raise ConfigError(f"rows without votes can be met with 'refuse' or 'skip', not '{self.unvoted}'")
-        if not (np.isfinite(self.scale) and self.scale > 0):
-            raise ConfigError(f"the scale must be a positive number, not {self.scale}")
-        if sorted(self.vote_order) != sorted(CLASSES):
-            raise ConfigError(f"the vote order must name each of {', '.join(CLASSES)} once")
-        for name, value in (("amplitude", self.max_amplitude), ("flatness", self.flat_below)):
-            if value is not None and not value > 0:
-                raise ConfigError(f"the {name} limit is a positive number of microvolts, not {value}")
 
 
 def find_parts(raw: Path) -> list[Part]:
@@ -290,24 +264,6 @@ def plan_part(argument: tuple[Part, Rules]) -> dict[str, Any]:
         (entry,) = describe_files([part.signals])
     others = describe_files([file for file in part.files if file != part.signals])
     return {"verdicts": "".join(map(str, verdicts.tolist())), "files": [entry, *others]}
-
-
-def judge(stored: npt.NDArray[Any], rules: Rules) -> npt.NDArray[np.uint8]:
-    """Whether the signals of a block are fit to use, ``(rows,)``: values that are not finite, artefacts, or kept."""
-    verdicts = np.full(len(stored), KEPT, np.uint8)
-    if stored.dtype.kind == "f":
-        # A sum is finite only if every term is; infinities of both signs make it NaN.
-        with np.errstate(invalid="ignore", over="ignore"):
-            verdicts[~np.isfinite(stored.sum(axis=(1, 2), dtype=np.float64))] = NOT_FINITE
-    usable = np.nonzero(verdicts == KEPT)[0]
-    if rules.max_amplitude is None and rules.flat_below is None:
-        return verdicts
-    signals = stored[usable].astype(np.float32) * np.float32(rules.scale)
-    if rules.flat_below is not None:
-        verdicts[usable[(signals.std(axis=2) < rules.flat_below).any(axis=1)]] = FLAT
-    if rules.max_amplitude is not None:
-        verdicts[usable[np.abs(signals).max(axis=(1, 2)) > rules.max_amplitude]] = LOUD
-    return verdicts
 
 
 def _check_unit(part: Part, stored: npt.NDArray[Any], rules: Rules) -> None:

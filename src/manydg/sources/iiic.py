@@ -16,21 +16,15 @@ from manydg.errors import ConfigError
 from manydg.sources._iiic_parts import (
     BLOCK,
     CHANNELS,
-    CLASSES,
-    FEW_VOTES,
-    FLAT,
-    KEPT,
-    LOUD,
-    NOT_FINITE,
     RATE,
     Part,
-    Rules,
     find_parts,
     plan_part,
     read_patients,
     read_votes,
     signal_block,
 )
+from manydg.sources._iiic_rules import CLASSES, FEW_VOTES, FLAT, KEPT, LOUD, NOT_FINITE, Rules
 from manydg.sources._provenance import CohortFlow, Progress, provenance
 from manydg.sources._resume import Job, WorkFolder, make_ready, run_jobs, wrong_folder
 from manydg.sources._twin_iiic import synthesize
