@@ -1,0 +1,133 @@
+"""Each patient's samples in the order of time, and sums over stretches of them without a loop over patients.
+
+Running sums are made by doubling: first of two neighbouring rows, then of four, eight and so on, never across the
+border of a patient. So nothing of another patient can enter, not even a rounding error, nothing later can enter what
+comes before it, and the sums over the last 1, 2, 4, 8, ... rows are by-products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Combine = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """Rows sorted by patient, then time, then place in the dataset. All positions count sorted rows.
+
+    Attributes
+    ----------
+    order : Tensor ``(rows,)``
+        The dataset's row at each position.
+    times : Tensor ``(rows,)`` float64
+        In sorted order; zeros where the dataset has none.
+    patient, session : Tensor ``(rows,)``
+        Position of the first row of the patient, and of the session (a stretch without a long gap).
+    last, session_last : Tensor ``(rows,)``
+        Position of the last row of the patient and of the session.
+    before, after : Tensor ``(rows,)``
+        Position of the last row that is strictly earlier, and of the first strictly later; out of the patient or the
+        session where there is none. Samples of one time do not see each other.
+    """
+
+    order: Tensor
+    times: Tensor
+    patient: Tensor
+    last: Tensor
+    session: Tensor
+    session_last: Tensor
+    before: Tensor
+    after: Tensor
+
+    @staticmethod
+    def of(domains: Tensor, times: Tensor | None, gap: float | None) -> Timeline:
+        """Sort samples; a pause longer than ``gap`` begins a new session."""
+        clock = torch.zeros_like(domains, dtype=torch.float64) if times is None else times.to(torch.float64)
+        by_time = torch.argsort(clock, stable=True)
+        order = by_time[torch.argsort(domains[by_time], stable=True)]
+        who, clock = domains[order], clock[order]
+        pause = torch.diff(clock)
+        new_patient = _begins(who[1:] != who[:-1])
+        new_session = new_patient if gap is None else new_patient | _begins(pause > gap)
+        new_time = new_patient | _begins(pause > 0)
+        patient, last = _bounds(new_patient)
+        session, session_last = _bounds(new_session)
+        first_of_time, last_of_time = _bounds(new_time)
+        return Timeline(order, clock, patient, last, session, session_last, first_of_time - 1, last_of_time + 1)
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def reversed(self) -> Timeline:
+        """The same rows read from the last to the first, for what comes after a sample."""
+        end = len(self) - 1
+        flip = {
+            "patient": end - self.last.flip(0),
+            "last": end - self.patient.flip(0),
+            "session": end - self.session_last.flip(0),
+            "session_last": end - self.session.flip(0),
+            "before": end - self.after.flip(0),
+            "after": end - self.before.flip(0),
+        }
+        return Timeline(self.order.flip(0), -self.times.flip(0), **flip)
+
+    def earlier(self, running: Tensor, start: Tensor, nothing: float = 0.0) -> Tensor:
+        """What a running quantity ``(rows, n)`` was at the last strictly earlier row from ``start`` on."""
+        found = running[self.before.clamp_min(0)]
+        return torch.where((self.before >= start).unsqueeze(-1), found, nothing)
+
+
+def _begins(differs: Tensor) -> Tensor:
+    """Where a stretch begins: at the first row, and where a row differs from the one before."""
+    return torch.cat([differs.new_ones(1), differs])
+
+
+def _bounds(begins: Tensor) -> tuple[Tensor, Tensor]:
+    """Position of the first and the last row of each row's stretch."""
+    starts = torch.nonzero(begins).squeeze(1)
+    stretch = torch.cumsum(begins, 0) - 1
+    ends = torch.cat([starts[1:], starts.new_tensor([len(begins)])]) - 1
+    return starts[stretch], ends[stretch]
+
+
+def running(values: Tensor, start: Tensor, combine: Combine = torch.add) -> Tensor:
+    """Combination of each row ``(rows, n)`` with all rows before it from ``start`` on, itself included.
+
+    Parameters
+    ----------
+    values : Tensor ``(rows, n)``
+    start : Tensor ``(rows,)``
+        Position of the first row of each row's stretch.
+    """
+    place, step, current = _places(start), 1, values
+    longest = int(place.max()) + 1 if len(values) else 0
+    while step < longest:
+        current, step = _double(current, place, step, combine), 2 * step
+    return current
+
+
+def windows(values: Tensor, start: Tensor, sizes: tuple[int, ...]) -> dict[int, Tensor]:
+    """Sums of the last so many rows of each row's stretch, itself included, by size; sizes are powers of two."""
+    place, step, current, kept = _places(start), 1, values, {}
+    while True:
+        if step in sizes:
+            kept[step] = current
+        if step >= max(sizes, default=0):
+            return kept
+        current, step = _double(current, place, step, torch.add), 2 * step
+
+
+def _places(start: Tensor) -> Tensor:
+    return torch.arange(len(start), device=start.device) - start
+
+
+def _double(current: Tensor, place: Tensor, step: int, combine: Combine) -> Tensor:
+    """From combinations over the last ``step`` rows to those over the last ``2 * step``."""
+    reaches = (place[step:] >= step).unsqueeze(-1)
+    joined = torch.where(reaches, combine(current[step:], current[:-step]), current[step:])
+    return torch.cat([current[:step], joined])

@@ -1,0 +1,189 @@
+"""Patient context: what a patient's own unlabelled samples tell about each of them, as further input columns.
+
+Only inputs and times of the same patient are read. Labels and other patients cannot enter, and causal context never
+reads a sample that is later, or of the same time. The columns are ordinary inputs, so any learner can take them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manydg.data._context_table import table_context
+from manydg.data._timeline import Timeline
+from manydg.data.columns import Ragged
+from manydg.data.dataset import DomainDataset
+from manydg.errors import ConfigError, DataError, unknown_name
+
+COLUMN = "context"
+MODES = ("offline", "causal")
+PARTS = {
+    "offline": ("relative", "before", "after", "before-level", "after-level", "extremes", "age", "difference", "clock"),
+    "causal": ("relative", "before", "before-level", "extremes", "age", "difference", "clock"),
+}
+DEFAULT_PARTS = {"offline": ("relative", "before", "after", "clock"), "causal": ("relative", "before", "clock")}
+
+
+@dataclass(frozen=True)
+class ContextOptions:
+    """What context is made of.
+
+    Parameters
+    ----------
+    mode : {"offline", "causal"}
+        All samples of the patient, or only strictly earlier ones.
+    parts : tuple of str, optional
+        ``relative``: the value in the patient's own standard deviations from the patient's own mean; ``difference``:
+        the same in its own unit; ``before`` and ``after``: means of the nearest samples minus the value;
+        ``before-level`` and ``after-level``: those means in the patient's own units; ``extremes``: distance from the
+        lowest and the highest value so far; ``age``: time since the value changed; ``clock``: time since the start.
+    scales : tuple of int
+        How many neighbouring samples the means are of; powers of two.
+    strength : float
+        With ``m`` other samples, what is usual for the patient has the weight ``m / (m + strength)``.
+    gap : float, optional
+        A pause longer than this begins a new session, over whose border no neighbours are taken. By default the
+        dataset's ``info["settings"]["session_gap"]``, if it has one.
+    """
+
+    mode: str = "offline"
+    parts: tuple[str, ...] | None = None
+    scales: tuple[int, ...] = (1, 4, 16)
+    strength: float = 5.0
+    gap: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise unknown_name("kind of context", self.mode, (*MODES, "none"))
+        for part in self.parts or ():
+            if part not in PARTS[self.mode]:
+                raise unknown_name(f"part of {self.mode} context", part, PARTS[self.mode])
+        if any(scale < 1 or scale & (scale - 1) for scale in self.scales):
+            raise ConfigError(f"the scales of context are powers of two (1, 2, 4, ...); got {list(self.scales)}")
+        if not self.strength > 0:
+            raise ConfigError(f"the strength of context is {self.strength}; it must be positive")
+
+    @staticmethod
+    def from_mapping(mode: str, given: Mapping[str, Any]) -> ContextOptions:
+        """Options by name, as a configuration or a model file has them."""
+        names = {field.name for field in dataclasses.fields(ContextOptions)} - {"mode"}
+        for name in given:
+            if name not in names:
+                raise unknown_name("option of context", name, names)
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
+        }
+        return ContextOptions(mode, **values)
+
+    def to_json(self) -> dict[str, Any]:
+        values = dataclasses.asdict(self)
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def add_context(dataset: DomainDataset, mode: str = "offline", **options: Any) -> DomainDataset:
+    """The dataset with a further column ``context`` ``(rows, n)``: what each patient's own samples tell.
+
+    The context of a sample is 0 where nothing is known, so that it grows smoothly with the samples of its patient.
+
+    Parameters
+    ----------
+    dataset : DomainDataset
+        Dense columns of numbers; NaN is passed over. Order does not matter, times do. Without times, samples have no
+        neighbours: offline context is then the ``relative`` part alone, and causal context an error.
+    mode : {"offline", "causal"}
+    **options
+        Of :class:`ContextOptions`.
+
+    Examples
+    --------
+    >>> from manydg.data.build import from_arrays
+    >>> data = from_arrays(torch.tensor([[1.0], [3.0], [8.0]]), [0, 1, 0], [7, 7, 9], times=torch.tensor([1, 2, 1]))
+    >>> add_context(data, parts=("relative",), strength=1).columns["context"].tolist()
+    [[-0.5], [0.5], [0.0]]
+    """
+    chosen = ContextOptions.from_mapping(mode, options)
+    if COLUMN in dataset.columns:
+        raise DataError(f"the dataset has a column '{COLUMN}' already: context is added once")
+    if reason := unsupported(dataset):
+        raise DataError(f"no context can be made: {reason}")
+    chosen = _settle(dataset, chosen)
+    timeline = Timeline.of(dataset.domains, dataset.times, chosen.gap)
+    values = torch.cat([dataset.column(name).flatten(1) for name in _table_columns(dataset)], dim=1)  # type: ignore[union-attr]
+    context = _assemble(values, timeline, chosen)
+    whole = dataset.compact()
+    settings = {**dataset.info.get("settings", {}), "context": chosen.to_json()}
+    return dataclasses.replace(
+        whole,
+        columns={**whole.columns, COLUMN: context},
+        info={**dataset.info, "settings": settings},
+        stored_hash=None,
+    )
+
+
+def unsupported(dataset: DomainDataset) -> str | None:
+    """Why no context can be made for a dataset; ``None`` where it can."""
+    ragged = sorted(name for name, column in dataset.columns.items() if isinstance(column, Ragged))
+    if ragged:
+        return f"{ragged} have rows of different lengths; records of visits and events carry their history already"
+    if not _table_columns(dataset):
+        return f"it is made of measurements, and {sorted(dataset.columns)} hold codes only"
+    return None
+
+
+def _table_columns(dataset: DomainDataset) -> list[str]:
+    return [
+        name for name, column in dataset.columns.items() if isinstance(column, Tensor) and column.is_floating_point()
+    ]
+
+
+def _settle(dataset: DomainDataset, options: ContextOptions) -> ContextOptions:
+    """The options with everything that was left open decided."""
+    parts = options.parts
+    if dataset.times is None:
+        if options.mode == "causal":
+            raise DataError("causal context needs the time of every sample, and the dataset has none")
+        parts = parts or ("relative",)
+        ordered = sorted(set(parts) - {"relative", "difference"})
+        if ordered:
+            raise DataError(f"the parts {ordered} of context need the time of every sample, and the dataset has none")
+    gap = options.gap if options.gap is not None else dataset.info.get("settings", {}).get("session_gap")
+    return dataclasses.replace(options, parts=parts or DEFAULT_PARTS[options.mode], gap=gap)
+
+
+def _assemble(values: Tensor, timeline: Timeline, options: ContextOptions) -> Tensor:
+    """Context in the order of the dataset, float32 ``(rows, n)``; a block of columns is in memory at a time."""
+    parts = options.parts or ()
+    blocks = [_how_much(timeline, options.mode, options.strength)]
+    if "clock" in parts:
+        blocks.append(_clock(timeline, options.mode))
+    blocks += list(table_context(values, timeline, options.mode, parts, options.scales, options.strength))
+    context = blocks[0].new_empty(len(timeline), sum(block.shape[1] for block in blocks))
+    start = 0
+    for block in blocks:
+        context[timeline.order, start : start + block.shape[1]] = block
+        start += block.shape[1]
+    return context
+
+
+def _how_much(timeline: Timeline, mode: str, strength: float) -> Tensor:
+    """``m / (m + strength)`` for the ``m`` other samples in the context, ``(rows, 1)``."""
+    if mode == "offline":
+        others = timeline.last - timeline.patient
+    else:
+        others = timeline.before - timeline.patient + 1
+    return (others / (others + strength)).to(torch.float32).unsqueeze(1)
+
+
+def _clock(timeline: Timeline, mode: str) -> Tensor:
+    """Time since the session and the patient began and, offline, until the session ends."""
+    since = timeline.times - timeline.times[timeline.session]
+    columns = [since, since.log1p(), (timeline.times - timeline.times[timeline.patient]).log1p()]
+    if mode == "offline":
+        left = timeline.times[timeline.session_last] - timeline.times
+        columns += [left, left.log1p()]
+    return torch.stack(columns, dim=1).to(torch.float32)

@@ -1,0 +1,230 @@
+"""Patient context against plain loops, and that nothing can leak into it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from manydg.data.build import from_arrays
+from manydg.data.columns import Ragged
+from manydg.data.context import PARTS, add_context
+from manydg.data.dataset import DomainDataset
+from manydg.errors import ConfigError, DataError
+
+MODES = ("offline", "causal")
+
+
+def make(seed: int = 0, patients: int = 5, most: int = 40, missing: float = 0.2, width: int = 3) -> DomainDataset:
+    rng = np.random.default_rng(seed)
+    who = np.repeat(np.arange(patients), rng.integers(1, most, patients))
+    times = np.concatenate([np.sort(rng.choice(500, (who == p).sum(), replace=False)) for p in range(patients)])
+    values = rng.normal(size=(len(who), width)) * 3 + who[:, None] * 10
+    values[rng.random(values.shape) < missing] = np.nan
+    shuffled = rng.permutation(len(who))
+    labels = rng.integers(0, 3, len(who))
+    labels[:3] = [0, 1, 2]
+    return from_arrays(
+        values[shuffled],
+        labels,
+        who[shuffled],
+        times=times[shuffled],
+        kind="classes",
+        names=("a", "b", "c"),
+        missing=True,
+    )
+
+
+def context(data: DomainDataset, mode: str, **options: object) -> np.ndarray:
+    column = add_context(data, mode, **{"parts": PARTS[mode], **options}).columns["context"]
+    assert isinstance(column, torch.Tensor)
+    return column.numpy()
+
+
+def changed(data: DomainDataset, rows: np.ndarray, by: float = 1e6) -> DomainDataset:
+    values = data.columns["x"].clone()  # type: ignore[union-attr]
+    values[rows] = values[rows] * -3 + by
+    return dataclasses.replace(data, columns={"x": values})
+
+
+def relative_by_loop(data: DomainDataset, mode: str, strength: float) -> np.ndarray:
+    """The relative part, one sample at a time."""
+    values, who, times = data.columns["x"].numpy().astype(float), data.domains.numpy(), data.times.numpy()  # type: ignore[union-attr]
+    found = np.zeros_like(values)
+    for row, column in np.ndindex(values.shape):
+        mine = who == who[row]
+        if mode == "causal":
+            mine &= (times < times[row]) | (np.arange(len(who)) == row)
+        seen = values[mine, column]
+        seen = seen[~np.isnan(seen)]
+        if np.isnan(values[row, column]) or len(seen) < 2:
+            continue
+        others = len(seen) - 1
+        found[row, column] = others / (others + strength) * (values[row, column] - seen.mean()) / seen.std()
+    return found.clip(-10, 10)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_relative_part_is_distance_from_the_patients_own_mean_in_own_deviations(mode: str) -> None:
+    data = make()
+    found = context(data, mode, parts=("relative",), strength=5.0)[:, 1:]
+    np.testing.assert_allclose(found, relative_by_loop(data, mode, 5.0), atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_neighbours_are_means_of_the_nearest_samples_strictly_before_and_after(mode: str) -> None:
+    data = make(1, missing=0.0, width=1)
+    sides = ("before",) if mode == "causal" else ("before", "after")
+    found = context(data, mode, parts=sides, scales=(2, 4))[:, 1:]
+    values, who, times = data.columns["x"].numpy()[:, 0], data.domains.numpy(), data.times.numpy()  # type: ignore[union-attr]
+    for row in range(len(values)):
+        mine = np.flatnonzero(who == who[row])
+        mine = mine[np.argsort(times[mine])]
+        at = int(np.flatnonzero(mine == row)[0])
+        wanted = [mine[max(0, at - 2) : at], mine[max(0, at - 4) : at]]
+        wanted += [mine[at + 1 : at + 3], mine[at + 1 : at + 5]] if mode == "offline" else []
+        means = [values[rows].mean() - values[row] if len(rows) else 0.0 for rows in wanted]
+        np.testing.assert_allclose(found[row], means, atol=1e-4)
+
+
+def test_extremes_and_ages_are_those_of_the_values_so_far() -> None:
+    values = np.array([[3.0], [1.0], [1.0], [np.nan], [5.0], [5.0]])
+    data = from_arrays(values, [0, 1, 0, 1, 0, 1], ["p"] * 6, times=np.array([0, 1, 3, 4, 6, 10]), missing=True)
+    found = context(data, "causal", parts=("extremes", "age"))[:, 1:]
+    np.testing.assert_allclose(found[:, 0], [0, 0, 0, 0, 4, 4], atol=1e-6)
+    np.testing.assert_allclose(found[:, 1], [0, -2, -2, 0, 0, 0], atol=1e-6)
+    np.testing.assert_allclose(np.expm1(found[:, 2]), [0, 0, 2, 0, 0, 4], atol=1e-5)
+
+
+def test_no_neighbours_are_taken_over_a_long_gap() -> None:
+    data = from_arrays(np.array([[1.0], [2.0], [9.0]]), [0, 1, 0], ["p"] * 3, times=np.array([0, 1, 100]))
+    with_gap = context(data, "offline", parts=("before",), scales=(1,), gap=10.0)[:, 1]
+    assert with_gap.tolist() == [0.0, -1.0, 0.0]
+    assert context(data, "offline", parts=("before",), scales=(1,))[:, 1].tolist() == [0.0, -1.0, -7.0]
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 1000), st.sampled_from(MODES))
+def test_labels_never_enter(seed: int, mode: str) -> None:
+    data = make(seed)
+    other = dataclasses.replace(data, targets=data.targets.flip(0))
+    assert np.array_equal(context(data, mode), context(other, mode))
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 1000), st.sampled_from(MODES), st.sampled_from((1e6, 1e30)))
+def test_other_patients_never_enter_to_the_last_bit(seed: int, mode: str, by: float) -> None:
+    data = make(seed)
+    others = (data.domains != 2).numpy()
+    after = context(changed(data, np.flatnonzero(others), by), mode)
+    assert np.array_equal(context(data, mode)[~others], after[~others])
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 1000), st.integers(0, 500))
+def test_causal_context_never_looks_ahead_to_the_last_bit(seed: int, now: int) -> None:
+    data = make(seed)
+    late = (data.times > now).numpy()  # type: ignore[operator]
+    after = context(changed(data, np.flatnonzero(late), 1e30), "causal")
+    assert np.array_equal(context(data, "causal")[~late], after[~late])
+
+
+def test_causal_context_is_the_same_when_later_samples_are_not_there_yet() -> None:
+    data = make(3)
+    early = data.select(data.times <= 200)  # type: ignore[operator, arg-type]
+    rows = np.flatnonzero((data.times <= 200).numpy())  # type: ignore[operator]
+    np.testing.assert_array_equal(context(data, "causal")[rows], context(early, "causal"))
+
+
+def test_samples_of_one_time_do_not_see_each_other() -> None:
+    data = from_arrays(np.array([[1.0], [2.0], [50.0]]), [0, 1, 0], ["p"] * 3, times=np.array([0, 1, 1]))
+    alone = from_arrays(np.array([[1.0], [2.0]]), [0, 1], ["p"] * 2, times=np.array([0, 1]))
+    np.testing.assert_array_equal(context(data, "causal")[:2], context(alone, "causal"))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_order_of_the_rows_does_not_matter(mode: str) -> None:
+    data = make(4)
+    order = np.random.default_rng(0).permutation(len(data))
+    np.testing.assert_allclose(context(data, mode)[order], context(data.select(order), mode), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("others", [0, 1, 5, 50])
+def test_trust_in_the_usual_grows_with_the_samples_of_the_patient(mode: str, others: int) -> None:
+    rng = np.random.default_rng(others)
+    values = np.r_[rng.normal(size=others), 4.0][:, None]
+    number = np.arange(others + 1)
+    data = from_arrays(values, number % 2, ["p"] * (others + 1), times=number, kind="binary", names=("n", "y"))
+    found = context(data, mode, parts=("relative",), strength=5.0)[-1]
+    weight = others / (others + 5.0)
+    assert found[0] == pytest.approx(weight)
+    deviation = values.std() if others else 1.0
+    assert found[1] == pytest.approx(weight * (4.0 - values.mean()) / deviation, abs=1e-5)
+
+
+def test_a_patient_with_one_sample_has_a_context_of_zeros() -> None:
+    data = from_arrays(np.array([[1.0], [2.0]]), [0, 1], ["p", "q"], times=np.array([5, 9]))
+    for mode in MODES:
+        assert not context(data, mode).any()
+
+
+def test_missing_values_leave_no_nan_in_the_context() -> None:
+    data = make(5, missing=0.9)
+    for mode in MODES:
+        assert np.isfinite(context(data, mode)).all()
+
+
+def test_values_that_never_change_are_not_blown_up() -> None:
+    data = from_arrays(np.full((50, 1), 0.1), [0, 1] * 25, ["p"] * 50, times=np.arange(50))
+    assert not context(data, "offline", parts=("relative",))[:, 1].any()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_view_has_the_context_of_its_own_rows(mode: str) -> None:
+    data = make(6)
+    view = data.select(np.flatnonzero((data.domains >= 2).numpy()))
+    np.testing.assert_array_equal(context(view, mode), context(data, mode)[(data.domains >= 2).numpy()])
+
+
+def test_without_times_only_the_relative_part_can_be_made() -> None:
+    data = dataclasses.replace(make(7), times=None)
+    assert add_context(data).columns["context"].shape == (len(data), 4)  # type: ignore[union-attr]
+    with pytest.raises(DataError, match="causal context needs the time"):
+        add_context(data, "causal")
+    with pytest.raises(DataError, match="before"):
+        add_context(data, parts=("before",))
+
+
+def test_records_of_different_lengths_are_refused_with_the_reason() -> None:
+    data = from_arrays({"codes": Ragged.from_rows([[1], [2, 3]])}, [0, 1], ["p", "q"])
+    with pytest.raises(DataError, match="carry their history already"):
+        add_context(data)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"parts": ("relativ",)}, "relative"),
+        ({"scales": (3,)}, "powers of two"),
+        ({"strength": 0.0}, "positive"),
+        ({"sise": 1}, "option of context"),
+    ],
+)
+def test_a_wrong_option_is_named(options: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        add_context(make(), "offline", **options)
+
+
+def test_causal_context_knows_no_after() -> None:
+    with pytest.raises(ConfigError, match="after"):
+        add_context(make(), "causal", parts=("after",))
+
+
+def test_context_is_added_once() -> None:
+    with pytest.raises(DataError, match="already"):
+        add_context(add_context(make()))
