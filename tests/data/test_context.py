@@ -71,7 +71,7 @@ def relative_by_loop(data: DomainDataset, mode: str, strength: float) -> np.ndar
 @pytest.mark.parametrize("mode", MODES)
 def test_the_relative_part_is_distance_from_the_patients_own_mean_in_own_deviations(mode: str) -> None:
     data = make()
-    found = context(data, mode, parts=("relative",), strength=5.0)[:, 1:]
+    found = context(data, mode, parts=("relative",), strength=5.0)
     np.testing.assert_allclose(found, relative_by_loop(data, mode, 5.0), atol=1e-5)
 
 
@@ -79,7 +79,7 @@ def test_the_relative_part_is_distance_from_the_patients_own_mean_in_own_deviati
 def test_neighbours_are_means_of_the_nearest_samples_strictly_before_and_after(mode: str) -> None:
     data = make(1, missing=0.0, width=1)
     sides = ("before",) if mode == "causal" else ("before", "after")
-    found = context(data, mode, parts=sides, scales=(2, 4))[:, 1:]
+    found = context(data, mode, parts=sides, scales=(2, 4))
     values, who, times = data.columns["x"].numpy()[:, 0], data.domains.numpy(), data.times.numpy()  # type: ignore[union-attr]
     for row in range(len(values)):
         mine = np.flatnonzero(who == who[row])
@@ -94,7 +94,7 @@ def test_neighbours_are_means_of_the_nearest_samples_strictly_before_and_after(m
 def test_extremes_and_ages_are_those_of_the_values_so_far() -> None:
     values = np.array([[3.0], [1.0], [1.0], [np.nan], [5.0], [5.0]])
     data = from_arrays(values, [0, 1, 0, 1, 0, 1], ["p"] * 6, times=np.array([0, 1, 3, 4, 6, 10]), missing=True)
-    found = context(data, "causal", parts=("extremes", "age"))[:, 1:]
+    found = context(data, "causal", parts=("extremes", "age"))
     np.testing.assert_allclose(found[:, 0], [0, 0, 0, 0, 4, 4], atol=1e-6)
     np.testing.assert_allclose(found[:, 1], [0, -2, -2, 0, 0, 0], atol=1e-6)
     np.testing.assert_allclose(np.expm1(found[:, 2]), [0, 0, 2, 0, 0, 4], atol=1e-5)
@@ -102,9 +102,9 @@ def test_extremes_and_ages_are_those_of_the_values_so_far() -> None:
 
 def test_no_neighbours_are_taken_over_a_long_gap() -> None:
     data = from_arrays(np.array([[1.0], [2.0], [9.0]]), [0, 1, 0], ["p"] * 3, times=np.array([0, 1, 100]))
-    with_gap = context(data, "offline", parts=("before",), scales=(1,), gap=10.0)[:, 1]
+    with_gap = context(data, "offline", parts=("before",), scales=(1,), gap=10.0)[:, 0]
     assert with_gap.tolist() == [0.0, -1.0, 0.0]
-    assert context(data, "offline", parts=("before",), scales=(1,))[:, 1].tolist() == [0.0, -1.0, -7.0]
+    assert context(data, "offline", parts=("before",), scales=(1,))[:, 0].tolist() == [0.0, -1.0, -7.0]
 
 
 @settings(max_examples=10, deadline=None)
@@ -162,9 +162,8 @@ def test_trust_in_the_usual_grows_with_the_samples_of_the_patient(mode: str, oth
     data = from_arrays(values, number % 2, ["p"] * (others + 1), times=number, kind="binary", names=("n", "y"))
     found = context(data, mode, parts=("relative",), strength=5.0)[-1]
     weight = others / (others + 5.0)
-    assert found[0] == pytest.approx(weight)
     deviation = values.std() if others else 1.0
-    assert found[1] == pytest.approx(weight * (4.0 - values.mean()) / deviation, abs=1e-5)
+    assert found[0] == pytest.approx(weight * (4.0 - values.mean()) / deviation, abs=1e-5)
 
 
 def test_a_patient_with_one_sample_has_a_context_of_zeros() -> None:
@@ -181,7 +180,7 @@ def test_missing_values_leave_no_nan_in_the_context() -> None:
 
 def test_values_that_never_change_are_not_blown_up() -> None:
     data = from_arrays(np.full((50, 1), 0.1), [0, 1] * 25, ["p"] * 50, times=np.arange(50))
-    assert not context(data, "offline", parts=("relative",))[:, 1].any()
+    assert not context(data, "offline", parts=("relative",)).any()
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -193,7 +192,7 @@ def test_a_view_has_the_context_of_its_own_rows(mode: str) -> None:
 
 def test_without_times_only_the_relative_part_can_be_made() -> None:
     data = dataclasses.replace(make(7), times=None)
-    assert add_context(data).columns["context"].shape == (len(data), 4)  # type: ignore[union-attr]
+    assert add_context(data).columns["context"].shape == (len(data), 3)  # type: ignore[union-attr]
     with pytest.raises(DataError, match="causal context needs the time"):
         add_context(data, "causal")
     with pytest.raises(DataError, match="before"):

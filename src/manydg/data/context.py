@@ -158,9 +158,7 @@ def _settle(dataset: DomainDataset, options: ContextOptions) -> ContextOptions:
 def _assemble(values: Tensor, timeline: Timeline, options: ContextOptions) -> Tensor:
     """Context in the order of the dataset, float32 ``(rows, n)``; a block of columns is in memory at a time."""
     parts = options.parts or ()
-    blocks = [_how_much(timeline, options.mode, options.strength)]
-    if "clock" in parts:
-        blocks.append(_clock(timeline, options.mode))
+    blocks = [_clock(timeline, options.mode)] if "clock" in parts else []
     blocks += list(table_context(values, timeline, options.mode, parts, options.scales, options.strength))
     context = blocks[0].new_empty(len(timeline), sum(block.shape[1] for block in blocks))
     start = 0
@@ -168,15 +166,6 @@ def _assemble(values: Tensor, timeline: Timeline, options: ContextOptions) -> Te
         context[timeline.order, start : start + block.shape[1]] = block
         start += block.shape[1]
     return context
-
-
-def _how_much(timeline: Timeline, mode: str, strength: float) -> Tensor:
-    """``m / (m + strength)`` for the ``m`` other samples in the context, ``(rows, 1)``."""
-    if mode == "offline":
-        others = timeline.last - timeline.patient
-    else:
-        others = timeline.before - timeline.patient + 1
-    return (others / (others + strength)).to(torch.float32).unsqueeze(1)
 
 
 def _clock(timeline: Timeline, mode: str) -> Tensor:

@@ -14,6 +14,10 @@ import torch
 
 from manydg.errors import ConfigError, unknown_name
 
+PRECISIONS = ("auto", "float32", "tf32", "bf16")
+EXECUTIONS = ("auto", "plain", "captured", "compiled", "deterministic")
+CONTEXTS = ("auto", "none", "offline", "causal")
+
 
 @dataclass(frozen=True)
 class TrainingConfig:
@@ -33,6 +37,16 @@ class TrainingConfig:
         Shares of the patients in training, validation and test.
     selection : str, optional
         Validation metric that chooses the epoch; the target's own if not given.
+    context : {"auto", "none", "offline", "causal"}
+        Whether each patient's own unlabelled samples are shown to the learner: all of them, or the earlier ones;
+        ``auto`` is what the algorithm is made for.
+    context_options : dict
+        Options of :class:`manydg.data.context.ContextOptions`.
+    precision : {"auto", "float32", "tf32", "bf16"}
+        Arithmetic of the training steps; ``auto`` is float32 on a CPU and what is fastest for the backbone on a GPU.
+    execution : {"auto", "plain", "captured", "compiled", "deterministic"}
+        How steps are done: as written, replayed from captured graphs, compiled and captured, or as written with
+        deterministic kernels alone; ``auto`` is as written on a CPU and the fastest on a GPU.
     """
 
     algorithm: str = "manydg"
@@ -46,6 +60,10 @@ class TrainingConfig:
     seed: int = 0
     ratios: tuple[float, float, float] = (0.8, 0.1, 0.1)
     selection: str | None = None
+    context: str = "auto"
+    context_options: Mapping[str, Any] = field(default_factory=dict)
+    precision: str = "auto"
+    execution: str = "auto"
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size"):
@@ -58,6 +76,11 @@ class TrainingConfig:
                 raise ConfigError(f"{name} is {value!r}; it must be a number of at least 0")
         if self.lr == 0:
             raise ConfigError("lr is 0; it must be positive")
+        if self.context not in CONTEXTS:
+            raise unknown_name("kind of context", str(self.context), CONTEXTS)
+        for name, known in (("precision", PRECISIONS), ("execution", EXECUTIONS)):
+            if getattr(self, name) not in known:
+                raise unknown_name(name, str(getattr(self, name)), known)
         # Torch seeds have 64 bits, and every epoch of every seed has one of its own.
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**32:
             raise ConfigError(f"seed is {self.seed!r}; it must be a whole number from 0 to {2**32 - 1}")
