@@ -66,6 +66,8 @@ class Algorithm(nn.Module):
     static_step: ClassVar[bool] = True
     """Whether a step does the same work on every batch of a shape without looking at values on the host, so that a GPU
     may replay it."""
+    uses_patients: ClassVar[bool] = False
+    """Whether a prediction draws on the patient's other samples; then :meth:`predict_patients` gets whole patients."""
     progress: Tensor
 
     def __init__(
@@ -100,6 +102,21 @@ class Algorithm(nn.Module):
     @abstractmethod
     def predict(self, inputs: Inputs) -> Tensor:
         """Logits ``(batch, K)``; no patient is named."""
+
+    def predict_patients(self, inputs: Inputs, patients: Tensor) -> Tensor:
+        """Logits ``(batch, K)`` of whole patients, told which rows are of one patient and nothing else about it.
+
+        Parameters
+        ----------
+        inputs : mapping of str to column
+        patients : Tensor ``(batch,)`` int64
+            Any code that is the same for samples of one patient.
+        """
+        return self.predict(inputs)
+
+    def fit_inputs(self, train: DomainDataset) -> None:
+        """Learn what must come from the inputs of training patients alone, before training; the backbone does."""
+        self.backbone.fit_inputs(train)
 
     def embed(self, inputs: Inputs) -> dict[str, Tensor]:
         """Embeddings worth looking at, by name; ``v`` is always among them."""

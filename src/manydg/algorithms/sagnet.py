@@ -38,7 +38,7 @@ from manydg.targets import Target
 _EPSILON = 1e-5
 
 
-class _WithMaps(Protocol):
+class WithMaps(Protocol):
     """A backbone in two parts, with ``forward(inputs) == features_of(maps(inputs))``."""
 
     def maps(self, inputs: Inputs) -> Tensor: ...
@@ -69,15 +69,10 @@ class SagNet(Base):
 
     @classmethod
     def refuses(cls, target: Target, backbone: Backbone) -> str | None:
-        if callable(getattr(backbone, "maps", None)) and callable(getattr(backbone, "features_of", None)):
-            return None
-        return (
-            f"it mixes the style of feature maps, and the backbone {type(backbone).__name__} has none: take a "
-            "convolutional backbone, or give yours maps(inputs) and features_of(maps)"
-        )
+        return without_maps(backbone)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        backbone = cast("_WithMaps", self.backbone)
+        backbone = cast("WithMaps", self.backbone)
         maps = backbone.maps(batch.inputs)
         order = torch.randperm(len(maps), device=maps.device)
         mix = torch.rand(len(maps), device=maps.device, dtype=maps.dtype)
@@ -89,6 +84,16 @@ class SagNet(Base):
             guess = self.style.frozen(randomise_content(maps, seen[order]))
             terms["adversarial"] = self.settings.weight * undecided_loss(self.target, guess)
         return terms
+
+
+def without_maps(backbone: Backbone) -> str | None:
+    """Why a method on the style of feature maps cannot use a backbone; ``None`` where it can."""
+    if callable(getattr(backbone, "maps", None)) and callable(getattr(backbone, "features_of", None)):
+        return None
+    return (
+        f"it mixes the style of feature maps, and the backbone {type(backbone).__name__} has none: take a "
+        "convolutional backbone, or give yours maps(inputs) and features_of(maps)"
+    )
 
 
 class _StyleNetwork(nn.Module):
@@ -105,7 +110,7 @@ class _StyleNetwork(nn.Module):
 
     def forward(self, maps: Tensor) -> Tensor:
         """Logits ``(batch, K)`` of maps ``(batch, channels, ...)``."""
-        logits: Tensor = self.head(cast("_WithMaps", self.backbone).features_of(maps))
+        logits: Tensor = self.head(cast("WithMaps", self.backbone).features_of(maps))
         return logits
 
     def frozen(self, maps: Tensor) -> Tensor:

@@ -134,7 +134,7 @@ def _build(config: TrainingConfig, target: Target, train: DomainDataset, module:
     cls = ALGORITHMS.get(config.algorithm)
     algorithm = cls(backbone, target, train.n_patients, cls.settings_from(config.settings))
     # Through the algorithm, because one that has no use for the backbone must not be held to the backbone's demands.
-    algorithm.backbone.fit_inputs(train)
+    algorithm.fit_inputs(train)
     return algorithm
 
 

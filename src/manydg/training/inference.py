@@ -23,15 +23,41 @@ def batches(dataset: DomainDataset, device: torch.device) -> Iterator[Batch]:
         yield dataset.take(index).to(device)
 
 
+def whole_patients(dataset: DomainDataset) -> list[Tensor]:
+    """Positions of the samples in pieces that fit in memory and hold all samples of each of their patients."""
+    counts = torch.bincount(dataset.domains)
+    # Patients that begin within the same stretch of rows go together: a piece is longer than that by one patient.
+    piece = (counts.cumsum(0) - counts) // _rows_at_once(dataset)
+    order = torch.argsort(dataset.domains, stable=True)
+    _, sizes = torch.unique_consecutive(piece[dataset.domains[order]], return_counts=True)
+    return list(torch.split(order, sizes.tolist()))
+
+
 def predict_probabilities(algorithm: Algorithm, dataset: DomainDataset) -> Tensor:
-    """Probabilities of every sample, ``(samples, K)``, on the CPU."""
+    """Probabilities of every sample, ``(samples, K)``, on the CPU.
+
+    An algorithm that draws on a patient's other samples gets all of the patient's that the dataset holds.
+    """
     algorithm.eval()
+    predict = _predict_patients if algorithm.uses_patients else _predict_samples
     with torch.inference_mode():
-        parts = [
-            algorithm.target.probabilities(algorithm.predict(batch.inputs).float()).cpu()
-            for batch in batches(dataset, device_of(algorithm))
-        ]
-    return torch.cat(parts)
+        return algorithm.target.probabilities(predict(algorithm, dataset))
+
+
+def _predict_samples(algorithm: Algorithm, dataset: DomainDataset) -> Tensor:
+    return torch.cat(
+        [algorithm.predict(batch.inputs).float().cpu() for batch in batches(dataset, device_of(algorithm))]
+    )
+
+
+def _predict_patients(algorithm: Algorithm, dataset: DomainDataset) -> Tensor:
+    pieces, device = whole_patients(dataset), device_of(algorithm)
+    logits = []
+    for rows in pieces:
+        batch = dataset.take(rows).to(device)
+        logits.append(algorithm.predict_patients(batch.inputs, batch.domains).float().cpu())
+    found = torch.cat(logits)
+    return torch.empty_like(found).index_copy_(0, torch.cat(pieces).cpu(), found)
 
 
 def embed_dataset(algorithm: Algorithm, dataset: DomainDataset) -> dict[str, Tensor]:

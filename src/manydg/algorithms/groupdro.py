@@ -1,0 +1,110 @@
+"""GroupDRO: the worst group of patients decides.
+
+Sagawa, Koh, Hashimoto and Liang, "Distributionally Robust Neural Networks for Group Shifts", ICLR 2020 (the online
+algorithm).
+
+======================  =====================================================================================
+the paper's letter      here
+======================  =====================================================================================
+g                       a cluster of patients that look alike
+q                       ``emphasis``: weight of each group, raised by exp(eta_q R_g) at every step
+eta_q                   ``speed``
+======================  =====================================================================================
+
+The groups are found before training and without labels: the means of each patient's features under the untrained
+backbone, a random projection of the inputs, are standardised and clustered by k-means.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from manydg.algorithms._algorithm import setting
+from manydg.algorithms._environments import group_counts, group_risks, group_sums
+from manydg.algorithms.base import Base, BaseSettings
+from manydg.backbones import Backbone
+from manydg.data.dataset import Batch, DomainDataset
+from manydg.targets import Target
+
+_SAMPLES_OF_A_PATIENT = 8
+_ROWS_AT_ONCE = 1024
+
+
+@dataclass(frozen=True)
+class GroupDROSettings(BaseSettings):
+    groups: int = setting(8, 2, 32, "number of clusters of patients")
+    speed: float = setting(0.01, 0.001, 0.1, "step size eta_q of the groups' weights")
+
+
+class GroupDRO(Base):
+    """Base whose loss leans towards the groups of patients that it does worst on.
+
+    A batch's groups share the weight among those that have a row in it.
+    """
+
+    Settings = GroupDROSettings
+    settings: GroupDROSettings
+    group: Tensor
+    emphasis: Tensor
+
+    def __init__(
+        self, backbone: Backbone, target: Target, n_domains: int, settings: GroupDROSettings | None = None
+    ) -> None:
+        super().__init__(backbone, target, n_domains, settings)
+        self.n_groups = max(1, min(self.settings.groups, n_domains))
+        self.register_buffer("group", torch.arange(n_domains) % self.n_groups)
+        self.register_buffer("emphasis", torch.full((self.n_groups,), 1 / self.n_groups))
+
+    def fit_inputs(self, train: DomainDataset) -> None:
+        super().fit_inputs(train)
+        self.group.copy_(cluster_patients(patient_means(self.backbone, train), self.n_groups))
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        each = self.target.loss_per_sample(self.predict(batch.inputs), batch.targets)
+        risks, present = group_risks(each, self.group[batch.domains], self.n_groups)
+        if self.training:
+            self._raise_emphasis(risks.detach())
+        weights = self.emphasis * present
+        return {"worst_groups": (weights * risks).sum() / weights.sum()}
+
+    @torch.no_grad()
+    def _raise_emphasis(self, risks: Tensor) -> None:
+        """A group without a row has a risk of zero here, and keeps its weight beside the others."""
+        raised = self.emphasis * torch.exp(self.settings.speed * risks)
+        # No group is forgotten for good, and no weight reaches the end of the numbers.
+        self.emphasis.copy_((raised / raised.sum()).clamp_min(1e-6))
+
+
+@torch.no_grad()
+def patient_means(backbone: Backbone, train: DomainDataset) -> Tensor:
+    """Mean features of a few samples of each patient, ``(patients, dim)``."""
+    domains = train.domains.cpu()
+    shuffled = torch.from_numpy(np.random.default_rng(0).permutation(len(domains)))
+    order = shuffled[torch.argsort(domains[shuffled], stable=True)]
+    counts = torch.bincount(domains, minlength=train.n_patients)
+    place = torch.arange(len(order)) - (counts.cumsum(0) - counts)[domains[order]]
+    rows = order[place < _SAMPLES_OF_A_PATIENT].to(train.device)
+    mode = backbone.training
+    backbone.eval()
+    features = torch.cat(
+        [backbone(train.take(piece).inputs).float() for piece in torch.split(rows, _ROWS_AT_ONCE)]
+    ).cpu()
+    backbone.train(mode)
+    who = domains[rows.cpu()]
+    counted = group_counts(who, train.n_patients).clamp_min(1).unsqueeze(1)
+    return group_sums(features, who, train.n_patients) / counted
+
+
+def cluster_patients(means: Tensor, n_groups: int) -> Tensor:
+    """Cluster of each patient, ``(patients,)`` int64, by k-means on standardised means ``(patients, dim)``."""
+    from sklearn.cluster import KMeans
+
+    deviation = means.std(dim=0, correction=0)
+    values = ((means - means.mean(dim=0)) / torch.where(deviation > 0, deviation, 1.0)).numpy()
+    number = min(n_groups, len(np.unique(values, axis=0)))
+    labels = KMeans(number, n_init=4, random_state=0).fit(values).labels_
+    return torch.from_numpy(np.asarray(labels, np.int64))

@@ -1,0 +1,107 @@
+"""EMA and SWAD: which average is kept, that predictions use it, and that its batch statistics are its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from manydg.algorithms import Algorithm
+from manydg.algorithms._averaging import Average
+from manydg.algorithms.ema import EMA
+from manydg.algorithms.swad import SWAD
+from manydg.data.dataset import DomainDataset
+
+Build = Callable[..., Algorithm]
+DatasetOf = Callable[..., DomainDataset]
+
+
+def head_after_each_step(algorithm: Algorithm, dataset: DomainDataset, steps: int) -> list[Tensor]:
+    """The trained weights of the head's first layer after each step, and a fixed progress of n-th of ``steps``."""
+    optimizers, path = algorithm.optimizers(1e-2, 0.0), []
+    algorithm.train()
+    for step in range(steps):
+        algorithm.progress.fill_(step / steps)
+        algorithm.step(dataset.take(torch.arange(step, 96, 3)), optimizers)
+        path.append(algorithm.get_parameter("head.0.weight").detach().clone())
+    return path
+
+
+def averaged_head(algorithm: Algorithm) -> Tensor:
+    return algorithm.get_submodule("average_head").get_buffer("0/weight")
+
+
+def test_ema_is_the_exponential_average_by_hand(build: Build, dataset_of: DatasetOf) -> None:
+    dataset = dataset_of("classes")
+    algorithm = build("ema", dataset, decay=0.5)
+    path = head_after_each_step(algorithm, dataset, 14)
+    by_hand = path[0]
+    for step, weight in enumerate(path):
+        share = max(0.5, 10 / (10 + step))
+        by_hand = (1 - share) * by_hand + share * weight
+    torch.testing.assert_close(averaged_head(algorithm), by_hand)
+
+
+def test_swad_is_the_plain_mean_of_every_step_after_the_start(build: Build, dataset_of: DatasetOf) -> None:
+    dataset = dataset_of("classes")
+    algorithm = build("swad", dataset, start=0.4)
+    path = head_after_each_step(algorithm, dataset, 10)
+    torch.testing.assert_close(averaged_head(algorithm), torch.stack(path[4:]).mean(dim=0))
+
+
+def test_before_the_start_swad_is_the_newest_weights(build: Build, dataset_of: DatasetOf) -> None:
+    dataset = dataset_of("classes")
+    algorithm = build("swad", dataset, start=1.0)
+    path = head_after_each_step(algorithm, dataset, 5)
+    torch.testing.assert_close(averaged_head(algorithm), path[-1])
+
+
+@pytest.mark.parametrize("cls", [EMA, SWAD])
+def test_averages_are_saved_but_not_trained(cls: type[Algorithm], build: Build, dataset_of: DatasetOf) -> None:
+    dataset = dataset_of("classes")
+    algorithm, base = build(cls.__name__.lower(), dataset), build("base", dataset)
+    assert sum(p.numel() for p in algorithm.parameters()) == sum(p.numel() for p in base.parameters())
+    assert any(name.startswith("average_backbone.") for name in algorithm.state_dict())
+
+
+@pytest.mark.parametrize("name", ["ema", "swad"])
+def test_training_itself_is_base_s(name: str, build: Build, dataset_of: DatasetOf) -> None:
+    """Without dropout, which would draw other random numbers, the weights take the same way."""
+    dataset = dataset_of("classes")
+    torch.manual_seed(3)
+    averaged = build(name, dataset)
+    torch.manual_seed(3)
+    base = build("base", dataset)
+    for one, other in zip(
+        head_after_each_step(averaged, dataset, 4), head_after_each_step(base, dataset, 4), strict=True
+    ):
+        torch.testing.assert_close(one, other)
+
+
+def test_the_statistics_are_those_of_the_averaged_weights_and_of_no_others() -> None:
+    """A layer whose averaged weight is 3 while its own is 1: outputs have mean 3 and variance 9 under the average."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(1, 1, bias=False), nn.BatchNorm1d(1))
+    linear, norm = module
+    assert isinstance(linear, nn.Linear)
+    assert isinstance(norm, nn.BatchNorm1d)
+    nn.init.constant_(linear.weight, 3.0)
+    average = Average(module).train()
+    nn.init.constant_(linear.weight, 1.0)
+    module.train()
+    values = 1 + torch.randn(4000, 1)
+    with torch.no_grad():
+        for _ in range(200):
+            average(module, values)
+    assert average.get_buffer("1/running_mean").item() == pytest.approx(3 * values.mean().item(), rel=1e-3)
+    assert average.get_buffer("1/running_var").item() == pytest.approx(9 * values.var().item(), rel=1e-3)
+    assert norm.running_mean is not None
+    assert norm.running_mean.item() == 0.0
+    module.eval()
+    average.eval()
+    with torch.no_grad():
+        outputs = average(module, values)
+    assert outputs.mean().item() == pytest.approx(0.0, abs=1e-3)
+    assert outputs.std().item() == pytest.approx(1.0, abs=1e-3)
