@@ -67,21 +67,17 @@ def manydg_main() -> None:
 
 
 def die_at_write(number: int) -> None:
-    """Kill this process right before the n-th time it writes a file through to the disk or renames one."""
-    calls = 0
+    """Kill this process right before the n-th time it renames a finished file into place."""
+    real, calls = Path.replace, 0
 
-    def counted(real: Any) -> Any:
-        def call(*arguments: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls == number:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return real(*arguments)
+    def replace(path: Path, target: Any) -> Path:
+        nonlocal calls
+        calls += 1
+        if calls == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(path, target)
 
-        return call
-
-    os.fsync = counted(os.fsync)
-    Path.replace = counted(Path.replace)  # type: ignore[method-assign]
+    Path.replace = replace  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

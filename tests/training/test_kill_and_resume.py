@@ -87,7 +87,7 @@ def test_a_run_killed_before_each_of_its_writes_ends_with_the_same_bits(
             assert_same_run(tmp_path / "killed", tmp_path / "whole")
             shutil.rmtree(tmp_path / "killed")
     # The run's name, a checkpoint for each epoch, the weights, the split, the predictions and the record.
-    assert number > 12
+    assert number == 8
 
 
 def test_the_installed_command_itself_survives_a_kill(dataset: Path, tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_finished_run_is_not_trained_again(commands: Any, dataset: Path, tmp_p
 def died(commands: Any, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run folder whose process died after its first epoch."""
     folder = tmp_path_factory.mktemp("died") / "run"
-    assert commands.run("train", dataset, *options(3), "--out", folder, die_at=6)[0] == -signal.SIGKILL
+    assert commands.run("train", dataset, *options(3), "--out", folder, die_at=3)[0] == -signal.SIGKILL
     assert (folder / "checkpoint.safetensors").exists()
     return folder
 
@@ -159,7 +159,7 @@ def test_a_checkpoint_of_another_model_is_refused(
     commands: Any, dataset: Path, interrupted: Path, tmp_path: Path
 ) -> None:
     arguments = ["train", dataset, *options(3), "--out"]
-    commands.run(*arguments, tmp_path / "other", "--algorithm", "base", die_at=6)
+    commands.run(*arguments, tmp_path / "other", "--algorithm", "base", die_at=3)
     shutil.copy(tmp_path / "other" / "checkpoint.safetensors", interrupted / "checkpoint.safetensors")
     code, _, err = commands.run(*arguments, interrupted)
     assert code == 2

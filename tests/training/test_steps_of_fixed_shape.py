@@ -1,0 +1,146 @@
+"""Batches of fixed shape, which a GPU can replay: the same features and gradients as batches of any shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from manydg.backbones import Backbone, build_backbone
+from manydg.backbones._fixed_layout import FixedLayout
+from manydg.backbones._layout import Layout
+from manydg.data.build import from_arrays
+from manydg.data.columns import Column, Ragged, Room, offsets_from_lengths
+from manydg.data.dataset import DomainDataset
+from manydg.data.sampling import EpochPlan, plan_epoch
+from manydg.data.schema import InputSchema
+from manydg.training.rooms import RoomTable, holds, join_rooms, lengths_of, with_headroom
+
+ROWS = 30
+LENGTHS = st.lists(st.integers(0, 6), min_size=1, max_size=8)
+
+
+def nested(rng: np.random.Generator, lengths: list[int], codes: int, fewest: int = 0) -> list[list[list[int]]]:
+    return [[rng.integers(1, codes, rng.integers(fewest, 4)).tolist() for _ in range(length)] for length in lengths]
+
+
+def visits() -> DomainDataset:
+    rng = np.random.default_rng(0)
+    lengths = [1 + row % 5 for row in range(ROWS)]
+    drugs = [f"drug{code}" for code in range(6)]
+    inputs = {
+        "diagnoses": Ragged.from_rows(nested(rng, lengths, 15, 1)),
+        "procedures": Ragged.from_rows(nested(rng, lengths, 10)),
+        "history_drugs": Ragged.from_rows(nested(rng, [length - 1 for length in lengths], 6)),
+    }
+    info = {
+        "vocabularies": {"diagnoses": ["?"] * 15, "procedures": ["?"] * 10, "drugs": drugs},
+        "settings": {"drug_interactions": [[0, 3]]},
+    }
+    targets = rng.integers(0, 2, (ROWS, 6))
+    return from_arrays(inputs, targets, np.arange(ROWS) // 3, kind="multilabel", names=drugs, info=info)
+
+
+def stays() -> DomainDataset:
+    rng = np.random.default_rng(0)
+    lengths = [0 if row == 4 else 1 + 5 * row % 9 for row in range(ROWS)]
+    kinds = [rng.integers(0, 2, length).tolist() for length in lengths]
+    codes = [[rng.integers(*((1, 8) if kind else (8, 14)), 3).tolist() for kind in row] for row in kinds]
+    values = [[[float(rng.normal()) for _ in event] for event in row] for row in codes]
+    inputs = {
+        "event_kind": Ragged.from_rows(kinds),
+        "event_codes": Ragged.from_rows(codes),
+        "event_values": Ragged.from_rows(values, torch.float32),
+        "static": rng.normal(size=(ROWS, 3)).astype(np.float32),
+    }
+    fields = [
+        {"name": "name", "kind": 1, "start": 1, "stop": 5},
+        {"name": "dose", "kind": 1, "start": 5, "stop": 8},
+        {"name": "lab", "kind": 0, "start": 8, "stop": 14},
+    ]
+    info = {"vocabularies": {"events": ["?"] * 14}, "settings": {"event_kinds": ["lab", "drug"], "code_fields": fields}}
+    return from_arrays(inputs, np.arange(ROWS) % 2, np.arange(ROWS) // 3, missing=True, info=info)
+
+
+TASKS: dict[str, Callable[[], DomainDataset]] = {"gamenet": visits, "event-transformer": stays}
+
+
+def padded(data: DomainDataset, rows: torch.Tensor, spare: int) -> dict[str, Column]:
+    """The rows in memory that is larger than they need."""
+    (need,) = RoomTable(data).of_plan(EpochPlan(rows, (0, len(rows)), (0,)))
+    rooms = {
+        n: Room(r.longest + 2, r.items + spare, None if r.inner is None else r.inner + spare) for n, r in need.items()
+    }
+    return {
+        name: column.take_padded(rows, rooms[name]) if isinstance(column, Ragged) else column[rows]
+        for name, column in data.columns.items()
+    }
+
+
+def built(name: str, data: DomainDataset) -> Backbone:
+    torch.manual_seed(0)
+    backbone = build_backbone(name, InputSchema.of(data)).eval()
+    backbone.fit_inputs(data)
+    return backbone
+
+
+@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("spare", [0, 40])
+def test_a_batch_of_fixed_shape_gives_the_same_features_and_gradients(name: str, spare: int) -> None:
+    data = TASKS[name]()
+    backbone = built(name, data)
+    for rows in (torch.randperm(ROWS)[:11], torch.tensor([4, 0]), torch.arange(0, ROWS, 5)):
+        found = []
+        for inputs in (data.take(rows).inputs, padded(data, rows, spare)):
+            backbone.zero_grad()
+            features = backbone(inputs)
+            (features * torch.linspace(-1, 1, features.numel()).reshape(features.shape)).sum().backward()
+            found.append([features.detach()] + [p.grad.clone() for p in backbone.parameters() if p.grad is not None])
+        assert len(found[0]) == len(found[1])
+        for plain, fixed in zip(*found, strict=True):
+            torch.testing.assert_close(fixed, plain, rtol=1e-4, atol=1e-5)
+
+
+@settings(max_examples=25, deadline=None)
+@given(LENGTHS, st.integers(1, 9))
+def test_leftovers_behind_the_last_row_change_no_layout(lengths: list[int], spare: int) -> None:
+    offsets, steps = offsets_from_lengths(torch.tensor(lengths)), sum(lengths)
+    vectors = torch.randn(steps + spare, 3)
+    plain, fixed = Layout(offsets), FixedLayout(offsets, max(lengths) + 1, steps + spare)
+    torch.testing.assert_close(fixed.total(vectors), plain.total(vectors[:steps]))
+    torch.testing.assert_close(fixed.last(vectors), plain.last(vectors[:steps]))
+    torch.testing.assert_close(fixed.spread(vectors)[:, : plain.longest], plain.spread(vectors[:steps]))
+    assert not fixed.spread(vectors)[:, plain.longest :].any()
+    torch.testing.assert_close(fixed.softmax(vectors[:, 0])[:steps], plain.softmax(vectors[:steps, 0]))
+    network = torch.nn.GRU(3, 4, batch_first=True)
+    for direction in ("run", "run_backwards"):
+        expected = getattr(plain, direction)(network, vectors[:steps])
+        torch.testing.assert_close(getattr(fixed, direction)(network, vectors)[:steps], expected)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_rooms_hold_every_step_of_a_plan(name: str) -> None:
+    data = TASKS[name]()
+    plan = plan_epoch("pairs", data.domains, 8, 0, 1, lengths_of(data))
+    needs = RoomTable(data).of_plan(plan)
+    for (rows, pairs), need in zip(plan, needs, strict=True):
+        plain, fixed = (
+            data.take(rows, pairs),
+            Batch(padded(data, rows, 0), data.targets[rows], data.domains[rows], pairs),
+        )
+        for column, room in need.items():
+            exact, loose = plain[column], fixed[column]
+            assert isinstance(exact, Ragged)
+            assert isinstance(loose, Ragged)
+            assert torch.equal(exact.offsets, loose.offsets)
+            assert room.longest >= int(exact.lengths.max())
+            assert room.items == len(exact.values) + 1
+            assert Ragged(loose.values, exact.offsets).to_rows()[: len(rows)] == exact.to_rows()
+    larger = with_headroom(join_rooms(needs[0], needs[1]))
+    assert holds(larger, needs[0])
+    assert holds(larger, needs[1])
+    assert not holds(needs[0], larger)
