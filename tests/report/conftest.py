@@ -189,7 +189,7 @@ def make_figures(dataset: str) -> dict[str, Any]:
                 {"first": "v labels", "second": "orthogonal labels", "cosine": 0.81, "sd": 0.02},
                 {"first": "v domains, parallel domains", "second": "", "cosine": 0.31, "sd": 0.03},
                 {"first": "v labels", "second": "v domains", "cosine": 0.02, "sd": 0.01},
-                {"first": "v → labels", "second": "part along z → labels", "cosine": 0.09, "paper": 0.0773},
+                {"first": "v → labels", "second": "v∥z → labels", "cosine": 0.09, "paper": 0.0773},
             ]},
         },
         **{

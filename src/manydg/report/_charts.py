@@ -147,7 +147,7 @@ def bars(
             colour, hatch = (ACCENT, "") if solid else (MUTED, HATCH)
             axes.barh(place, value, height=0.66, color=colour, hatch=hatch, edgecolor="white", lw=0)
         spread = np.vstack([np.nan_to_num(mean - bottom), np.nan_to_num(top - mean)]).clip(min=0)
-        if low is not None:
+        if low is not None and spread.any():
             axes.errorbar(mean, position, xerr=spread, fmt="none", ecolor=INK, elinewidth=1.3, capsize=3)
         start, end = _bar_range(mean, bottom, top)
         for place, value, edge in zip(position, mean, np.fmax(top, mean), strict=True):

@@ -12,8 +12,9 @@ from manydg.report import _charts
 from manydg.report._charts import Series
 from manydg.report._content import Block, Cell, Column, Figure, Table
 from manydg.report._drawing import Panel, look
+from manydg.report._runs import FIRST
 from manydg.report._sections_model import panels_of_lines
-from manydg.report._words import METRICS, algorithm_name, number, sentence
+from manydg.report._words import ALGORITHMS, LOSSES, METRICS, algorithm_name, number, sentence
 from manydg.report.figure_data import FigureData
 
 
@@ -45,12 +46,17 @@ def _curve(figure: FigureData) -> Sequence[Panel]:
     axis, label = figure.data["x"], str(figure.data["y"]["label"])
     x = np.array(axis["values"], float)
     series = []
-    for line in figure.data["series"]:
+    for line in sorted(figure.data["series"], key=lambda line: _place(str(line["name"]))):
         low, high = (_floats(line[key]) if line.get(key) else None for key in ("low", "high"))
         series.append(Series(algorithm_name(str(line["name"])), x, _floats(line["mean"]), look(0), low, high))
-    shown = METRICS.get(label, label)
+    shown = METRICS.get(label) or LOSSES.get(label, label)
     title = f"{sentence(shown)}: {figure.title[:1].lower()}{figure.title[1:]}" if label in METRICS else figure.title
     return panels_of_lines(series, title, axis["label"], shown, axis.get("scale", "linear")).panels
+
+
+def _place(name: str) -> int:
+    """ManyDG, Base and the controls come first, so that they look alike in all charts."""
+    return FIRST.index(name) if name in FIRST else len(FIRST)
 
 
 def _floats(values: Sequence[float | None]) -> npt.NDArray[np.float64]:
@@ -77,7 +83,7 @@ def _table(figure: FigureData) -> list[Block]:
 
 def _cells(row: Sequence[Any]) -> list[Cell]:
     first, *rest = row
-    named = Cell(algorithm_name(first)) if isinstance(first, str) else _cell(first)
+    named = Cell(ALGORITHMS.get(first, first)) if isinstance(first, str) else _cell(first)
     return [named, *map(_cell, rest)]
 
 

@@ -13,6 +13,7 @@ from manydg.report._drawing import COLOURS, FAINT, INK, MARKERS, QUIET, WIDTH, P
 from manydg.report._words import number
 
 _MOST_NAMED = 8
+_SHORT, _LONG = 12, 22
 SIDES = {"train": "Training patients", "val": "Validation patients", "test": "Unseen patients"}
 PANEL_NAMES = {
     "v": "Features v",
@@ -59,7 +60,8 @@ def _map(
         for spine in axes.spines.values():
             spine.set_visible(True)
             spine.set_color(FAINT)
-        figure.legend(loc="outside lower center", ncols=3, handletextpad=0.1, columnspacing=0.9, markerscale=1.6)
+        columns = 3 if max(len(str(names[code])) for code in common) <= _SHORT else 2
+        figure.legend(loc="outside lower center", ncols=columns, handletextpad=0.1, columnspacing=0.9, markerscale=1.6)
         svg = to_svg(figure)
     share = _explained(points, codes)
     words = f"{len(points):,} samples. The {what} explains {share:.0%} of the spread of the points."
@@ -69,7 +71,7 @@ def _map(
 
 
 def _short(name: str) -> str:
-    return name if len(name) < 15 else name[:14] + "\N{HORIZONTAL ELLIPSIS}"
+    return name if len(name) <= _LONG else name[: _LONG - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
 def _explained(points: npt.NDArray[np.float64], codes: npt.NDArray[Any]) -> float:

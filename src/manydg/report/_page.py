@@ -145,7 +145,7 @@ def _chapter(chapter: Chapter, place: int) -> Written:
 
 
 def _experiments(chapter: Chapter) -> list[str]:
-    ran = [str(record["experiment"]) for record in chapter.records if record["status"] == "ok"]
+    ran = [str(record["experiment"]) for record in chapter.uses()]
     return ran + [figure.experiment for figure in chapter.figures]
 
 

@@ -34,7 +34,7 @@ def question(chapter: Chapter) -> Section:
             "seen: nobody is on both sides, so a good score cannot come from recognising a patient."
         )
     ]
-    compared = [record for record in done if record["experiment"] == "compare"]
+    compared = chapter.runs("compare")
     if compared:
         blocks.append(Text(_protocol(compared)))
     blocks.append(Bullets(_rules(done)))

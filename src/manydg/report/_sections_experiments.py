@@ -90,6 +90,7 @@ def experiment(chapter: Chapter, name: str) -> Section | None:
     if name == "runtime" and runs:
         figures = [figure for figure in figures if figure.kind != "table"]
     if name == "continual" and figures:
+        figures.sort(key=lambda figure: figure.data.get("y", {}).get("label") != chapter.metric)
         return Section(name, told.title, [*blocks, *drawn(figures), *_last(chapter, runs)], chapter.command(name))
     made = _blocks_of_runs(chapter, name, runs) if runs else []
     return Section(name, told.title, [*blocks, *made, *drawn(figures)], chapter.command(name))
@@ -129,7 +130,11 @@ def _labelled(runs: Sequence[Record], axis: str | None = None) -> dict[str, list
             values.setdefault(key, set()).add(json.dumps(value))
     varied = {key for key, found in values.items() if key != axis and len(found) > 1}
     ordered = [record for records in by_algorithm(runs).values() for record in records]
-    return grouped(ordered, lambda record: _label(record, varied, several))
+    found = grouped(ordered, lambda record: _label(record, varied, several))
+    if several:
+        return found
+    # Runs come in the order they ended in; variants are read in the order of their names, the whole method last.
+    return {name: found[name] for name in sorted(found, key=lambda name: (name.lower() in _FOREGROUND, name))}
 
 
 def _label(record: Record, varied: Collection[str], several: bool) -> str:

@@ -106,9 +106,11 @@ def weights_named(row: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _arrow(text: str) -> str:
-    parts = {"orthogonal": "part across z", "parallel": "part along z"}
+    """``orthogonal domains`` as ``v⊥z → patients``; what has an arrow already stays."""
+    parts = {"orthogonal": "v⊥z", "parallel": "v∥z"}
     start, _, end = text.rpartition(" ")
-    return f"{parts.get(start, start)} → {end}" if end in ("labels", "domains") and "→" not in text else text
+    known = {"labels": "labels", "domains": "patients"}.get(end)
+    return f"{parts.get(start, start)} → {known}" if known and "→" not in text else text
 
 
 def _orthogonality(figure: FigureData) -> list[Block]:

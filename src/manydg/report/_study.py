@@ -13,6 +13,7 @@ from manydg.data.dataset import TargetSpec
 from manydg.errors import DataError, StorageError
 from manydg.evaluation.statistics import Predictions
 from manydg.experiments._summary_runs import load_predictions
+from manydg.experiments.records import views
 from manydg.experiments.study import read_results
 from manydg.report.figure_data import PSEUDONYM, FigureData, read_figures
 from manydg.targets import Target, target_of
@@ -63,7 +64,11 @@ class Chapter:
 
     def runs(self, experiment: str) -> list[Record]:
         """Finished runs of an experiment."""
-        return [record for record in self.records if record["experiment"] == experiment and record["status"] == "ok"]
+        return [record for record in self.uses() if record["experiment"] == experiment]
+
+    def uses(self) -> list[Record]:
+        """Finished runs as each of their experiments sees them: a run that serves several stands here several times."""
+        return list(views(record for record in self.records if record["status"] == "ok"))
 
     def failed(self) -> list[Record]:
         """Runs that ended in an error."""
