@@ -132,6 +132,22 @@ def test_a_folder_that_is_not_complete_is_said_to_hold_less() -> None:
     assert "recordings 12" in samples.explanation
 
 
+def test_fewer_codes_are_put_down_to_fewer_samples() -> None:
+    rows = compare_counts("mimic3", {"patients": 11, "samples": 36, "diagnoses": 227}, [], {})
+    assert rows[2].explanation == "fewer samples (36 of 15,032) use fewer codes"
+    full = compare_counts("mimic3", {"patients": 6350, "samples": 15032, "diagnoses": 1957}, [], {})
+    assert full[2].explanation.startswith("as many people, but fewer codes")
+
+
+def test_a_flow_with_many_counts_fits_a_narrow_screen(app: typer.Typer, tmp_path: Path) -> None:
+    flow = [{"step": "rows of prescriptions", "rows": 10398, "left_out_without_ndc": 1478, "left_out_repeated": 0}]
+    info = {"cohort_flow": [{"step": "found", "patients": 2, "samples": 4}, *flow]}
+    from_arrays(np.zeros((4, 1)), ["a", "b", "a", "b"], ["p", "p", "q", "q"], info=info).save(tmp_path / "data")
+    text = run(app, "inspect", tmp_path / "data")
+    assert "rows 10,398, left out without ndc 1,478" in " ".join(text.split())
+    assert "repeated" not in text
+
+
 def test_the_crossing_step_and_a_surplus_are_named() -> None:
     flow = [{"step": "found", "samples": 900_000}, {"step": "margin", "samples": 195_479}]
     (row,) = compare_counts("sleep-edf", {"samples": 195_479}, flow, {})

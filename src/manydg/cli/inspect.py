@@ -10,6 +10,8 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
+_PROSE = ("explanation", "other counts")
+
 
 def register(app: typer.Typer) -> None:
     """Add the command to ``manydg``."""
@@ -62,7 +64,7 @@ def _table(console: Console, title: str, head: list[str], rows: list[list[str]])
 
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for place, name in enumerate(head):
-        table.add_column(name, justify="left" if place == 0 or name == "explanation" else "right", overflow="fold")
+        table.add_column(name, justify="left" if place == 0 or name in _PROSE else "right", overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))
     console.print()
@@ -97,10 +99,19 @@ def _rounded(spread: dict[str, Any]) -> list[float]:
 def _show_flow(console: Console, flow: list[dict[str, Any]]) -> None:
     if not flow:
         return
-    names = list(dict.fromkeys(name for step in flow for name in step if name != "step"))
-    head = ["step", *(name.replace("_", " ") for name in names)]
-    rows = [[step["step"], *(f"{step[name]:,}" if name in step else "" for name in names)] for step in flow]
-    _table(console, "Cohort flow", head, rows)
+    main = [name for name in ("patients", "recordings", "samples") if any(name in step for step in flow)]
+    rows = [
+        [step["step"], *(f"{step[name]:,}" if name in step else "" for name in main), _details(step, main)]
+        for step in flow
+    ]
+    _table(console, "Cohort flow", ["step", *main, "other counts"], rows)
+
+
+def _details(step: dict[str, Any], main: list[str]) -> str:
+    """The counts that have no column of their own; what left out nothing is passed over."""
+    words = {name: value for name, value in step.items() if name not in ("step", *main)}
+    shown = [f"{name.replace('_', ' ')} {value:,}" for name, value in words.items() if value or "left_out" not in name]
+    return ", ".join(shown)
 
 
 def _show_expected(console: Console, expected: dict[str, Any]) -> None:

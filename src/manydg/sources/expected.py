@@ -116,7 +116,7 @@ def compare_counts(
             found[name],
             count,
             name in known.at_least,
-            _explain(name, found[name], count, known, flow, options),
+            _explain(name, found, known, flow, options),
         )
         for name, count in known.counts.items()
         if name in found
@@ -124,28 +124,32 @@ def compare_counts(
 
 
 def _explain(
-    name: str,
-    found: int,
-    expected: int,
-    known: Expected,
-    flow: Sequence[Mapping[str, Any]],
-    options: Mapping[str, Any],
+    name: str, found: Mapping[str, int], known: Expected, flow: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
 ) -> str:
-    if found == expected or (name in known.at_least and found >= expected):
+    difference = found[name] - known.counts[name]
+    if difference == 0 or (name in known.at_least and difference > 0):
         return "as expected"
     reasons = []
     if options.get("limit_patients"):
         reasons.append(f"limited to {options['limit_patients']} patients")
     steps = [step for step in flow if name in step]
-    if found > expected:
-        reasons.append(f"{found - expected:,} more: the paper filtered further, or counts other files")
+    if difference > 0:
+        reasons.append(f"{difference:,} more: the paper filtered further, or counts other files")
     elif steps:
-        reasons.append(_blame(name, expected, expected - found, steps, flow))
+        reasons.append(_blame(name, known.counts[name], -difference, steps, flow))
     else:
-        reasons.append(f"{expected - found:,} fewer, as the samples are fewer or other filters were used")
+        reasons.append(_follows(found, known))
     if name in known.notes:
         reasons.append(known.notes[name])
     return "; ".join(reasons)
+
+
+def _follows(found: Mapping[str, int], known: Expected) -> str:
+    """Why a vocabulary is smaller: fewer people use fewer codes, or else a filter on codes."""
+    for name in ("samples", "patients"):
+        if name in known.counts and found.get(name, 0) < known.counts[name]:
+            return f"fewer {name} ({found[name]:,} of {known.counts[name]:,}) use fewer codes"
+    return "as many people, but fewer codes: filtered, or not in the raw files"
 
 
 def _blame(
