@@ -99,6 +99,13 @@ class Algorithm(nn.Module):
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Named scalar terms, weighted; their sum is minimised. A term that is switched off is not built."""
 
+    def watched(self, batch: Batch) -> dict[str, Tensor]:
+        """Unweighted terms to follow on validation patients, also those that are switched off; none by default.
+
+        They are for learning curves alone: nothing is trained or chosen by them.
+        """
+        return {}
+
     @abstractmethod
     def predict(self, inputs: Inputs) -> Tensor:
         """Logits ``(batch, K)``; no patient is named."""
@@ -124,7 +131,7 @@ class Algorithm(nn.Module):
 
     def optimizers(self, lr: float, weight_decay: float) -> Optimizers:
         """The optimisers of a training run, by name."""
-        return {"main": Adam(self.parameters(), lr=lr, weight_decay=weight_decay)}
+        return {"main": Adam(self.parameters(), lr=lr, weight_decay=weight_decay, fused=True)}
 
     def step(self, batch: Batch, optimizers: Optimizers) -> dict[str, Tensor]:
         """One update; returns the terms, detached."""

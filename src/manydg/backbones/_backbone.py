@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,23 @@ class Backbone(nn.Module):
     """
 
     output_size: int
+    takes_padded: ClassVar[bool] = False
+    """Whether ragged columns may come in batches of fixed shape, with leftovers behind the last row (see
+    :meth:`manydg.data.columns.Ragged.take_padded`), so that a GPU may replay a step."""
+    fast_precision: ClassVar[str] = "tf32"
+    """The arithmetic that trains fastest on a GPU and as well as any: ``float32``, ``tf32`` or ``bf16``."""
+    compiles: ClassVar[bool] = False
+    """Whether compiling the step is worth its half minute in a long training."""
+    mixed: torch.dtype | None = None
+    """The type of fewer bits that training steps compute in where it is safe; set by the training loop."""
+
+    def __call__(self, inputs: Inputs) -> Tensor:
+        """The features in float32, whatever they were computed in."""
+        if self.mixed is None:
+            return cast("Tensor", super().__call__(inputs))
+        device = next(self.parameters()).device.type
+        with torch.autocast(device, dtype=self.mixed):
+            return cast("Tensor", super().__call__(inputs)).float()
 
     @abstractmethod
     def forward(self, inputs: Inputs) -> Tensor:
@@ -40,6 +57,19 @@ class Backbone(nn.Module):
 
         Whatever it learns is kept in buffers of fixed shape, so that it is saved and loaded with the weights.
         """
+
+    def precompute(self, dataset: DomainDataset, device: torch.device, budget: int) -> DomainDataset:
+        """The dataset with whatever can be worked out once instead of at every step, on a device.
+
+        Parameters
+        ----------
+        dataset : DomainDataset
+        device : torch.device
+            Where the backbone is.
+        budget : int
+            Bytes that the result may take; where it would take more, the dataset is given back as it is.
+        """
+        return dataset
 
 
 class SingleInput(Backbone):

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from manydg.backbones._backbone import Inputs
 from manydg.backbones._codes import KnownCodes, pooled_sum, two_levels
+from manydg.backbones._fixed_layout import FixedLayout, layout_of
 from manydg.backbones._layout import Layout, last_steps
-from manydg.data.columns import Ragged, offsets_from_lengths
+from manydg.data.columns import Column, Ragged, offsets_from_lengths, take
 from manydg.data.dataset import DomainDataset
 from manydg.data.schema import InputSchema
 from manydg.errors import ConfigError, DataError
@@ -113,7 +114,8 @@ class EventSteps(nn.Module):
     def forward(self, inputs: Inputs) -> tuple[Tensor, Layout]:
         """Vectors ``(events, width)``, and how the events lie in the stays."""
         kinds, codes, values, layout = self._last_events(inputs)
-        return self._encode(self._pool(codes, values), kinds), layout
+        encode = self._encode_all if isinstance(layout, FixedLayout) else self._encode
+        return encode(self._pool(codes, values), kinds), layout
 
     def fit(self, dataset: DomainDataset) -> None:
         """Learn which codes are known, and the values' scale, from training patients."""
@@ -124,6 +126,19 @@ class EventSteps(nn.Module):
         self.known.fit(codes)
         self.values.fit(values, codes)
 
+    def shorten(self, columns: Mapping[str, Column]) -> dict[str, Column]:
+        """The columns without the events that would not be looked at anyway."""
+        kinds = columns["event_kind"]
+        if not isinstance(kinds, Ragged) or not len(kinds) or int(kinds.lengths.max()) <= self.max_events:
+            return dict(columns)
+        kept, offsets = last_steps(kinds.offsets, self.max_events)
+        return {
+            name: Ragged(take(column.values, kept), offsets)
+            if isinstance(column, Ragged) and torch.equal(column.offsets, kinds.offsets)
+            else column
+            for name, column in columns.items()
+        }
+
     def _last_events(self, inputs: Inputs) -> tuple[Tensor, Ragged, Ragged, Layout]:
         kinds, codes, values = (inputs[name] for name in _COLUMNS)
         if not (isinstance(kinds, Ragged) and isinstance(codes, Ragged) and isinstance(values, Ragged)):
@@ -131,6 +146,10 @@ class EventSteps(nn.Module):
         kind, code, value = kinds.values, codes.values, values.values
         if not (isinstance(kind, Tensor) and isinstance(code, Ragged) and isinstance(value, Ragged)):
             raise DataError("event_kind holds one number an event; event_codes and event_values hold a list an event")
+        if kinds.longest is not None:
+            if kinds.longest > self.max_events:
+                raise DataError(f"a stay of a batch of fixed shape has more than {self.max_events} events")
+            return kind, code, value, layout_of(kinds)
         lengths = kinds.lengths.tolist()
         if max(lengths, default=0) <= self.max_events:
             return kind, code, value, Layout(kinds.offsets, lengths)
@@ -170,6 +189,15 @@ class EventSteps(nn.Module):
         ]
         joined = torch.cat(parts)
         return torch.empty_like(joined).index_copy(0, order, joined)
+
+    def _encode_all(self, pooled: Tensor, kinds: Tensor) -> Tensor:
+        """The same without asking the device how many events are of which kind: every encoder sees every event."""
+        kinds = kinds.clamp(0, len(self.encoders) - 1).unsqueeze(-1)
+        encoded: Tensor = self.encoders[0](pooled[:, : self.encoders[0][0].in_features])  # type: ignore[index]
+        for kind, encoder in enumerate(self.encoders[1:], start=1):
+            own = encoder(pooled[:, : encoder[0].in_features])  # type: ignore[index]
+            encoded = torch.where(kinds == kind, own, encoded)
+        return encoded
 
 
 def check_event_schema(schema: InputSchema) -> None:

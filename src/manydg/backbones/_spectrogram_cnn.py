@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from manydg.backbones._backbone import Backbone, Inputs
 from manydg.backbones._spectrogram import LogSpectrogram, SpectrogramScale, check_not_floored, sample_pieces
+from manydg.data.columns import take_dense
 from manydg.data.dataset import DomainDataset
 from manydg.data.schema import InputSchema
 from manydg.errors import ConfigError
+
+_ROWS_AT_ONCE = 1024
 
 
 class ResidualBlock(nn.Module):
@@ -58,6 +64,7 @@ class SpectrogramCNN(Backbone):
 
     early: nn.Module
     late: nn.Module
+    compiles: ClassVar[bool] = True
 
     def __init__(self, schema: InputSchema, transform: LogSpectrogram) -> None:
         super().__init__()
@@ -111,6 +118,29 @@ class SpectrogramCNN(Backbone):
     def fit_inputs(self, dataset: DomainDataset) -> None:
         column = "spectrogram" if "spectrogram" in dataset.columns else self.column
         self.scale.fit(self._spectrograms(sample_pieces(dataset, column)))
+
+    def precompute(self, dataset: DomainDataset, device: torch.device, budget: int) -> DomainDataset:
+        """The spectrograms instead of the signals, channels last, where they fit."""
+        signal = dataset.columns.get(self.column)
+        needed = 4 * len(dataset) * math.prod(self.shape)
+        if not isinstance(signal, Tensor) or signal.ndim != 3 or "spectrogram" in dataset.columns or needed > budget:
+            return dataset
+        channels, frequencies, frames = self.shape
+        made = torch.empty(len(dataset), frequencies, frames, channels, device=device).permute(0, 3, 1, 2)
+        with torch.no_grad():
+            for rows in torch.split(torch.arange(len(dataset), device=dataset.device), _ROWS_AT_ONCE):
+                stored = rows if dataset.rows is None else dataset.rows[rows]
+                piece = self.spectrogram(take_dense(signal, stored).to(device))
+                made[int(rows[0]) : int(rows[-1]) + 1] = piece
+        rest = {name: dataset.column(name).to(device) for name in dataset.columns if name != self.column}
+        return replace(
+            dataset,
+            columns={"spectrogram": made, **rest},
+            targets=dataset.targets.to(device),
+            domains=dataset.domains.to(device),
+            times=None if dataset.times is None else dataset.times.to(device),
+            rows=None,
+        )
 
     def _spectrograms(self, pieces: Iterator[Tensor]) -> Iterator[Tensor]:
         for place, piece in enumerate(pieces):

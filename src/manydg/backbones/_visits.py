@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
 from manydg.backbones._backbone import Inputs
 from manydg.backbones._codes import CodeMeans, KnownCodes, two_levels
+from manydg.backbones._fixed_layout import layout_of
 from manydg.backbones._layout import Layout
 from manydg.data.columns import Ragged
 from manydg.data.dataset import DomainDataset
@@ -41,11 +44,11 @@ class VisitCodes(nn.Module):
 
     def forward(self, inputs: Inputs) -> tuple[Tensor, Tensor, Layout]:
         """Vectors of diagnoses and of procedures, ``(visits, width)`` each, and how the visits lie in the samples."""
-        diagnoses, offsets, bounds = two_levels("diagnoses", inputs["diagnoses"])
+        diagnoses, _, bounds = two_levels("diagnoses", inputs["diagnoses"])
         first = self.diagnoses(self.known_diagnoses(diagnoses), bounds)
         procedures, _, bounds = two_levels("procedures", inputs["procedures"])
         second = self.procedures(self.known_procedures(procedures), bounds)
-        return first, second, Layout(offsets)
+        return first, second, layout_of(cast("Ragged", inputs["diagnoses"]))
 
     def fit(self, dataset: DomainDataset) -> None:
         check_visits(dataset)

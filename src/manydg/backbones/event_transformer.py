@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +12,7 @@ from torch.nn import functional
 
 from manydg.backbones._backbone import Backbone, Inputs
 from manydg.backbones._events import EventSteps
+from manydg.backbones._fixed_layout import FixedLayout
 from manydg.backbones._layout import ByLength, Layout
 from manydg.backbones._steps import PatientFeatures
 from manydg.data.dataset import DomainDataset
@@ -67,6 +70,8 @@ class EventTransformer(Backbone):
     """
 
     sinusoids: Tensor
+    takes_padded: ClassVar[bool] = True
+    fast_precision: ClassVar[str] = "bf16"
 
     def __init__(
         self,
@@ -97,9 +102,12 @@ class EventTransformer(Backbone):
     def forward(self, inputs: Inputs) -> Tensor:
         vectors, layout = self.steps(inputs)
         places = self.position(self.sinusoids[: layout.longest])
-        from_last = layout.lengths[layout.row] - 1 - layout.position
+        from_last = (layout.lengths[layout.row] - 1 - layout.position).clamp_min(0)
         steps = self.dropout(vectors + places.index_select(0, from_last))
         # Attention costs the square of the padded length, so that stays of similar length go together.
+        if isinstance(layout, FixedLayout):
+            stays = self._attend(steps, layout)
+            return cast("Tensor", self.patient(stays, inputs))
         order = ByLength.of(layout)
         steps = steps.index_select(0, order.steps)
         stays = torch.cat([self._attend(steps[group.steps], group.layout) for group in order.groups])
@@ -109,6 +117,12 @@ class EventTransformer(Backbone):
     def fit_inputs(self, dataset: DomainDataset) -> None:
         self.steps.fit(dataset)
         self.patient.fit(dataset)
+
+    def precompute(self, dataset: DomainDataset, device: torch.device, budget: int) -> DomainDataset:
+        if device.type != "cuda":
+            return dataset
+        columns = self.steps.shorten({name: dataset.column(name) for name in dataset.columns})
+        return replace(dataset, columns=columns, rows=None)
 
     def _attend(self, vectors: Tensor, layout: Layout) -> Tensor:
         """The last event's output of each stay, ``(rows, width)``."""

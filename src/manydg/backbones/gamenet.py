@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from manydg.backbones._backbone import Backbone, Inputs
 from manydg.backbones._codes import two_levels
+from manydg.backbones._fixed_layout import layout_of
 from manydg.backbones._layout import Layout
 from manydg.backbones._visits import VisitCodes
 from manydg.data.columns import Ragged
@@ -64,6 +66,8 @@ class GAMENet(Backbone):
         Of the codes' vectors and in the graphs.
     """
 
+    takes_padded: ClassVar[bool] = True
+
     def __init__(self, schema: InputSchema, width: int = 64, hidden: int = 128, dropout: float = 0.3) -> None:
         super().__init__()
         self.codes = VisitCodes(schema, width, reach=0.1)
@@ -107,9 +111,11 @@ class GAMENet(Backbone):
 
     def _history(self, query: Tensor, queries: Tensor, memory: Tensor, layout: Layout, inputs: Inputs) -> Tensor:
         """Fact 2, ``(batch, width)``: the memory of earlier visits' drugs; of no use for a first visit."""
-        drugs, offsets, bounds = two_levels("history_drugs", inputs["history_drugs"])
-        earlier = Layout(offsets, [max(0, visits - 1) for visits in layout.host_lengths])
-        keys = queries.index_select(0, layout.offsets[earlier.row] + earlier.position)
+        drugs, _, bounds = two_levels("history_drugs", inputs["history_drugs"])
+        column = cast("Ragged", inputs["history_drugs"])
+        known = None if column.longest is not None else [max(0, visits - 1) for visits in layout.host_lengths]
+        earlier = layout_of(column, known)
+        keys = queries.index_select(0, (layout.offsets[earlier.row] + earlier.position).clamp_max(layout.steps - 1))
         weights = earlier.softmax((keys * query.index_select(0, earlier.row)).sum(dim=-1))
         return earlier.total(weights.unsqueeze(-1) * (self._indicators(drugs, bounds) @ memory))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import nn
 
 from manydg.backbones._spectrogram import LogSpectrogram
@@ -27,6 +29,8 @@ class SeizureCNN(SpectrogramCNN):
         Lowest energy in square microvolts.
     dropout : float
     """
+
+    fast_precision: ClassVar[str] = "bf16"
 
     def __init__(
         self,

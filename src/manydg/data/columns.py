@@ -27,6 +27,9 @@ class Ragged:
         All items of all rows, one after the other: ``(items, ...)``.
     offsets : Tensor
         ``(rows + 1,)`` int64; row ``i`` holds items ``offsets[i]`` to ``offsets[i + 1]``.
+    longest : int, optional
+        Set by :meth:`take_padded` alone: no row has more items than this, which is known without asking the device.
+        What lies in ``values`` behind the last row is then no row's.
 
     Examples
     --------
@@ -37,6 +40,7 @@ class Ragged:
 
     values: Column
     offsets: Tensor
+    longest: int | None = None
 
     @staticmethod
     def from_rows(rows: Sequence[Sequence[object]], dtype: torch.dtype = torch.int64) -> Ragged:
@@ -73,8 +77,43 @@ class Ragged:
         positions = torch.arange(total, device=shift.device) + shift
         return Ragged(take(self.values, positions), offsets)
 
+    def take_padded(self, indices: Tensor, room: Room) -> Ragged:
+        """Gather rows into memory of a fixed size, without asking the device how much they hold.
+
+        The gathered column has ``room.items`` items, of which those behind the last row are leftovers of other rows;
+        there must be one such at least. Within them, a nested column is as any other: its last item holds what is left
+        over of the codes.
+
+        Parameters
+        ----------
+        indices : Tensor ``(rows,)``
+        room : Room
+            Enough for these rows.
+        """
+        starts = self.offsets[indices]
+        offsets = offsets_from_lengths(self.offsets[indices + 1] - starts)
+        place = torch.arange(room.items, device=indices.device)
+        row = torch.searchsorted(offsets[1:], place, right=True)
+        inside = row < len(indices)
+        found = place + (starts - offsets[:-1])[row.clamp_max(len(indices) - 1)]
+        positions = torch.where(inside, found, place % len(self.values))
+        if not isinstance(self.values, Ragged):
+            return Ragged(self.values[positions], offsets, room.longest)
+        assert room.inner is not None
+        inner = self.values.offsets
+        lengths = torch.where(inside, inner[positions + 1] - inner[positions], 0)
+        bounds = offsets_from_lengths(lengths)
+        spot = torch.arange(room.inner, device=indices.device)
+        owner = torch.searchsorted(bounds[1:], spot, right=True).clamp_max(room.items - 1)
+        source = inner[positions[owner]] + spot - bounds[owner]
+        codes = self.values.values
+        assert isinstance(codes, Tensor)
+        taken = codes[torch.where(owner < room.items - 1, source, spot % max(1, len(codes)))]
+        bounds[-1] = room.inner
+        return Ragged(Ragged(taken, bounds), offsets, room.longest)
+
     def to(self, device: torch.device | str) -> Ragged:
-        return Ragged(self.values.to(device), self.offsets.to(device))
+        return Ragged(self.values.to(device), self.offsets.to(device), self.longest)
 
     def row_of_item(self) -> Tensor:
         """The row each item belongs to, ``(items,)``."""
@@ -113,6 +152,25 @@ class Ragged:
         return [flat[start:stop] for start, stop in itertools.pairwise(bounds)]
 
 
+@dataclass(frozen=True)
+class Room:
+    """Memory for the rows of a ragged column in a batch of fixed shape.
+
+    Parameters
+    ----------
+    longest : int
+        At least the number of items of the longest row.
+    items : int
+        More than the number of items of all rows.
+    inner : int, optional
+        Of a nested column: at least the number of inner items of all rows, and 1.
+    """
+
+    longest: int
+    items: int
+    inner: int | None = None
+
+
 Column = Union[Tensor, Ragged]  # noqa: UP007 - evaluated at run time, where Ragged | Tensor is a forward reference
 
 
@@ -127,9 +185,15 @@ def take(column: Column, indices: Tensor) -> Column:
     """Gather rows of a dense or ragged column."""
     if isinstance(column, Ragged):
         return column.take(indices)
-    if column.device.type == "cpu":
-        return torch.index_select(column, 0, indices)
-    return column[indices]
+    if column.ndim == 4 and not column.is_contiguous():
+        # Channels last: rows are gathered as they lie in memory.
+        return take_dense(column.permute(0, 2, 3, 1), indices).permute(0, 3, 1, 2)
+    return take_dense(column, indices)
+
+
+def take_dense(column: Tensor, indices: Tensor) -> Tensor:
+    """Gather rows of a tensor."""
+    return torch.index_select(column, 0, indices) if column.device.type == "cpu" else column[indices]
 
 
 def check_column(name: str, column: Column) -> None:

@@ -14,6 +14,7 @@ from manydg.data.pairing import fold_pairs, lone_samples
 from manydg.errors import ConfigError
 
 PATIENTS_PER_EPISODE = 10
+_STEPS_SORTED = 32
 Index = npt.NDArray[np.int64]
 
 
@@ -48,11 +49,19 @@ class EpochPlan:
         return replace(self, indices=self.indices.to(device))
 
 
-def plan_epoch(sampling: str, domains: Tensor, batch_size: int, seed: int, epoch: int) -> EpochPlan:
+def plan_epoch(
+    sampling: str, domains: Tensor, batch_size: int, seed: int, epoch: int, lengths: Index | None = None
+) -> EpochPlan:
     """Plan one epoch.
 
-    Every sample occurs in every epoch. Steps differ by a few rows in size at most (those of episodes by a patient's
-    run of samples), so that no small last batch upsets batch statistics, and none has a single row.
+    Every sample occurs in every epoch. Steps have the same number of rows, so that a GPU can replay one for the other;
+    only the last two share what is left, so that no small last batch upsets batch statistics. (Those of episodes differ
+    by a patient's run of samples.) No step has a single row.
+
+    Where samples have lengths, those of similar length go together, so that little is padded: the shuffled samples (or
+    pairs, by the longer one) are sorted by length within stretches of up to 32 steps, and the steps are then shuffled.
+    Whom a sample meets is random within its stretch; across an epoch each sample still counts once, but a single step's
+    gradient leans towards what samples of one length have in common. Epochs of fewer than eight steps are not sorted.
 
     Parameters
     ----------
@@ -62,45 +71,79 @@ def plan_epoch(sampling: str, domains: Tensor, batch_size: int, seed: int, epoch
     batch_size : int
         Rows of a step: ``batch_size / 2`` pairs, or ``batch_size`` single samples.
     seed, epoch : int
+    lengths : array ``(samples,)``, optional
+        How long each sample is: its number of visits or events.
     """
     if batch_size < 2:
         raise ConfigError(f"batch_size is {batch_size}; a step needs at least two samples")
     who = domains.cpu().numpy()
     rng = np.random.default_rng([seed, epoch, 7])
     if sampling == "samples":
-        return _plan_samples(rng.permutation(len(who)), batch_size)
+        return _plan_samples(rng.permutation(len(who)), batch_size, lengths, rng)
     if sampling == "pairs":
-        return _plan_pairs(who, batch_size, rng)
+        return _plan_pairs(who, batch_size, lengths, rng)
     if sampling == "random-pairs":
-        return _plan_pairs(np.zeros_like(who), batch_size, rng)
+        return _plan_pairs(np.zeros_like(who), batch_size, lengths, rng)
     if sampling == "episodes":
         return _plan_episodes(who, batch_size, rng)
     raise ConfigError(f"unknown kind of sampling '{sampling}'")
 
 
-def _plan_samples(order: Index, batch_size: int) -> EpochPlan:
-    bounds = _even_bounds(len(order), _steps(len(order), batch_size))
-    return EpochPlan(torch.from_numpy(order), tuple(bounds.tolist()), (0,) * (len(bounds) - 1))
+def _plan_samples(order: Index, batch_size: int, lengths: Index | None, rng: np.random.Generator) -> EpochPlan:
+    bounds = _equal_bounds(len(order), batch_size)
+    parts = [order]
+    if lengths is not None:
+        order = _by_length(order, lengths[order], bounds)
+        parts = _shuffle_steps(np.split(order, bounds[1:-1]), rng)
+    return EpochPlan(torch.from_numpy(np.concatenate(parts)), tuple(bounds.tolist()), (0,) * (len(bounds) - 1))
 
 
-def _plan_pairs(who: Index, batch_size: int, rng: np.random.Generator) -> EpochPlan:
+def _plan_pairs(who: Index, batch_size: int, lengths: Index | None, rng: np.random.Generator) -> EpochPlan:
     first, second = fold_pairs(who, int(rng.integers(2**31)))
     lone = rng.permutation(lone_samples(who))
     shuffled = rng.permutation(len(first))
     first, second = first[shuffled], second[shuffled]
-    steps = _steps(2 * len(first) + len(lone), batch_size)
-    pair_bounds = _even_bounds(len(first), steps)
-    # Lone samples fill the steps up to an even size; where pairs are few, a step of its own for each would be one row.
-    wanted = _even_bounds(2 * len(first) + len(lone), steps) - 2 * pair_bounds
-    lone_bounds = np.maximum.accumulate(wanted.clip(0, len(lone)))
+    rows = 2 * len(first) + len(lone)
+    # An even number of rows, half of which at most are pairs: then every step can have the same number of rows.
+    row_bounds = _equal_bounds(rows, max(2, batch_size - batch_size % 2))
+    pair_bounds = row_bounds * len(first) // max(rows, 1)
+    lone_bounds = np.maximum.accumulate((row_bounds - 2 * pair_bounds).clip(0, len(lone)))
+    if lengths is not None:
+        order = _by_length(np.arange(len(first)), np.maximum(lengths[first], lengths[second]), pair_bounds)
+        first, second = first[order], second[order]
+        lone = _by_length(lone, lengths[lone], lone_bounds)
     parts: list[Index] = []
-    for step in range(steps):
+    for step in range(len(row_bounds) - 1):
         of_pairs = slice(pair_bounds[step], pair_bounds[step + 1])
-        parts += [first[of_pairs], second[of_pairs], lone[lone_bounds[step] : lone_bounds[step + 1]]]
-    bounds = 2 * pair_bounds + lone_bounds
-    return EpochPlan(
-        torch.from_numpy(np.concatenate(parts)), tuple(bounds.tolist()), tuple(np.diff(pair_bounds).tolist())
-    )
+        lone_part = lone[lone_bounds[step] : lone_bounds[step + 1]]
+        parts.append(np.concatenate([first[of_pairs], second[of_pairs], lone_part]))
+    counts = np.diff(pair_bounds)
+    if lengths is not None:
+        order = _step_order(len(parts), rng)
+        parts, counts = [parts[step] for step in order], counts[order]
+    bounds = np.cumsum([0, *map(len, parts)])
+    return EpochPlan(torch.from_numpy(np.concatenate(parts)), tuple(bounds.tolist()), tuple(counts.tolist()))
+
+
+def _by_length(order: Index, lengths: Index, bounds: Index) -> Index:
+    """The same, sorted by length (the given order decides ties) within stretches of several steps."""
+    steps = len(bounds) - 1
+    stretch = min(_STEPS_SORTED, steps // 4)
+    if stretch < 2:
+        return order
+    of_step = np.repeat(np.arange(steps), np.diff(bounds)) // stretch
+    sorted_order: Index = order[np.lexsort((lengths, of_step))]
+    return sorted_order
+
+
+def _shuffle_steps(parts: list[Index], rng: np.random.Generator) -> list[Index]:
+    return [parts[step] for step in _step_order(len(parts), rng)]
+
+
+def _step_order(steps: int, rng: np.random.Generator) -> Index:
+    """A random order of the steps in which the last two, which may be smaller, stay where they are."""
+    moved = max(0, steps - 2)
+    return np.concatenate([rng.permutation(moved), np.arange(moved, steps)])
 
 
 def _plan_episodes(who: Index, batch_size: int, rng: np.random.Generator) -> EpochPlan:
@@ -133,6 +176,18 @@ def _without_single_rows(bounds: Index) -> Index:
 def _steps(rows: int, batch_size: int) -> int:
     """How many steps an epoch has: no step holds more than ``batch_size`` rows on average, or less than two."""
     return max(1, min(-(-rows // batch_size), rows // 2))
+
+
+def _equal_bounds(rows: int, batch_size: int) -> Index:
+    """Steps of ``batch_size`` rows; the last two share what is left, so that each has more than half of that."""
+    steps = _steps(rows, batch_size)
+    if steps < 3:
+        bounds = 2 * _even_bounds(rows // 2, steps)
+        bounds[-1] = rows
+        return bounds
+    last_two = (steps - 2) * batch_size
+    middle = last_two + (rows - last_two + 1) // 4 * 2
+    return np.concatenate([np.arange(steps - 1) * batch_size, [middle, rows]])
 
 
 def _even_bounds(count: int, parts: int) -> Index:

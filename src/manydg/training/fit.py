@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from manydg.algorithms import ALGORITHMS, Algorithm
 from manydg.backbones import Backbone, as_backbone, build_backbone
-from manydg.data.columns import Ragged
 from manydg.data.dataset import DomainDataset
 from manydg.data.schema import InputSchema
 from manydg.errors import DataError, StorageError, unknown_name
 from manydg.targets import Target, target_of
 from manydg.training.config import TrainingConfig
 from manydg.training.loop import TrainingLoop
+from manydg.training.placing import place
+from manydg.training.precision import AS_WRITTEN, Speed
 from manydg.training.reporting import Reporter, Silent
 
 
@@ -36,12 +37,15 @@ class Fitted:
         The epoch whose weights were kept; 0 where there are no epochs.
     selection_rule : str
         How that epoch was chosen.
+    speed : Speed
+        The precision and execution that were used.
     """
 
     algorithm: Algorithm
     history: list[dict[str, Any]]
     epoch: int
     selection_rule: str
+    speed: Speed = AS_WRITTEN
 
 
 def fit(
@@ -77,11 +81,11 @@ def fit(
         algorithm.fit_whole(train, config.seed)
         return Fitted(algorithm, [], 0, "no epochs to choose from: trained once on the training patients")
     algorithm.to(device)
-    placed = _place(train, device)
-    held_back = None if val is None else _place(val, device)
+    placed = place(train, algorithm, device)
+    held_back = None if val is None else place(val, algorithm, device)
     loop = TrainingLoop(algorithm, placed, held_back, config, metric, folder, hears)
     loop.run()
-    return Fitted(algorithm, loop.history, loop.best_epoch, loop.selection_rule)
+    return Fitted(algorithm, loop.history, loop.best_epoch, loop.selection_rule, loop.speed)
 
 
 def fit_further(
@@ -93,9 +97,10 @@ def fit_further(
     """
     algorithm = fitted.algorithm
     metric = selection_metric(config, algorithm.target)
-    loop = TrainingLoop(algorithm, _place(train, device), _place(val, device), config, metric, None, Silent())
+    placed, held_back = place(train, algorithm, device), place(val, algorithm, device)
+    loop = TrainingLoop(algorithm, placed, held_back, config, metric, None, Silent())
     loop.run()
-    return Fitted(algorithm, fitted.history + loop.history, loop.best_epoch, loop.selection_rule)
+    return Fitted(algorithm, fitted.history + loop.history, loop.best_epoch, loop.selection_rule, loop.speed)
 
 
 def rebuild(
@@ -182,19 +187,3 @@ def check_training_labels(target: Target, train: DomainDataset) -> None:
             f"all {len(train)} samples of the {train.n_patients} training patients are of one class "
             f"('{target.spec.names[int(truth[0])]}'): there is nothing to learn; use another seed or more patients"
         )
-
-
-def _place(dataset: DomainDataset, device: torch.device) -> DomainDataset:
-    """The data on the GPU where they fit in half of its free memory, else where they are."""
-    if device.type != "cuda":
-        return dataset
-    needed = sum(_bytes(column) for column in dataset.columns.values())
-    free, _ = torch.cuda.mem_get_info(device)
-    return dataset.to(device) if needed < free / 2 else dataset
-
-
-def _bytes(column: Tensor | Ragged) -> int:
-    total = 0
-    while isinstance(column, Ragged):
-        total, column = total + column.offsets.nbytes, column.values
-    return int(total + column.nbytes)

@@ -6,6 +6,7 @@ goes on exactly as if nothing had happened.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Mapping
@@ -24,11 +25,14 @@ from manydg.evaluation.metrics import choose_threshold, score
 from manydg.training.checkpoint import pack_optimizer, read_tensors, same_device, unpack_optimizer, write_tensors
 from manydg.training.config import TrainingConfig
 from manydg.training.inference import device_of, predict_probabilities
+from manydg.training.precision import at_speed, settle_speed
 from manydg.training.reporting import Reporter
-from manydg.training.steps import steps_for
+from manydg.training.rooms import lengths_of
+from manydg.training.steps import Terms, read_terms, steps_for
 
 CHECKPOINT = "checkpoint.safetensors"
 _STEPS_BETWEEN_CHECKS = 200
+_BATCHES_WATCHED = 16
 
 
 class TrainingLoop:
@@ -61,6 +65,8 @@ class TrainingLoop:
         self.metric, self.reporter = metric, reporter
         self.checkpoint = None if folder is None else folder / CHECKPOINT
         self.optimizers = algorithm.optimizers(config.lr, config.weight_decay)
+        self.speed = settle_speed(config, algorithm, device_of(algorithm), len(train))
+        self.domains, self.lengths = train.domains.cpu(), lengths_of(train)
         self.history: list[dict[str, Any]] = []
         self.best_epoch = 0
         self.best: dict[str, Tensor] = {}
@@ -69,7 +75,7 @@ class TrainingLoop:
         """Train to the end, from the checkpoint if there is one."""
         if self.checkpoint is not None and self.checkpoint.exists():
             self._resume(self.checkpoint)
-        self.do_step = steps_for(self.algorithm, self.train, self.optimizers, device_of(self.algorithm))
+        self.steps = steps_for(self.algorithm, self.train, self.optimizers, device_of(self.algorithm), self.speed)
         done = len(self.history)
         self.reporter.started(self.config.algorithm, self.config.epochs, done + 1)
         for epoch in range(done + 1, self.config.epochs + 1):
@@ -87,12 +93,15 @@ class TrainingLoop:
         start = time.perf_counter()
         torch.manual_seed(self.config.seed * 1_000_003 + epoch)
         sampling, seed = self.algorithm.sampling, self.config.seed
-        plan = plan_epoch(sampling, self.train.domains, self.config.batch_size, seed, epoch).to(self.train.device)
+        plan = plan_epoch(sampling, self.domains, self.config.batch_size, seed, epoch, self.lengths)
         self.algorithm.train()
-        losses = self._run_steps(plan, epoch)
+        with at_speed(self.speed, self.algorithm.backbone, device_of(self.algorithm)):
+            losses = self._run_steps(plan, epoch)
         trained = time.perf_counter()
         val = {} if self.val is None else self._validate(self.val, epoch, len(plan))
         entry = {"epoch": epoch, "losses": losses, "val": val, "seconds": trained - start}
+        if self.val is not None and (watched := self._watch(self.val)):
+            entry["val_terms"] = watched
         self.history.append(entry)
         if self._is_best(val):
             self.best_epoch = epoch
@@ -107,15 +116,16 @@ class TrainingLoop:
         return _better(val[self.metric], self.history[self.best_epoch - 1]["val"][self.metric])
 
     def _run_steps(self, plan: EpochPlan, epoch: int) -> dict[str, float]:
-        """All steps of an epoch; the loss terms stay on the device and are read in blocks."""
+        """All steps of an epoch; the loss terms are read in blocks, on a GPU once, so that nothing waits for it."""
         sums: dict[str, float] = {}
         counts: dict[str, int] = {}
-        block: list[dict[str, Tensor]] = []
-        for step, (indices, pairs) in enumerate(plan):
+        block: list[Terms] = []
+        size = _STEPS_BETWEEN_CHECKS if device_of(self.algorithm).type == "cpu" else len(plan)
+        for step, do_step in enumerate(self.steps.run(plan)):
             self.algorithm.progress.fill_((epoch - 1 + step / len(plan)) / self.config.epochs)
-            block.append(self.do_step(indices, pairs))
-            if len(block) == _STEPS_BETWEEN_CHECKS or step == len(plan) - 1:
-                values = _read(block)
+            block.append(do_step())
+            if len(block) == size or step == len(plan) - 1:
+                values = read_terms(block)
                 self._check_finite(values, step + 1 - len(block), plan, epoch)
                 for name, column in values.items():
                     sums[name] = sums.get(name, 0.0) + sum(value for value in column if value is not None)
@@ -137,7 +147,7 @@ class TrainingLoop:
         place, name = min(bad)
         step = first_step + place
         rows = plan.indices[plan.bounds[step] : plan.bounds[step + 1]]
-        patients = len(torch.unique(self.train.domains[rows]))
+        patients = len(torch.unique(self.domains[rows]))
         raise TrainingError(
             f"the loss term '{name}' is {values[name][place]} at step {step + 1} of epoch {epoch} "
             f"(a batch of {len(rows)} samples of {patients} patients, first rows {rows[:5].tolist()} of the training "
@@ -168,6 +178,20 @@ class TrainingLoop:
                 "every class. Use another seed or a larger validation share"
             )
         return metrics
+
+    def _watch(self, data: DomainDataset) -> dict[str, float | None]:
+        """The algorithm's watched terms on pairs of validation samples, the same pairs after every epoch."""
+        plan = plan_epoch("pairs", data.domains, self.config.batch_size, self.config.seed, 0).to(data.device)
+        found: list[dict[str, Tensor]] = []
+        self.algorithm.eval()
+        with torch.inference_mode():
+            for indices, pairs in itertools.islice(plan, _BATCHES_WATCHED):
+                terms = self.algorithm.watched(data.take(indices, pairs).to(device_of(self.algorithm)))
+                if not terms:
+                    return {}
+                found.append(terms)
+        columns = {name: [value for value in column if value is not None] for name, column in _read(found).items()}
+        return {name: _or_none(sum(values) / len(values)) for name, values in columns.items()}
 
     def _save(self, path: Path) -> None:
         tensors = {f"model/{name}": tensor for name, tensor in self.algorithm.state_dict().items()}

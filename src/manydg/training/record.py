@@ -115,7 +115,7 @@ def make_record(
         "target": {"kind": dataset.target.kind, "names": list(dataset.target.names)},
         "samples": {side: len(part) for side, part in sides.items()},
         "patients": {side: part.n_patients for side, part in sides.items()},
-        "config": _effective(config, fitted.algorithm),
+        "config": _effective(config, fitted),
         "code_version": code_version(),
         "selection_rule": fitted.selection_rule,
         "threshold": threshold,
@@ -139,8 +139,9 @@ def make_record(
     }
 
 
-def _effective(config: TrainingConfig, algorithm: Algorithm) -> dict[str, Any]:
-    """The configuration with every default filled in, and the backbone that was really used."""
+def _effective(config: TrainingConfig, fitted: Fitted) -> dict[str, Any]:
+    """The configuration with every default filled in, and the backbone and the speed that were really used."""
+    algorithm = fitted.algorithm
     backbone = algorithm.backbone.module if isinstance(algorithm.backbone, SingleInput) else algorithm.backbone
     package, _, entry = type(backbone).__module__.rpartition(".")
     used = entry.replace("_", "-") if package == "manydg.backbones" else type(backbone).__qualname__
@@ -148,6 +149,8 @@ def _effective(config: TrainingConfig, algorithm: Algorithm) -> dict[str, Any]:
         **config.to_json(),
         "settings": dataclasses.asdict(algorithm.settings),
         "backbone": used if config.backbone == "auto" else config.backbone,
+        "precision": fitted.speed.precision,
+        "execution": fitted.speed.execution,
     }
 
 

@@ -1,43 +1,118 @@
-"""How a step is done: as written, or replayed from a captured graph where the device allows it."""
+"""How the steps of an epoch are done: as written, fed from the host, or replayed from captured graphs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+import warnings
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from manydg.algorithms import Algorithm, Optimizers
-from manydg.data.dataset import DomainDataset
+from manydg.data.columns import Column, Ragged, take
+from manydg.data.dataset import Batch, DomainDataset
+from manydg.data.sampling import EpochPlan
+from manydg.errors import ManyDGWarning
+from manydg.training.precision import COMPILED, Speed
+from manydg.training.rooms import Rooms, RoomTable, holds, join_rooms, with_headroom
 
-_STEPS_BEFORE_CAPTURE = 3
+_STEPS_BEFORE_FIRST_CAPTURE = 3
+_LEAST_STEPS_OF_A_SHAPE = 3
+_BATCHES_AHEAD = 3
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Loss terms of a step: their names, and their values ``(terms,)`` on the device."""
+
+    names: tuple[str, ...]
+    values: Tensor
+
+    @staticmethod
+    def of(terms: dict[str, Tensor]) -> Terms:
+        return Terms(tuple(terms), torch.stack([value.float() for value in terms.values()]))
 
 
 class Steps(Protocol):
-    """Does one step on the rows given and returns the loss terms, on the device."""
+    """Does the steps of an epoch, one after the other."""
 
-    def __call__(self, indices: Tensor, pairs: int) -> dict[str, Tensor]: ...
+    def run(self, plan: EpochPlan) -> Iterator[Callable[[], Terms]]:
+        """What does each step of a plan (on the host); to be called in order."""
+        ...
 
 
-def steps_for(algorithm: Algorithm, train: DomainDataset, optimizers: Optimizers, device: torch.device) -> Steps:
-    """Captured steps where the data and the algorithm are on a GPU and every batch of a shape is the same work."""
-    dense = all(isinstance(column, Tensor) for column in train.columns.values())
-    if device.type == "cuda" and train.device.type == "cuda" and dense and algorithm.static_step:
-        return CapturedSteps(algorithm, train, optimizers)
-    return PlainSteps(algorithm, train, optimizers, device)
+def steps_for(
+    algorithm: Algorithm, train: DomainDataset, optimizers: Optimizers, device: torch.device, speed: Speed
+) -> Steps:
+    """The fastest way that the data, the algorithm and the speed asked for allow."""
+    if device.type == "cuda" and train.device.type != "cuda":
+        return StreamedSteps(algorithm, train, optimizers, device)
+    ragged = [column for column in train.columns.values() if isinstance(column, Ragged)]
+    padded = algorithm.backbone.takes_padded and train.rows is None and all(len(column.values) for column in ragged)
+    if device.type == "cuda" and speed.captures and (padded or not ragged):
+        return CapturedSteps(algorithm, train, optimizers, speed)
+    return PlainSteps(algorithm, train, optimizers)
 
 
 class PlainSteps:
-    """Gathers the batch and lets the algorithm take its step."""
+    """Gathers the batch where the data live and lets the algorithm take its step there."""
+
+    def __init__(self, algorithm: Algorithm, train: DomainDataset, optimizers: Optimizers) -> None:
+        self.algorithm, self.train, self.optimizers = algorithm, train, optimizers
+
+    def run(self, plan: EpochPlan) -> Iterator[Callable[[], Terms]]:
+        for indices, pairs in plan.to(self.train.device):
+            yield partial(self._step, indices, pairs)
+
+    def _step(self, indices: Tensor, pairs: int) -> Terms:
+        return Terms.of(self.algorithm.step(self.train.take(indices, pairs), self.optimizers))
+
+
+class StreamedSteps:
+    """The data stay on the host: batches are gathered into pinned memory and sent ahead while the GPU computes."""
 
     def __init__(
         self, algorithm: Algorithm, train: DomainDataset, optimizers: Optimizers, device: torch.device
     ) -> None:
         self.algorithm, self.train, self.optimizers, self.device = algorithm, train, optimizers, device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def __call__(self, indices: Tensor, pairs: int) -> dict[str, Tensor]:
-        return self.algorithm.step(self.train.take(indices, pairs).to(self.device), self.optimizers)
+    def run(self, plan: EpochPlan) -> Iterator[Callable[[], Terms]]:
+        with ThreadPoolExecutor(max_workers=1) as worker:
+            waiting: deque[Future[tuple[Batch, Any]]] = deque()
+            for indices, pairs in plan:
+                waiting.append(worker.submit(self._send, indices, pairs))
+                if len(waiting) > _BATCHES_AHEAD:
+                    yield partial(self._step, waiting.popleft())
+            while waiting:
+                yield partial(self._step, waiting.popleft())
+
+    def _send(self, indices: Tensor, pairs: int) -> tuple[Batch, Any]:
+        """The batch on its way to the device, and the event of its arrival."""
+        batch = self.train.take(indices, pairs)
+        with torch.cuda.stream(self._stream):
+            sent = replace(
+                batch,
+                inputs={name: _send(column, self.device) for name, column in batch.inputs.items()},
+                targets=_send(batch.targets, self.device),
+                domains=_send(batch.domains, self.device),
+            )
+            arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            arrived.record(self._stream)
+        return sent, arrived
+
+    def _step(self, ready: Future[tuple[Batch, Any]]) -> Terms:
+        batch, arrived = ready.result()
+        current = torch.cuda.current_stream(self.device)
+        current.wait_event(arrived)
+        for tensor in _tensors(batch):
+            tensor.record_stream(current)
+        return Terms.of(self.algorithm.step(batch, self.optimizers))
 
 
 @dataclass
@@ -46,50 +121,150 @@ class _Captured:
 
     graph: torch.cuda.CUDAGraph
     indices: Tensor
-    names: list[str]
+    rooms: Rooms
+    names: tuple[str, ...]
     values: Tensor
+
+
+_Shape = tuple[int, int, tuple[int, ...]]
 
 
 class CapturedSteps:
     """Gather, forward, backward and update as one graph per batch shape: the launch of hundreds of kernels in one.
 
-    A shape's first few steps run as written, which also warms up what must not be set up during capture.
+    The first steps run as written, which also warms up what must not be set up during capture. Shapes that an epoch
+    has only once or twice are always done as written. Ragged columns are gathered into memory of a size that suits all
+    steps of a shape; no step asks the device anything.
     """
 
-    def __init__(self, algorithm: Algorithm, train: DomainDataset, optimizers: Optimizers) -> None:
+    def __init__(self, algorithm: Algorithm, train: DomainDataset, optimizers: Optimizers, speed: Speed) -> None:
         self.algorithm, self.train, self.optimizers = algorithm, train, optimizers
-        self._graphs: dict[tuple[int, int], _Captured] = {}
-        self._seen: dict[tuple[int, int], int] = {}
+        self._ragged = any(isinstance(column, Ragged) for column in train.columns.values())
+        self._table = RoomTable(train)
+        self._rooms: dict[_Shape, Rooms] = {}
+        self._graphs: dict[_Shape, _Captured] = {}
+        self._warm: Counter[_Shape] = Counter()
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._pool: Any = None
+        self._refused = False
+        self._fast_losses = torch.compile(algorithm.losses, dynamic=False) if speed.execution == COMPILED else None
         for optimizer in optimizers.values():
-            for group in optimizer.param_groups:
-                group["capturable"] = True
+            make_capturable(optimizer)
 
-    def __call__(self, indices: Tensor, pairs: int) -> dict[str, Tensor]:
-        shape = (len(indices), pairs)
+    def run(self, plan: EpochPlan) -> Iterator[Callable[[], Terms]]:
+        needs = self._table.of_plan(plan)
+        shapes = [_shape(plan, step, need) for step, need in enumerate(needs)]
+        counts = Counter(shapes)
+        self._make_room(shapes, needs)
+        placed = plan.to(self.train.device)
+        for shape, (indices, pairs) in zip(shapes, placed, strict=True):
+            rare = counts[shape] < _LEAST_STEPS_OF_A_SHAPE and shape not in self._graphs
+            yield partial(self._as_written if rare else self._replay, indices, pairs, shape)
+
+    def _make_room(self, shapes: list[_Shape], needs: list[Rooms]) -> None:
+        """Room for every step of each shape; a graph whose room has become too small is captured anew."""
+        wanted: dict[_Shape, Rooms] = {}
+        for shape, need in zip(shapes, needs, strict=True):
+            wanted[shape] = join_rooms(wanted[shape], need) if shape in wanted else need
+        for shape, need in wanted.items():
+            if shape not in self._rooms or not holds(self._rooms[shape], need):
+                grown = join_rooms(self._rooms[shape], need) if shape in self._rooms else need
+                self._rooms[shape] = with_headroom(grown)
+                self._graphs.pop(shape, None)
+
+    def _replay(self, indices: Tensor, pairs: int, shape: _Shape) -> Terms:
         if shape not in self._graphs:
-            self._seen[shape] = self._seen.get(shape, 0) + 1
-            if self._seen[shape] <= _STEPS_BEFORE_CAPTURE:
-                return self._as_written(indices, pairs)
-            self._graphs[shape] = self._capture(indices, pairs)
+            self._warm[shape] += 1
+            needed = 1 if self._graphs and self._fast_losses is None else _STEPS_BEFORE_FIRST_CAPTURE
+            if self._refused or self._warm[shape] <= needed:
+                return self._warm_up(indices, pairs, shape)
+            if not self._capture(indices, pairs, shape):
+                return self._as_written(indices, pairs, shape)
         captured = self._graphs[shape]
         captured.indices.copy_(indices)
         captured.graph.replay()
-        return dict(zip(captured.names, captured.values.clone().unbind(), strict=True))
+        return Terms(captured.names, captured.values.clone())
 
-    def _as_written(self, indices: Tensor, pairs: int) -> dict[str, Tensor]:
+    def _warm_up(self, indices: Tensor, pairs: int, shape: _Shape) -> Terms:
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            terms = self.algorithm.step(self.train.take(indices, pairs), self.optimizers)
+            terms = self._step(indices, pairs, self._rooms[shape], compiled=True)
         torch.cuda.current_stream().wait_stream(self._stream)
         return terms
 
-    def _capture(self, indices: Tensor, pairs: int) -> _Captured:
-        rows = indices.clone()
-        graph = torch.cuda.CUDAGraph()
+    def _as_written(self, indices: Tensor, pairs: int, shape: _Shape) -> Terms:
+        return self._step(indices, pairs, self._rooms[shape], compiled=False)
+
+    def _capture(self, indices: Tensor, pairs: int, shape: _Shape) -> bool:
+        """Whether the step could be captured."""
+        rows, rooms = indices.clone(), self._rooms[shape]
         for optimizer in self.optimizers.values():
             optimizer.zero_grad(set_to_none=True)
-        with torch.cuda.graph(graph):
-            terms = self.algorithm.step(self.train.take(rows, pairs), self.optimizers)
-            values = torch.stack(list(terms.values()))
-        return _Captured(graph, rows, list(terms), values)
+        graph = torch.cuda.CUDAGraph()
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+                terms = self._step(rows, pairs, rooms, compiled=True)
+        except RuntimeError as error:
+            self._refused = True
+            message = f"training steps cannot be captured and run as written: {str(error).splitlines()[0]}"
+            warnings.warn(message, ManyDGWarning, stacklevel=2)
+            return False
+        self._graphs[shape] = _Captured(graph, rows, rooms, terms.names, terms.values)
+        return True
+
+    def _step(self, indices: Tensor, pairs: int, rooms: Rooms, *, compiled: bool) -> Terms:
+        batch = self._take(indices, pairs, rooms)
+        if compiled and self._fast_losses is not None:
+            self.algorithm.losses = self._fast_losses  # type: ignore[method-assign]
+        try:
+            return Terms.of(self.algorithm.step(batch, self.optimizers))
+        finally:
+            self.algorithm.__dict__.pop("losses", None)
+
+    def _take(self, indices: Tensor, pairs: int, rooms: Rooms) -> Batch:
+        if not self._ragged:
+            return self.train.take(indices, pairs)
+        inputs: dict[str, Column] = {
+            name: column.take_padded(indices, rooms[name]) if isinstance(column, Ragged) else take(column, indices)
+            for name, column in self.train.columns.items()
+        }
+        return Batch(inputs, self.train.targets[indices], self.train.domains[indices], pairs)
+
+
+def make_capturable(optimizer: torch.optim.Optimizer) -> None:
+    """Let an optimiser count its steps on the device, also one whose state was counted on the host so far."""
+    for group in optimizer.param_groups:
+        if "capturable" in group and not group.get("fused"):
+            group["capturable"] = True
+    for parameter, state in optimizer.state.items():
+        if isinstance(state.get("step"), Tensor):
+            state["step"] = state["step"].to(parameter.device, torch.float32)
+
+
+def read_terms(block: list[Terms]) -> dict[str, list[float | None]]:
+    """Terms of several steps in one transfer; a term that a step did not have is ``None`` there."""
+    names = list(dict.fromkeys(name for terms in block for name in terms.names))
+    table = iter(torch.cat([terms.values for terms in block]).tolist())
+    rows = [dict(zip(terms.names, table, strict=False)) for terms in block]
+    return {name: [row.get(name) for row in rows] for name in names}
+
+
+def _shape(plan: EpochPlan, step: int, need: Rooms) -> _Shape:
+    rows = plan.bounds[step + 1] - plan.bounds[step]
+    return rows, plan.pairs[step], (max((room.longest for room in need.values()), default=0),)
+
+
+def _send(column: Any, device: torch.device) -> Any:
+    if isinstance(column, Ragged):
+        return Ragged(_send(column.values, device), _send(column.offsets, device))
+    return column.pin_memory().to(device, non_blocking=True)
+
+
+def _tensors(batch: Batch) -> Iterator[Tensor]:
+    yield from (batch.targets, batch.domains)
+    for column in batch.inputs.values():
+        while isinstance(column, Ragged):
+            yield column.offsets
+            column = column.values
+        yield column

@@ -1,0 +1,114 @@
+"""How fast a training goes about its arithmetic: precision, captured graphs, compilation, or bit by bit the same."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from manydg.algorithms import Algorithm
+from manydg.backbones import Backbone
+from manydg.errors import ConfigError
+from manydg.training.config import EXECUTIONS, TrainingConfig
+
+AUTO, PLAIN, CAPTURED, COMPILED, DETERMINISTIC = EXECUTIONS
+_STEPS_WORTH_COMPILING = 20_000
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What a run's precision and execution came down to; part of its record.
+
+    Parameters
+    ----------
+    precision : {"float32", "tf32", "bf16"}
+        Arithmetic of the training steps: full; matrix products and convolutions with inputs of 10 bits; or the backbone
+        in bfloat16 where that is safe, with weights, losses and everything behind the backbone in float32. Validation
+        and prediction are always in float32.
+    execution : {"plain", "captured", "compiled", "deterministic"}
+        Steps as written; replayed from captured graphs; compiled and captured; or as written with deterministic
+        kernels alone.
+    """
+
+    precision: str
+    execution: str
+
+    @property
+    def captures(self) -> bool:
+        return self.execution in (CAPTURED, COMPILED)
+
+
+AS_WRITTEN = Speed("float32", PLAIN)
+
+
+def settle_speed(config: TrainingConfig, algorithm: Algorithm, device: torch.device, samples: int) -> Speed:
+    """What ``auto`` comes down to, on this device and for this algorithm and backbone.
+
+    Parameters
+    ----------
+    samples : int
+        Of the training patients; a short training is not worth compiling.
+    """
+    precision, execution, backbone = config.precision, config.execution, algorithm.backbone
+    if device.type != "cuda":
+        if execution in (CAPTURED, COMPILED) or precision == "tf32":
+            raise ConfigError(f"{execution} steps in {precision} need a GPU: leave precision and execution at auto")
+        return Speed("float32" if precision == AUTO else precision, PLAIN if execution == AUTO else execution)
+    if execution == AUTO:
+        worth = backbone.compiles and config.epochs * samples >= _STEPS_WORTH_COMPILING * config.batch_size
+        execution = PLAIN if not algorithm.static_step else COMPILED if worth else CAPTURED
+    if execution in (CAPTURED, COMPILED) and not algorithm.static_step:
+        raise ConfigError(f"steps of {type(algorithm).__name__} cannot be captured: say execution plain or auto")
+    if precision == AUTO:
+        precision = "float32" if execution == DETERMINISTIC else backbone.fast_precision
+    return Speed(precision, execution)
+
+
+@contextmanager
+def at_speed(speed: Speed, backbone: Backbone, device: torch.device) -> Iterator[None]:
+    """Training steps within have the given precision and kernels; what was set before is set again afterwards."""
+    before = backbone.mixed
+    if speed.precision == "bf16":
+        backbone.mixed = torch.bfloat16
+    try:
+        if device.type == "cuda":
+            with _gpu_kernels(speed):
+                yield
+        elif speed.execution == DETERMINISTIC:
+            with _deterministic():
+                yield
+        else:
+            yield
+    finally:
+        backbone.mixed = before
+
+
+@contextmanager
+def _gpu_kernels(speed: Speed) -> Iterator[None]:
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = (cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark)
+    cudnn.allow_tf32 = matmul.allow_tf32 = speed.precision != "float32"
+    # Captured steps have few shapes: it pays to try every convolution kernel on each.
+    cudnn.benchmark = speed.captures
+    try:
+        if speed.execution == DETERMINISTIC:
+            with _deterministic():
+                yield
+        else:
+            yield
+    finally:
+        cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark = before
+
+
+@contextmanager
+def _deterministic() -> Iterator[None]:
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
