@@ -268,7 +268,7 @@ def _ablations(maker: StudyMaker) -> None:
         greedy = {"changed": "greedy combination 0.2, 0.2, 2.0"}
         maker.run("sleep-edf", "classes", "manydg", seed, "weights", skill=1.31, variant=greedy)
         for replay in (4, 0):
-            variant = {"replay": replay, "first": 30, "each": 3}
+            variant = {"samples replayed": replay, "first": 30, "each": 3}
             maker.run("sleep-edf", "classes", "manydg", seed, "continual", skill=1.1 + replay / 20, variant=variant)
         for people in (10, 20, 62):
             for algorithm in ("manydg", "base", "mldg"):

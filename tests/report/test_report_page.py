@@ -335,6 +335,10 @@ def test_an_experiment_nobody_foresaw_still_gets_its_section(maker: Any, tmp_pat
     assert rows
 
 
+def test_a_label_names_only_what_varies(reader: Reader) -> None:
+    assert list(reader.table("After the last step"))[1:] == ["0 samples replayed", "4 samples replayed"]
+
+
 def luminance(colour: str) -> float:
     parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
     linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]

@@ -17,7 +17,7 @@ from manydg.report._drawn import drawn
 from manydg.report._runs import Spread, by_algorithm, grouped, metric_spread, seconds_per_epoch
 from manydg.report._sections_model import panels_of_lines
 from manydg.report._study import Chapter, Record
-from manydg.report._words import LOSSES, algorithm_name, metric_name, number, plural, sentence
+from manydg.report._words import LOSSES, algorithm_name, metric_name, number, sentence
 
 _LOG_RATIO = 20
 _FOREGROUND = ("full", "all four objectives", "manydg")
@@ -145,8 +145,6 @@ def _label(record: Record, varied: Collection[str], several: bool) -> str:
 
 def _told(key: str, value: Any) -> str:
     name = key.replace("_", " ")
-    if key == "replay" and value is not True and value is not False:
-        return f"with replay ({plural(value, 'sample')} each)" if value else "without replay"
     if isinstance(value, bool):
         return f"with {name}" if value else f"without {name}"
     if isinstance(value, str):
@@ -156,7 +154,9 @@ def _told(key: str, value: Any) -> str:
             f"{LOSSES.get(part, part)} {entry:g}" if isinstance(entry, int | float) else f"{part} {entry}"
             for part, entry in value.items()
         )
-    return f"{name} {value:g}" if isinstance(value, int | float) else f"{name} {json.dumps(value)}"
+    if isinstance(value, int | float):
+        return f"{value:g} {name}" if name.split()[0].endswith("s") else f"{name} {value:g}"
+    return f"{name} {json.dumps(value)}"
 
 
 def _curves(chapter: Chapter, runs: Sequence[Record], axis: str) -> list[Block]:
