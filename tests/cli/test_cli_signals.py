@@ -166,7 +166,8 @@ def test_the_papers_figures_are_known() -> None:
     }
     assert EXPECTED["iiic"].counts == {"patients": 2702, "samples": 165309}
     assert EXPECTED["eicu"].counts["treatment"] == 2695
-    assert all(abs(sum(EXPECTED[name].shares.values()) - 1) < 0.002 for name in ("sleep-edf", "iiic"))
+    assert EXPECTED["mimic3"].labels_per_sample == {"mean": 11.65, "most": 64}
+    assert all(abs(sum(EXPECTED[name].shares.values()) - 1) < 0.002 for name in ("sleep-edf", "iiic", "eicu"))
 
 
 def test_the_commands_load_without_heavy_packages() -> None:

@@ -84,7 +84,9 @@ def _show_labels(console: Console, summary: dict[str, Any]) -> None:
     if len(labels) > 20:
         console.print(f"and {len(labels) - 20} more")
     if each := summary["labels_per_sample"]:
-        console.print(f"labels per sample: {each['mean']:.2f} on average, {each['most']} at most")
+        paper = summary["expected"]["labels_per_sample"]
+        printed_there = f" (paper: {paper['mean']:g} and {paper['most']:g})" if paper else ""
+        console.print(f"labels per sample: {each['mean']:.2f} on average, {each['most']} at most{printed_there}")
 
 
 def _show_patients(console: Console, spread: dict[str, Any]) -> None:

@@ -38,6 +38,7 @@ def summarize(folder: str | Path) -> dict[str, Any]:
         "files": len(record.get("files", [])),
         "expected": {
             "edition": expected.edition if expected else None,
+            "labels_per_sample": dict(expected.labels_per_sample) if expected else {},
             "notes": dict(expected.notes) if expected else {},
             "counts": [
                 row.to_json() for row in compare_counts(source, found_counts(data), flow, record.get("options", {}))
