@@ -6,6 +6,7 @@ and answers its id; ``wait`` answers the exit code of a process (minus the signa
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import resource
@@ -14,12 +15,31 @@ import sys
 from pathlib import Path
 from typing import Any
 
+# What every command would otherwise import anew; an optimiser's first step alone needs seconds for torch._dynamo.
+MODULES = (
+    "manydg.cli",
+    "manydg.cli._progress",
+    "manydg.experiments.compare",
+    "manydg.experiments.summary",
+    "manydg.training.run",
+    "pydantic.json_schema",
+    "sklearn.metrics",
+    "torch._dynamo",
+)
+
 
 def serve() -> None:
     import torch
 
+    from manydg.algorithms import ALGORITHMS
+    from manydg.backbones import BACKBONES
     from manydg.training.version import code_version
 
+    for module in MODULES:
+        importlib.import_module(module)
+    for registry in (ALGORITHMS, BACKBONES):
+        for name in registry.names():
+            registry.get(name)
     torch.set_num_threads(1)
     code_version()  # Once, so that the code may be edited while tests run.
     for line in sys.stdin:
