@@ -113,9 +113,20 @@ def test_log_loss_is_that_of_scikit_learn() -> None:
 def test_a_patient_of_whom_the_model_is_too_sure_stands_out() -> None:
     truth, probabilities = np.array([0, 0, 0, 1, 1, 0]), np.tile([0.9, 0.1], (6, 1))
     found = patient_calibration(_target("classes", 2), truth, probabilities, np.array([3, 3, 3, 8, 8, 8]))
-    assert found[3] == pytest.approx({"samples": 3, "stated": 0.9, "observed": 1.0, "brier": 0.02})
+    assert found[3] == pytest.approx({"samples": 3, "stated": 0.9, "observed": 1.0, "brier": 0.02, "ece": 0.1})
     assert found[8]["stated"] == pytest.approx(0.9)
     assert found[8]["observed"] == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_patient_s_calibration_error_is_that_of_the_patient_alone(kind: str) -> None:
+    target, truth, probabilities = _calibrated(kind, 800)
+    patients = np.random.default_rng(1).integers(0, 5, len(truth))
+    found = patient_calibration(target, truth, probabilities, patients)
+    for code in range(5):
+        rows = patients == code
+        assert found[code]["ece"] == pytest.approx(calibration_error(target, truth[rows], probabilities[rows]))
+        assert found[code]["brier"] == pytest.approx(brier_score(target, truth[rows], probabilities[rows]))
 
 
 def test_certainty_of_zero_and_one_is_scaled_without_overflow() -> None:

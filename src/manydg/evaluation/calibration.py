@@ -94,10 +94,12 @@ def _brier_of_samples(target: Target, truth: Array, probabilities: Array) -> Flo
 def patient_calibration(
     target: Target, truth: Array, probabilities: Array, patients: npt.NDArray[np.integer]
 ) -> dict[int, dict[str, float]]:
-    """Within each patient: mean stated probability, share that came true, Brier score and number of samples.
+    """Within each patient: mean stated probability, share that came true, Brier score, calibration error (``ece``) and
+    number of samples.
 
     The two means of all patients, plotted against one another, are the reliability curve of patients: a model may be
-    well calibrated on the whole and too sure of itself for some.
+    well calibrated on the whole and too sure of itself for some. A calibration error within few samples is too large
+    by chance, so compare it between models and not with zero.
     """
     codes, groups = np.unique(patients, return_inverse=True)
     stated, true = (values.mean(axis=1) for values in statements(target, truth, probabilities))
@@ -105,7 +107,16 @@ def patient_calibration(
     columns = {"samples": np.bincount(groups, minlength=len(codes)).astype(float)}
     for name, values in (("stated", stated), ("observed", true), ("brier", brier)):
         columns[name] = formulas.group_means(values, groups, len(codes))
+    columns["ece"] = _errors_within(*statements(target, truth, probabilities), groups, len(codes))
     return {int(code): {name: float(values[i]) for name, values in columns.items()} for i, code in enumerate(codes)}
+
+
+def _errors_within(stated: FloatArray, true: FloatArray, groups: Array, count: int) -> FloatArray:
+    """Calibration error of each group, ``(groups,)``; statements and outcomes are ``(rows, statements)``."""
+    cell = np.clip((stated * BINS).astype(np.int64), 0, BINS - 1) + BINS * np.asarray(groups, np.int64)[:, None]
+    # The gap of a bin times its number of statements is the absolute sum of the differences in it.
+    sums = np.bincount(cell.ravel(), weights=(stated - true).ravel(), minlength=count * BINS).reshape(count, BINS)
+    return formulas.divide(np.abs(sums).sum(axis=1), np.bincount(groups, minlength=count) * stated.shape[1])
 
 
 def log_loss(target: Target, truth: Array, probabilities: Array) -> float:

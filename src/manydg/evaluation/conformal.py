@@ -1,0 +1,154 @@
+"""Prediction sets that hold for new patients: split conformal prediction in which a patient counts once.
+
+The score of a sample is one minus the probability of its true class (Sadinle, Lei and Wasserman, "Least Ambiguous
+Set-Valued Classifiers with Bounded Error Levels", 2019); of a multi-label sample, one minus the probability of each
+label's true value, present or absent. A prediction set holds every class (value) whose score is within a threshold, and
+always the most probable one. Thresholds come from calibration patients. Two rules, and what they promise if a new
+patient and the calibration patients come in random order from the same population (samples *within* a patient may
+depend on one another in any way):
+
+- *on average* (hierarchical conformal prediction; Lee, Barber and Willett, 2023): the expected share of a new patient's
+  samples whose set holds the truth is at least the level. Some patients have more, some less.
+- *for most patients*: with at least the stated probability, a new patient is one of whose samples at least the level
+  are covered.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from manydg.errors import DataError
+from manydg.evaluation import _formulas as formulas
+from manydg.targets import Target
+
+Array = npt.NDArray[Any]
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+COVERAGE, PATIENTS_COVERED = 0.9, 0.8
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, eq=False)
+class SetRule:
+    """What goes into a prediction set, and what that promises.
+
+    Attributes
+    ----------
+    thresholds : array ``(statements,)``
+        Largest score that is still in the set: one for exclusive classes, one for each label of a multi-label target.
+    level : float
+        Share of samples covered.
+    share : float
+        Probability with which a new patient has that share; 0 where the level is meant on average over patients.
+    """
+
+    thresholds: FloatArray
+    level: float
+    share: float = 0.0
+
+
+def conformal_scores(target: Target, truth: Array, probabilities: Array) -> FloatArray:
+    """One minus the probability of the truth: ``(rows, 1)``, or ``(rows, K)`` for multi-label."""
+    values = np.asarray(probabilities, float)
+    if target.kind == "multilabel":
+        return np.where(np.asarray(truth) != 0, 1.0 - values, values)
+    return 1.0 - np.take_along_axis(values, np.asarray(truth, np.int64)[:, None], axis=1)
+
+
+def fit_on_average(
+    target: Target, truth: Array, probabilities: Array, patients: Array, coverage: float = COVERAGE
+) -> SetRule:
+    """The rule whose level holds on average over new patients.
+
+    Parameters
+    ----------
+    truth, probabilities, patients : array ``(rows, ...)``
+        Of calibration patients.
+    coverage : float
+        Level wanted. ``n`` patients can promise ``n / (n + 1)`` at most, and with fewer that is the level.
+    """
+    scores, groups, number = _prepare(target, truth, probabilities, patients, coverage)
+    # Each patient has the mass of one among n + 1, spread over the patient's samples; the new one's lies at infinity.
+    mass = 1.0 / (np.bincount(groups, minlength=number)[groups] * (number + 1))
+    level = min(coverage, number / (number + 1))
+    thresholds = [_first_reaching(column, mass, level) for column in scores.T]
+    return SetRule(np.array(thresholds), level)
+
+
+def fit_for_most_patients(
+    target: Target,
+    truth: Array,
+    probabilities: Array,
+    patients: Array,
+    coverage: float = COVERAGE,
+    share: float = PATIENTS_COVERED,
+) -> SetRule:
+    """The rule whose level holds within most new patients.
+
+    Each calibration patient has the smallest threshold that would cover ``coverage`` of his or her samples; the rule's
+    threshold is the ``share`` quantile of these.
+    """
+    scores, groups, number = _prepare(target, truth, probabilities, patients, coverage)
+    rank = min(number, math.ceil(share * (number + 1) - _ROUNDING))
+    own = np.stack([_own_thresholds(column, groups, number, coverage) for column in scores.T], axis=1)
+    return SetRule(np.sort(own, axis=0)[rank - 1], coverage, min(share, rank / (number + 1)))
+
+
+def prediction_sets(target: Target, probabilities: Array, rule: SetRule) -> BoolArray:
+    """Which classes, or which labels as present, cannot be ruled out: ``(rows, K)``."""
+    values = np.asarray(probabilities, float)
+    within = 1.0 - values <= rule.thresholds + _ROUNDING
+    likeliest = values >= 0.5 if target.kind == "multilabel" else values == values.max(axis=1, keepdims=True)
+    return np.asarray(within | likeliest, bool)
+
+
+def covered(target: Target, truth: Array, probabilities: Array, rule: SetRule) -> BoolArray:
+    """Whether each set holds the truth: ``(rows, 1)``, or ``(rows, K)`` for multi-label."""
+    possible = prediction_sets(target, probabilities, rule)
+    if target.kind == "multilabel":
+        absent_possible = prediction_sets(target, 1.0 - np.asarray(probabilities, float), rule)
+        return np.where(np.asarray(truth) != 0, possible, absent_possible)
+    return np.take_along_axis(possible, np.asarray(truth, np.int64)[:, None], axis=1)
+
+
+def patient_coverage(
+    target: Target, truth: Array, probabilities: Array, patients: Array, rule: SetRule
+) -> dict[int, dict[str, float]]:
+    """Within each patient: share of samples (of labels, for multi-label) covered, and mean size of the sets."""
+    codes, groups = np.unique(patients, return_inverse=True)
+    hit = covered(target, truth, probabilities, rule).mean(axis=1)
+    size = prediction_sets(target, probabilities, rule).sum(axis=1).astype(float)
+    coverage, sizes = (formulas.group_means(values, groups, len(codes)) for values in (hit, size))
+    return {int(code): {"coverage": float(coverage[i]), "size": float(sizes[i])} for i, code in enumerate(codes)}
+
+
+def _prepare(
+    target: Target, truth: Array, probabilities: Array, patients: Array, coverage: float
+) -> tuple[FloatArray, npt.NDArray[np.int64], int]:
+    if not 0 < coverage < 1:
+        raise DataError(f"the coverage of prediction sets lies between 0 and 1; got {coverage}")
+    codes, groups = np.unique(patients, return_inverse=True)
+    if not len(codes):
+        raise DataError("prediction sets need at least one calibration patient")
+    return conformal_scores(target, truth, probabilities), groups, len(codes)
+
+
+def _first_reaching(scores: FloatArray, mass: FloatArray, level: float) -> float:
+    """The smallest score at which the mass up to it reaches the level."""
+    order = np.argsort(scores, kind="stable")
+    total = np.cumsum(mass[order])
+    place = int(np.searchsorted(total, level - _ROUNDING))
+    return float(scores[order[min(place, len(order) - 1)]])
+
+
+def _own_thresholds(scores: FloatArray, groups: npt.NDArray[np.int64], number: int, coverage: float) -> FloatArray:
+    """Smallest score within each group that is at least ``coverage`` of the group's scores, ``(groups,)``."""
+    order = np.lexsort((scores, groups))
+    counts = np.bincount(groups, minlength=number)
+    wanted = np.ceil(coverage * counts - _ROUNDING).astype(np.int64).clip(1)
+    return np.asarray(scores[order[np.cumsum(counts) - counts + wanted - 1]], float)
