@@ -273,6 +273,15 @@ def test_the_twin_is_the_same_in_both_layouts_and_decided_by_its_seed(tmp_path: 
     assert hashes[0] != hashes[2]
 
 
+def test_a_full_disk_stops_the_twin_with_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StorageError, match="disk is full"):
+        iiic.synthesize(tmp_path / "raw", patients=2, samples_per_patient=2)
+
+
 def test_the_twin_has_sparse_votes_artefacts_and_a_truth(tmp_path: Path) -> None:
     raw = iiic.synthesize(tmp_path / "raw", patients=30, samples_per_patient=10)
     data = open_dataset(iiic.prepare(raw, tmp_path / "out", max_amplitude=1500, flat_below=0.01))

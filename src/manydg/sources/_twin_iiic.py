@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from manydg.data._files import NpyStream
 from manydg.errors import ConfigError, StorageError
 from manydg.sources._provenance import Progress
 from manydg.sources._twin_signal import PatientFactors, check_request, draw_factors, draw_signals, spectra
@@ -64,39 +65,34 @@ def synthesize(
 
 def _write(out: Path, sizes: npt.NDArray[np.int64], seed: int, layout: str) -> dict[str, Any]:
     out.mkdir(parents=True, exist_ok=True)
-    total, start = int(sizes.sum()), 0
+    names = [f"IIIC{person:05d}" for person in range(len(sizes))]
     truth: dict[str, Any] = {}
-    names = np.array([f"IIIC{person:05d}" for person in range(len(sizes))])
-    signals = votes = None
-    if layout == "array":
-        signals = np.lib.format.open_memmap(
-            out / "signals.npy", mode="w+", dtype=np.float32, shape=(total, _CHANNELS, _SAMPLES)
-        )
-        votes = np.zeros((total, _CLASSES), np.int64)
+    votes: list[npt.NDArray[np.int64]] = []
+    whole = _open(out) if layout == "array" else None
     with Progress("writing patients", total=len(sizes)) as progress:
         for person, size in enumerate(sizes.tolist()):
             rng = np.random.default_rng([seed, person])
             factors = draw_factors(rng, _CHANNELS, _CLASSES, (40.0, 70.0))
             labels = _draw_labels(rng, size, factors)
-            own_votes = _draw_votes(rng, labels)
-            pieces = ((first, _draw_samples(rng, labels[first : first + 64], factors)) for first in range(0, size, 64))
-            if signals is not None and votes is not None:
-                for first, piece in pieces:
-                    signals[start + first : start + first + len(piece)] = piece
-                votes[start : start + size] = own_votes
-            else:
-                folder = out / str(names[person])
-                folder.mkdir()
-                np.save(folder / "signals.npy", np.concatenate([piece for _, piece in pieces]))
-                np.save(folder / "votes.npy", own_votes)
-            truth[str(names[person])] = factors.to_json() | {"labels": labels.tolist()}
-            start += size
+            votes.append(_draw_votes(rng, labels))
+            stream = whole or _open(out / names[person])
+            for first in range(0, size, 64):
+                stream.append(_draw_samples(rng, labels[first : first + 64], factors))
+            if whole is None:
+                stream.close()
+                np.save(out / names[person] / "votes.npy", votes[-1])
+            truth[names[person]] = factors.to_json() | {"labels": labels.tolist()}
             progress.advance()
-    if signals is not None and votes is not None:
-        signals.flush()
-        np.save(out / "votes.npy", votes)
+    if whole is not None:
+        whole.close()
+        np.save(out / "votes.npy", np.concatenate(votes))
         np.save(out / "patients.npy", np.repeat(names, sizes))
     return truth
+
+
+def _open(folder: Path) -> NpyStream:
+    folder.mkdir(exist_ok=True)
+    return NpyStream(folder / "signals.npy", np.dtype(np.float32), (_CHANNELS, _SAMPLES))
 
 
 def _draw_labels(rng: np.random.Generator, size: int, factors: PatientFactors) -> npt.NDArray[np.int64]:
