@@ -18,7 +18,7 @@ x', y', v', z'          the partner: another sample of the same patient; row ``i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -67,7 +67,13 @@ class ManyDG(Algorithm):
         self.predictor = PrototypeHead(target.size, width, self.settings.temperature, self.settings.predictor)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        weights = self.settings
+        return self._terms(batch, self.settings)
+
+    def watched(self, batch: Batch) -> dict[str, Tensor]:
+        all_on = replace(self.settings, supervised=1.0, mmd=1.0, reconstruction=1.0, similarity=1.0)
+        return self._terms(batch, all_on)
+
+    def _terms(self, batch: Batch, weights: ManyDGSettings) -> dict[str, Tensor]:
         features = self.backbone(batch.inputs)
         domain_factor = self.domain_encoder(features)
         terms = {}

@@ -11,17 +11,34 @@ import typer
 from manydg.errors import ConfigError
 
 Dataset = Annotated[Path, typer.Argument(help="Dataset folder, as 'manydg prepare' makes it.", show_default=False)]
-Backbone = Annotated[str, typer.Option(help="Backbone by name, or package.module:Class; auto fits the inputs.")]
+Backbone = Annotated[
+    str | None,
+    typer.Option(help="Backbone by name, or package.module:Class; auto fits the inputs.", show_default="auto"),
+]
 BackboneOption = Annotated[
     list[str], typer.Option("--backbone-option", metavar="NAME=VALUE", help="Option of the backbone; may be repeated.")
 ]
-Setting = Annotated[
-    list[str], typer.Option("--set", metavar="NAME=VALUE", help="Setting of the algorithm; may be repeated.")
+Config = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME|FILE.toml",
+        help="Settings: a preset ('manydg show' lists them), a TOML file, or none for the program's own.",
+        show_default="the preset of the dataset's source",
+    ),
 ]
-Epochs = Annotated[int, typer.Option(min=1, help="Training epochs.")]
-BatchSize = Annotated[int, typer.Option(min=2, help="Samples per step.")]
-LearningRate = Annotated[float, typer.Option("--lr", help="Learning rate of Adam.")]
-WeightDecay = Annotated[float, typer.Option(help="Weight decay.")]
+Setting = Annotated[
+    list[str],
+    typer.Option(
+        "--set",
+        metavar="ALGORITHM.NAME=VALUE",
+        help="Setting of an algorithm ('manydg show ALGORITHM' lists them); may be repeated.",
+    ),
+]
+Epochs = Annotated[int | None, typer.Option(min=1, help="Training epochs.", show_default="20")]
+BatchSize = Annotated[int | None, typer.Option(min=2, help="Samples per step.", show_default="256")]
+LearningRate = Annotated[float | None, typer.Option("--lr", help="Learning rate of Adam.", show_default="5e-4")]
+WeightDecay = Annotated[float | None, typer.Option(help="Weight decay.", show_default="1e-5")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show which runs it would do, and how long they take.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Workers = Annotated[int, typer.Option(min=1, help="Runs side by side on this machine.")]
 
@@ -31,16 +48,23 @@ def parse_settings(pairs: list[str]) -> dict[str, Any]:
 
     Examples
     --------
-    >>> parse_settings(["mmd=0.2", "predictor=inner"])
-    {'mmd': 0.2, 'predictor': 'inner'}
+    >>> parse_settings(["mmd=0.2", "manydg-random-pairs.predictor=inner"])
+    {'mmd': 0.2, 'manydg-random-pairs.predictor': 'inner'}
     """
     found: dict[str, Any] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:
             raise ConfigError(f"'{pair}' is not of the form NAME=VALUE")
+        part, dot, key = name.rpartition(".")
+        name = part + dot + key.replace("-", "_")
         try:
-            found[name.replace("-", "_")] = json.loads(value)
+            found[name] = json.loads(value)
         except ValueError:
-            found[name.replace("-", "_")] = value
+            found[name] = value
     return found
+
+
+def names_in(text: str) -> list[str]:
+    """Names separated by commas, each once."""
+    return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from manydg.experiments.study import PlannedRun
+    from rich.console import Group
+
+    from manydg.experiments.study import Board, PlannedRun, Study
 
 # Without markup and wrapping, so that brackets in a path or a message stay as they are and each message is one line.
 console = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
@@ -25,12 +27,16 @@ class EpochLines:
         console.print(f"training {algorithm}{going_on}")
 
     def epoch_ended(self, entry: Mapping[str, Any]) -> None:
-        losses = "  ".join(f"{name} {value:.4f}" for name, value in entry["losses"].items())
-        metrics = "  ".join(f"{name} {value:.4f}" for name, value in entry["val"].items() if value is not None)
+        losses, metrics = figures(entry["losses"]), figures(entry["val"])
         console.print(f"epoch {entry['epoch']:>3}/{self.epochs}  loss: {losses}  validation: {metrics}")
 
     def finished(self, record: Mapping[str, Any]) -> None:
         pass
+
+
+def study_board() -> Board:
+    """A live table where somebody is watching, and plain lines where the output goes to a file."""
+    return LiveBoard() if console.is_terminal else RunLines()
 
 
 class RunLines:
@@ -41,40 +47,107 @@ class RunLines:
         if done:
             console.print(f"{done} of {len(runs)} runs are done already")
 
-    def run_started(self, run: PlannedRun) -> None:
+    def run_started(self, run: PlannedRun, status: Path) -> None:
         pass
 
     def run_ended(self, run: PlannedRun, record: Mapping[str, Any]) -> None:
         self.done += 1
+        console.print(f"[{self.done:>3}/{self.total}, {clock(self.left)} left]  {told(run)}:  {outcome(record)}")
+
+    def ended(self) -> None:
+        pass
+
+    @property
+    def left(self) -> float:
+        """Seconds left, if the runs to come take as long as those since the start."""
+        if self.done == self.before:
+            return float("nan")
         each = (time.perf_counter() - self.start) / (self.done - self.before)
-        left = each * (self.total - self.done)
-        what = " ".join(
-            [run.config.algorithm, f"seed {run.config.seed}", *(f"{k}={v}" for k, v in run.variant.items())]
-        )
-        if record["status"] == "ok":
-            outcome = "  ".join(f"{name} {value:.4f}" for name, value in record["test"].items() if value is not None)
-        else:
-            outcome = "failed: " + record["error"].strip().splitlines()[-1]
-        console.print(f"[{self.done:>3}/{self.total}, {_clock(left)} left]  {what}:  {outcome}")
+        return each * (self.total - self.done)
 
 
-def show_plan(runs: Sequence[PlannedRun], out: Path, dataset: Path, workers: int) -> None:
-    """List planned runs with what is known of their cost from runs of the same algorithm already in the folder."""
-    from manydg.experiments.study import estimate_seconds, finished_runs
+class LiveBoard(RunLines):
+    """A table of the runs under way with their epochs and losses, under one line for each run that ended."""
 
-    done = finished_runs(out, dataset, runs)
-    seconds = estimate_seconds(out, [run for run in runs if run not in done])
-    for run in runs:
-        variant = " ".join(f"{name}={value}" for name, value in run.variant.items())
-        state = "done" if run in done else "to do"
-        console.print(
-            f"{state:>6}  {run.experiment}  {run.config.algorithm}  seed {run.config.seed}  {variant}", markup=False
-        )
-    guess = f"about {_clock(seconds / workers)}" if seconds is not None else "time unknown until a first run is done"
-    console.print(f"{len(runs)} runs, {len(done)} done already; {guess}")
+    def planned(self, runs: Sequence[PlannedRun], done: int) -> None:
+        from rich.live import Live
+
+        super().planned(runs, done)
+        self.under_way: dict[int, tuple[PlannedRun, Path]] = {}
+        self.live = Live(get_renderable=self.table, console=console, refresh_per_second=2, transient=True)
+        self.live.start()
+
+    def run_started(self, run: PlannedRun, status: Path) -> None:
+        self.under_way[id(run)] = (run, status)
+
+    def run_ended(self, run: PlannedRun, record: Mapping[str, Any]) -> None:
+        self.under_way.pop(id(run), None)
+        super().run_ended(run, record)
+
+    def ended(self) -> None:
+        self.live.stop()
+
+    def table(self) -> Group:
+        """What is under way now."""
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        from manydg.experiments.status import read_status
+
+        table = Table("experiment", "run", "epoch", "loss", "validation", box=None, pad_edge=False)
+        for run, file in list(self.under_way.values()):
+            status = read_status(file)
+            epoch = f"{status.get('epoch', 0)}/{status.get('epochs', run.config.epochs)}"
+            cells = [run.experiment, told(run), epoch, figures(status.get("losses")), figures(status.get("val"))]
+            table.add_row(*map(Text, cells))
+        left = clock(self.left) if self.left == self.left else "unknown time"
+        counts = Text(f"{self.done} of {self.total} runs done, {left} left")
+        return Group(table, ProgressBar(total=max(1, self.total), completed=self.done), counts)
 
 
-def _clock(seconds: float) -> str:
+def show_plan(study: Study, workers: int) -> None:
+    """List a study's runs, what is done of them, and how long the rest will take."""
+    from manydg.experiments.estimate import estimate
+
+    plan = estimate(study)
+    for run, done in zip(plan.runs, plan.done, strict=True):
+        print(f"{'done' if done else 'to do':>6}  {run.experiment}  {told(run)}")
+    side_by_side = min(workers, max(1, plan.done.count(False)))
+    if plan.seconds is None:
+        guess = "how long they take is not known: an algorithm does not run on these data"
+    else:
+        guess = f"about {clock(plan.seconds / side_by_side)} with {side_by_side} at a time"
+    print(f"{study.name}: {len(plan.runs)} runs, {sum(plan.done)} done already; the rest: {guess}")
+
+
+def told(run: PlannedRun) -> str:
+    """A run in a few words."""
+    variant = (value if isinstance(value, str) else f"{name} {value}" for name, value in run.variant.items())
+    return ", ".join([f"{run.config.algorithm} seed {run.config.seed}", *variant])
+
+
+def outcome(record: Mapping[str, Any]) -> str:
+    """How a run ended."""
+    if record["status"] == "ok":
+        return figures(record["test"])
+    return f"failed: {record['error'].strip().splitlines()[-1]}"
+
+
+def figures(values: Mapping[str, float | None] | None) -> str:
+    """Names and numbers in a row; those that are undefined are left out."""
+    return "  ".join(f"{name} {value:.4f}" for name, value in (values or {}).items() if value is not None)
+
+
+def clock(seconds: float) -> str:
+    """Hours, minutes and seconds.
+
+    Examples
+    --------
+    >>> clock(3725), clock(59.6)
+    ('1:02:05', '1:00')
+    """
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

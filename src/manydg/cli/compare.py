@@ -13,13 +13,16 @@ from manydg.cli._options import (
     Backbone,
     BackboneOption,
     BatchSize,
+    Config,
     Dataset,
     Device,
+    DryRun,
     Epochs,
     LearningRate,
+    Setting,
     WeightDecay,
     Workers,
-    parse_settings,
+    names_in,
 )
 
 DEFAULT_ALGORITHMS = "base,prototype,manydg-random-pairs,manydg"
@@ -30,41 +33,44 @@ def compare(
     out: Annotated[Path, typer.Option(help="Results folder; runs already there are not repeated.")],
     algorithms: Annotated[str, typer.Option(help="Names, separated by commas.")] = DEFAULT_ALGORITHMS,
     seeds: Annotated[int, typer.Option(min=1, help="Number of patient splits.")] = 5,
-    epochs: Epochs = 20,
-    batch_size: BatchSize = 256,
-    lr: LearningRate = 5e-4,
-    weight_decay: WeightDecay = 1e-5,
-    backbone: Backbone = "auto",
+    config: Config = None,
+    epochs: Epochs = None,
+    batch_size: BatchSize = None,
+    lr: LearningRate = None,
+    weight_decay: WeightDecay = None,
+    backbone: Backbone = None,
     backbone_option: BackboneOption = [],  # noqa: B006 - typer reads the default, nobody changes it
+    set_: Setting = [],  # noqa: B006
     device: Device = "auto",
     workers: Workers = 1,
+    dry_run: DryRun = False,
 ) -> None:
     """Compare algorithms over several patient splits.
 
     Every algorithm is trained on every split, each run with a record in OUT/results.jsonl. The table gives means over
     splits, intervals over patients and paired tests. If the command is stopped, run it again: no run is repeated.
     """
-    from manydg.cli._progress import RunLines
+    from manydg.cli._progress import show_plan, study_board
+    from manydg.cli._settings import Typed
     from manydg.experiments.compare import compare as compare_runs
-    from manydg.training.config import TrainingConfig
+    from manydg.experiments.compare import plan_comparison
+    from manydg.experiments.study import Study
 
-    config = TrainingConfig(
-        backbone=backbone,
-        backbone_options=parse_settings(backbone_option),
-        epochs=epochs,
-        batch_size=batch_size,
-        lr=lr,
-        weight_decay=weight_decay,
-    )
+    typed = Typed(config, epochs, batch_size, lr, weight_decay, backbone, backbone_option, set_)
+    options, names = typed.options(dataset), names_in(algorithms)
+    if dry_run:
+        runs = plan_comparison(names, seeds, options)
+        show_plan(Study(out, dataset, runs, dataset.resolve().name, device), workers)
+        return
     compare_runs(
         dataset,
-        [name.strip() for name in algorithms.split(",") if name.strip()],
+        names,
         seeds,
         out,
-        config=config,
+        options=options,
         workers=workers,
         device=device,
-        board=RunLines(),
+        board=study_board(),
         command=command_line(),
     )
     show_summary(out)

@@ -25,7 +25,7 @@ def demo(
     ManyDG, its controls and its rivals are trained on synthetic patients and judged on others that none of them has
     seen. Nothing is downloaded, and it takes a few minutes on two cores.
     """
-    from manydg.cli._progress import RunLines, console
+    from manydg.cli._progress import console, study_board
     from manydg.cli.compare import command_line, show_summary
     from manydg.experiments.compare import compare
     from manydg.experiments.demo import make_demo_dataset
@@ -44,11 +44,11 @@ def demo(
         ALGORITHMS,
         seeds,
         out,
-        config=TrainingConfig(epochs=epochs, lr=1e-3),
+        options=TrainingConfig(epochs=epochs, lr=1e-3),
         name="demo",
         workers=workers,
         device=device,
-        board=RunLines(),
+        board=study_board(),
         command=command_line(),
     )
     show_summary(out)

@@ -11,17 +11,20 @@ from manydg.cli._options import (
     Backbone,
     BackboneOption,
     BatchSize,
+    Config,
     Dataset,
     Device,
+    DryRun,
     Epochs,
     LearningRate,
+    Setting,
     WeightDecay,
     Workers,
-    parse_settings,
+    names_in,
 )
 from manydg.cli.compare import command_line, show_summary
 
-PAPER_ALGORITHMS = "base,condadv,dann,irm,pcl,mldg,manydg"
+RIVALS = "base,condadv,dann,irm,sagnet,pcl,mldg,manydg"
 
 
 def experiment(
@@ -29,38 +32,55 @@ def experiment(
     dataset: Dataset,
     out: Annotated[Path, typer.Option(help="Results folder; runs already there are not repeated.")],
     algorithms: Annotated[
-        str, typer.Option(help="Algorithms to compare, where the experiment does.")
-    ] = PAPER_ALGORITHMS,
+        str | None,
+        typer.Option(help="Algorithms to compare, where the experiment does.", show_default=RIVALS),
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Number of patient splits.")] = 5,
-    epochs: Epochs = 20,
-    batch_size: BatchSize = 256,
-    lr: LearningRate = 5e-4,
-    weight_decay: WeightDecay = 1e-5,
-    backbone: Backbone = "auto",
+    config: Config = None,
+    epochs: Epochs = None,
+    batch_size: BatchSize = None,
+    lr: LearningRate = None,
+    weight_decay: WeightDecay = None,
+    backbone: Backbone = None,
     backbone_option: BackboneOption = [],  # noqa: B006 - typer reads the default, nobody changes it
+    set_: Setting = [],  # noqa: B006
     device: Device = "auto",
     workers: Workers = 1,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show which runs it would do.")] = False,
+    dry_run: DryRun = False,
 ) -> None:
-    """Run one of the paper's experiments on a dataset."""
-    from manydg.cli._progress import RunLines, show_plan
-    from manydg.experiments.conduct import conduct, make_request, plan_experiment
-    from manydg.training.config import TrainingConfig
+    """Run one of the paper's experiments on a dataset.
 
-    config = TrainingConfig(
-        backbone=backbone,
-        backbone_options=parse_settings(backbone_option),
-        epochs=epochs,
-        batch_size=batch_size,
-        lr=lr,
-        weight_decay=weight_decay,
-    )
-    names = [entry.strip() for entry in algorithms.split(",") if entry.strip()]
-    request = make_request(name, dataset, config, seeds, names)
+    Its runs join those in OUT/results.jsonl; one that another experiment has done already is not done again. If the
+    command is stopped, run it again.
+    """
+    from manydg.cli._progress import console, show_plan, study_board
+    from manydg.cli._settings import Typed
+    from manydg.experiments.conduct import conduct, fitting, make_request, plan_experiment, scaled_down
+    from manydg.experiments.study import Study
+
+    typed = Typed(config, epochs, batch_size, lr, weight_decay, backbone, backbone_option, set_)
+    options = typed.options(dataset)
+    names = names_in(RIVALS if algorithms is None else algorithms)
+    request = make_request(name, dataset, options, seeds, names)
+    if algorithms is None:
+        request = fitting(request, console.print)
     if dry_run:
-        show_plan(plan_experiment(name, request), out, dataset, workers)
+        runs = plan_experiment(name, request)
+        if note := scaled_down(name, request):
+            print(f"{name}: {note}")
+        show_plan(Study(out, dataset, runs, dataset.resolve().name, device), workers)
         return
-    conduct(name, dataset, out, request, workers=workers, device=device, board=RunLines(), command=command_line())
+    conduct(
+        name,
+        dataset,
+        out,
+        request,
+        workers=workers,
+        device=device,
+        board=study_board(),
+        command=command_line(),
+        say=console.print,
+    )
     show_summary(out)
 
 

@@ -11,13 +11,13 @@ from manydg.cli._options import (
     Backbone,
     BackboneOption,
     BatchSize,
+    Config,
     Dataset,
     Device,
     Epochs,
     LearningRate,
     Setting,
     WeightDecay,
-    parse_settings,
 )
 
 
@@ -26,11 +26,12 @@ def train(
     out: Annotated[Path, typer.Option(help="Run folder; an unfinished run found there is continued.")],
     algorithm: Annotated[str, typer.Option(help="Algorithm by name.")] = "manydg",
     seed: Annotated[int, typer.Option(min=0, help="Decides split, initial weights, order and dropout.")] = 0,
-    epochs: Epochs = 20,
-    batch_size: BatchSize = 256,
-    lr: LearningRate = 5e-4,
-    weight_decay: WeightDecay = 1e-5,
-    backbone: Backbone = "auto",
+    config: Config = None,
+    epochs: Epochs = None,
+    batch_size: BatchSize = None,
+    lr: LearningRate = None,
+    weight_decay: WeightDecay = None,
+    backbone: Backbone = None,
     backbone_option: BackboneOption = [],  # noqa: B006 - typer reads the default, nobody changes it
     set_: Setting = [],  # noqa: B006
     device: Device = "auto",
@@ -41,23 +42,14 @@ def train(
     test patients are scored once. If the command is stopped, run it again: it goes on where it was.
     """
     from manydg.cli._progress import EpochLines, console
+    from manydg.cli._settings import Typed
     from manydg.data.storage import open_dataset
-    from manydg.training.config import TrainingConfig
     from manydg.training.run import train as train_run
 
-    config = TrainingConfig(
-        algorithm=algorithm,
-        settings=parse_settings(set_),
-        backbone=backbone,
-        backbone_options=parse_settings(backbone_option),
-        epochs=epochs,
-        batch_size=batch_size,
-        lr=lr,
-        weight_decay=weight_decay,
-        seed=seed,
-    )
+    typed = Typed(config, epochs, batch_size, lr, weight_decay, backbone, backbone_option, set_)
+    asked = typed.options(dataset, algorithm).of(algorithm, seed)
     data = open_dataset(dataset)
-    run = train_run(data, config, out=out, device=device, name=dataset.resolve().name, reporter=EpochLines())
+    run = train_run(data, asked, out=out, device=device, name=dataset.resolve().name, reporter=EpochLines())
     record = run.record
     chosen = f"epoch {record['epoch']}, {record['selection_rule']}" if record["epoch"] else record["selection_rule"]
     console.print(f"chosen: {chosen}")

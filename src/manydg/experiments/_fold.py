@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -44,3 +45,17 @@ def curve(
         "data": {"x": {"label": x, "values": places, "scale": scale}, "y": {"label": y}, "series": lines},
     }
     return {**figure, "note": note} if note else figure
+
+
+def mean_and_sd(values: Sequence[float]) -> tuple[float | None, float]:
+    """Mean and standard deviation of those that are defined; no mean where none is, no spread where there is one.
+
+    Examples
+    --------
+    >>> mean_and_sd([1.0, float("nan"), 1.0])
+    (1.0, 0.0)
+    """
+    known = [value for value in values if not math.isnan(value)]
+    if not known:
+        return None, 0.0
+    return float(np.mean(known)), float(np.std(known, ddof=1)) if len(known) > 1 else 0.0

@@ -14,6 +14,7 @@ import numpy as np
 from manydg.data.dataset import TargetSpec
 from manydg.errors import DataError, StorageError
 from manydg.evaluation.statistics import Predictions
+from manydg.experiments.records import views
 from manydg.targets import Target, target_of
 
 Record = Mapping[str, Any]
@@ -64,9 +65,9 @@ class Selection:
 
 
 def group_records(records: Iterable[Record]) -> dict[tuple[str, str], list[Record]]:
-    """Records by experiment and dataset, in the order they are met."""
+    """Records by experiment and dataset, in the order they are met; a run that serves several stands in each."""
     groups: dict[tuple[str, str], list[Record]] = {}
-    for record in records:
+    for record in views(records):
         groups.setdefault((str(record.get("experiment")), str(record.get("dataset"))), []).append(record)
     return groups
 
@@ -80,7 +81,7 @@ def row_name(record: Record) -> str:
     'manydg (mmd 0.1)'
     """
     variant = record.get("variant") or {}
-    detail = ", ".join(f"{key} {value}" for key, value in variant.items())
+    detail = ", ".join(value if isinstance(value, str) else f"{key} {value}" for key, value in variant.items())
     return f"{record['algorithm']} ({detail})" if detail else str(record["algorithm"])
 
 

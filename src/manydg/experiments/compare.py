@@ -9,7 +9,9 @@ from typing import Any
 from manydg.algorithms import ALGORITHMS
 from manydg.data.storage import open_dataset
 from manydg.errors import ConfigError
-from manydg.experiments.study import Board, Study, describe_study, grid
+from manydg.experiments.describe import describe_study
+from manydg.experiments.options import Options, as_options
+from manydg.experiments.study import Board, PlannedRun, Study, grid
 from manydg.experiments.summary import write_summary
 from manydg.training.config import TrainingConfig
 
@@ -22,7 +24,7 @@ def compare(
     seeds: int,
     out: str | Path,
     *,
-    config: TrainingConfig | None = None,
+    options: Options | TrainingConfig | None = None,
     name: str | None = None,
     workers: int = 1,
     device: str = "auto",
@@ -40,21 +42,30 @@ def compare(
         Number of patient splits, from seed 0.
     out : path
         Results folder; what is already there is not run again.
+    options : Options or TrainingConfig, optional
+        Options of the runs; a configuration's settings are those of the algorithm it names.
 
     Returns
     -------
     list of dict
         The runs' records.
     """
-    if not algorithms or seeds < 1:
-        raise ConfigError("a comparison needs at least one algorithm and one seed")
-    for algorithm in algorithms:
-        ALGORITHMS.get(algorithm)
     place, folder = Path(dataset), Path(out)
     open_dataset(place)
     title = name or place.resolve().name
-    runs = grid("compare", algorithms, range(seeds), config or TrainingConfig())
+    runs = plan_comparison(algorithms, seeds, options)
     describe_study(folder, place, title, "compare", command)
     records = Study(folder, place, runs, title, device).execute(workers, board)
     write_summary(folder)
     return records
+
+
+def plan_comparison(
+    algorithms: Sequence[str], seeds: int, options: Options | TrainingConfig | None = None
+) -> list[PlannedRun]:
+    """The runs of a comparison."""
+    if not algorithms or seeds < 1:
+        raise ConfigError("a comparison needs at least one algorithm and one seed")
+    for algorithm in algorithms:
+        ALGORITHMS.get(algorithm)
+    return grid("compare", algorithms, range(seeds), as_options(options))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,45 +19,78 @@ from manydg.data.splits import Split
 from manydg.training.config import TrainingConfig, pick_device
 from manydg.training.fit import Fitted, fit, fit_further
 from manydg.training.record import Predictions, make_record
-from manydg.training.run import draw_split
+from manydg.training.reporting import Reporter, Silent
+from manydg.training.run import PREDICTIONS, draw_split
 
 STEPS = 10
 SAMPLES_KEPT = 4
+PAPER_SIZES = (1000, 100)
+REPLAY = "replay"
+"""The variant's key: how many samples of each earlier patient join every step."""
 Rows = npt.NDArray[np.int64]
 
 
+def patients_by_step(available: int) -> tuple[int, int]:
+    """Patients at the start and in each step: the paper's, or half of all and tenths of the rest where there are fewer.
+
+    Examples
+    --------
+    >>> patients_by_step(2162), patients_by_step(62), patients_by_step(8)
+    ((1000, 100), (32, 3), (2, 1))
+    """
+    first, each = PAPER_SIZES
+    if available >= first + STEPS * each:
+        return first, each
+    each = max(1, available // (2 * STEPS))
+    return max(2, available - STEPS * each), each
+
+
+def tuning_epochs(config: TrainingConfig) -> int:
+    """Epochs of each step: a fifth of those of the pre-training."""
+    return max(1, config.epochs // 5)
+
+
 def learn_continually(
-    dataset: DomainDataset, config: TrainingConfig, variant: Mapping[str, Any], folder: Path, device: str, name: str
+    dataset: DomainDataset,
+    config: TrainingConfig,
+    variant: Mapping[str, Any],
+    folder: Path,
+    device: str,
+    name: str,
+    *,
+    reporter: Reporter | None = None,
 ) -> dict[str, Any]:
     """Pre-train on the first patients by id, then go on in steps; the test patients stay the same.
 
-    The variant's ``replay`` says how many samples of each earlier patient join every step; ``first`` and ``each`` how
-    many patients come at the start and in each step. The record's ``curve`` holds the test metrics after each step.
+    The variant says how many samples of each earlier patient join every step. The record's ``curve`` holds the test
+    metrics after each step.
     """
-    start, place = time.perf_counter(), pick_device(device)
+    start, place, hears = time.perf_counter(), pick_device(device), reporter or Silent()
     split = draw_split(dataset, config)
-    train, val = dataset.select(split.train), dataset.select(split.val)
-    sides = {"train": train, "val": val, "test": dataset.select(split.test)}
-    arrival = _order_of_arrival(train)
-    first, each, replay = int(variant["first"]), int(variant["each"]), int(variant["replay"])
+    sides = {side: dataset.select(getattr(split, side)) for side in ("train", "val", "test")}
+    judge = _Judge(dataset, config, split, sides, name, str(place))
+    train, val, arrival = sides["train"], sides["val"], order_of_arrival(sides["train"])
+    (first, each), replay = patients_by_step(train.n_patients), int(variant[REPLAY])
+    hears.started(config.algorithm, STEPS + 1, 1)
     fitted = fit(config, _only(train, np.flatnonzero(arrival < first)), val, place)
-    curve = [_point(0, first, config, dataset, sides, split, fitted, name, device)]
+    curve = [judge.point(fitted, 0, first, hears)]
     rng = np.random.default_rng([config.seed, 11])
     for step in range(1, STEPS + 1):
         seen = first + (step - 1) * each
         rows = np.flatnonzero((arrival >= seen) & (arrival < seen + each))
         if not len(rows):
             break
-        old = _sample_of_each(train.domains.cpu().numpy(), arrival < seen, replay, rng)
-        tuning = config.replace(epochs=max(1, config.epochs // 5), seed=config.seed + 1000 * step)
-        fitted = fit_further(fitted, tuning, _only(train, np.concatenate([rows, old])), val, place)
-        curve.append(_point(step, seen + each, config, dataset, sides, split, fitted, name, device))
-    record = {key: value for key, value in curve[-1].items() if key not in ("step", "patients seen")}
-    points = [{key: point[key] for key in ("step", "patients seen", "val", "test")} for point in curve]
-    return {**record, "curve": points, "seconds": time.perf_counter() - start}
+        rows = np.concatenate([rows, sample_of_each(train.domains.cpu().numpy(), arrival < seen, replay, rng)])
+        # A single sample cannot train a network with batch normalisation; it is left out.
+        if len(rows) > 1:
+            tuning = config.replace(epochs=tuning_epochs(config), seed=config.seed + 1000 * step)
+            fitted = fit_further(fitted, tuning, _only(train, rows), val, place)
+        curve.append(judge.point(fitted, step, seen + each, hears))
+    record = judge.record(fitted, time.perf_counter() - start, folder)
+    return {**record, "curve": curve}
 
 
-def _order_of_arrival(train: DomainDataset) -> Rows:
+def order_of_arrival(train: DomainDataset) -> Rows:
     """Each sample's patient as a rank by id: numbers in the order of their value, text in the order of the alphabet."""
     names = train.patients.tolist()
     key = (lambda name: (int(name), "")) if all(name.isdigit() for name in names) else (lambda name: (0, name))
@@ -65,34 +100,57 @@ def _order_of_arrival(train: DomainDataset) -> Rows:
     return np.asarray(rank[train.domains.cpu().numpy()], np.int64)
 
 
+def sample_of_each(domains: Rows, among: npt.NDArray[np.bool_], count: int, rng: np.random.Generator) -> Rows:
+    """Up to ``count`` random samples of each patient, of the samples marked."""
+    rows = np.flatnonzero(among)
+    rows = rows[np.lexsort((rng.random(len(rows)), domains[rows]))]
+    new = np.r_[True, domains[rows][1:] != domains[rows][:-1]] if len(rows) else np.zeros(0, bool)
+    place = np.arange(len(rows)) - np.maximum.accumulate(np.where(new, np.arange(len(rows)), 0))
+    return np.asarray(rows[place < count], np.int64)
+
+
 def _only(train: DomainDataset, rows: Rows) -> DomainDataset:
     """Some rows of the training patients, each patient under the code it has among all of them."""
     chosen = train.select(rows)
     return dataclasses.replace(chosen, domains=train.domains[torch.from_numpy(rows)], patients=train.patients)
 
 
-def _sample_of_each(domains: Rows, among: npt.NDArray[np.bool_], count: int, rng: np.random.Generator) -> Rows:
-    """Up to ``count`` random samples of each patient, of the samples marked."""
-    rows = np.flatnonzero(among)
-    rows = rows[np.lexsort((rng.random(len(rows)), domains[rows]))]
-    new = np.r_[True, domains[rows][1:] != domains[rows][:-1]] if len(rows) else np.zeros(0, bool)
-    place = np.arange(len(rows)) - np.maximum.accumulate(np.where(new, np.arange(len(rows)), 0))
-    return rows[place < count]
+@dataclass(frozen=True)
+class _Judge:
+    """Scores the model of each step on the same test patients."""
 
+    dataset: DomainDataset
+    config: TrainingConfig
+    split: Split
+    sides: Mapping[str, DomainDataset]
+    name: str
+    device: str
 
-def _point(
-    step: int,
-    seen: int,
-    config: TrainingConfig,
-    dataset: DomainDataset,
-    sides: Mapping[str, DomainDataset],
-    split: Split,
-    fitted: Fitted,
-    name: str,
-    device: str,
-) -> dict[str, Any]:
-    predictions = Predictions.of(fitted.algorithm, sides, split)
-    record = make_record(
-        config, dataset, sides, predictions, fitted, name=name, run="", seconds=0.0, device=str(pick_device(device))
-    )
-    return {**record, "step": step, "patients seen": min(seen, sides["train"].n_patients)}
+    def point(self, fitted: Fitted, step: int, seen: int, reporter: Reporter) -> dict[str, Any]:
+        record = self._score(fitted, Predictions.of(fitted.algorithm, self.sides, self.split), 0.0)
+        losses = fitted.history[-1]["losses"] if fitted.history else {}
+        reporter.epoch_ended({"epoch": step + 1, "losses": losses, "val": record["val"], "seconds": 0.0})
+        people = min(seen, self.sides["train"].n_patients)
+        return {"step": step, "patients seen": people, "val": record["val"], "test": record["test"]}
+
+    def record(self, fitted: Fitted, seconds: float, folder: Path) -> dict[str, Any]:
+        """The record of the last step's model, whose predictions are kept."""
+        predictions = Predictions.of(fitted.algorithm, self.sides, self.split)
+        folder.mkdir(parents=True, exist_ok=True)
+        partial = folder / f".{PREDICTIONS}.partial-{os.getpid()}"
+        predictions.write(partial)
+        partial.replace(folder / PREDICTIONS)
+        return self._score(fitted, predictions, seconds)
+
+    def _score(self, fitted: Fitted, predictions: Predictions, seconds: float) -> dict[str, Any]:
+        return make_record(
+            self.config,
+            self.dataset,
+            self.sides,
+            predictions,
+            fitted,
+            name=self.name,
+            run="",
+            seconds=seconds,
+            device=self.device,
+        )

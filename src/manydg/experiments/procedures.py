@@ -2,43 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+import numpy as np
 
 from manydg.data.dataset import DomainDataset
-from manydg.data.splits import Split, split_named
+from manydg.data.splits import Split, split_named, split_patients
 from manydg.experiments.continual import learn_continually
 from manydg.training.config import TrainingConfig
+from manydg.training.reporting import Reporter
 from manydg.training.run import draw_split, train
 
-Procedure = Callable[[DomainDataset, TrainingConfig, Mapping[str, Any], Path, str, str], dict[str, Any]]
+
+class Procedure(Protocol):
+    """Does one run in its folder and returns its record."""
+
+    def __call__(
+        self,
+        dataset: DomainDataset,
+        config: TrainingConfig,
+        variant: Mapping[str, Any],
+        folder: Path,
+        device: str,
+        name: str,
+        /,
+        *,
+        reporter: Reporter | None = None,
+    ) -> dict[str, Any]: ...
 
 
 def train_once(
-    dataset: DomainDataset, config: TrainingConfig, variant: Mapping[str, Any], folder: Path, device: str, name: str
+    dataset: DomainDataset,
+    config: TrainingConfig,
+    variant: Mapping[str, Any],
+    folder: Path,
+    device: str,
+    name: str,
+    *,
+    reporter: Reporter | None = None,
 ) -> dict[str, Any]:
     """Train on the split of the seed and score the test patients."""
-    return dict(train(dataset, config, out=folder, device=device, name=name).record)
+    return dict(train(dataset, config, out=folder, device=device, name=name, reporter=reporter).record)
 
 
 def train_on_fewer(
-    dataset: DomainDataset, config: TrainingConfig, variant: Mapping[str, Any], folder: Path, device: str, name: str
+    dataset: DomainDataset,
+    config: TrainingConfig,
+    variant: Mapping[str, Any],
+    folder: Path,
+    device: str,
+    name: str,
+    *,
+    reporter: Reporter | None = None,
 ) -> dict[str, Any]:
-    """Train on the first so many of the seed's training patients; validation and test stay the same."""
-    split = _fewer(dataset, draw_split(dataset, config), int(variant["training patients"]))
-    return dict(train(dataset, config, split=split, out=folder, device=device, name=name).record)
+    """Train on so many patients; whatever their number and the seed, the test patients are the same."""
+    split = fewer_patients(dataset, config, int(variant["training patients"]))
+    return dict(train(dataset, config, split=split, out=folder, device=device, name=name, reporter=reporter).record)
 
 
-def _fewer(dataset: DomainDataset, split: Split, count: int) -> Split:
-    """The split with ``count`` training patients, in the order of their pseudonyms: smaller sets lie within larger."""
-    alias = dict(zip(dataset.patients.tolist(), dataset.pseudonyms(), strict=True))
-    chosen = sorted(split.patients("train").tolist(), key=alias.__getitem__)[:count]
-    return split_named(dataset, train=chosen, val=split.patients("val"), test=split.patients("test"))
+def fewer_patients(dataset: DomainDataset, config: TrainingConfig, count: int) -> Split:
+    """A split with ``count`` training patients.
+
+    The test patients are those of seed 0. The seed decides which of the others train and validate; smaller sets of
+    training patients lie within larger ones.
+    """
+    test = draw_split(dataset, config.replace(seed=0)).patients("test")
+    others = dataset.subset(sorted(set(dataset.patients.tolist()) - set(test.tolist())))
+    train_share, val_share, _ = config.ratios
+    drawn = split_patients(others, (train_share, val_share, 0.0), config.seed)
+    order = np.random.default_rng([config.seed, 13]).permutation(np.sort(drawn.patients("train")))
+    return split_named(dataset, train=order[:count], val=drawn.patients("val"), test=test)
 
 
 PROCEDURES: dict[str, Procedure] = {
     "train": train_once,
+    "timing": train_once,
     "limited-data": train_on_fewer,
     "continual": learn_continually,
 }
+"""Plain training under the name ``timing`` is never shared with runs that may have gone on side by side."""

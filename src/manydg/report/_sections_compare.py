@@ -9,7 +9,7 @@ from manydg.experiments.summary import Entry
 from manydg.report import _charts
 from manydg.report._comparison import Comparison, Test
 from manydg.report._content import Block, Bullets, Cell, Column, Figure, Section, Table, Text
-from manydg.report._sections_inside import verdict_on_z
+from manydg.report._sections_inside import similarity_known, verdict_on_z
 from manydg.report._study import Chapter
 from manydg.report._words import (
     algorithm_name,
@@ -156,7 +156,8 @@ def summary(chapter: Chapter, comparison: Comparison | None) -> list[Block]:
         for point in (_best(chapter, comparison), _attribution(chapter, comparison), _low(chapter, comparison))
         if point
     ]
-    points += [verdict_on_z(f.data["rows"]) for f in chapter.figures_of("domain-similarity") if f.kind == "similarity"]
+    similar = [figure.data["rows"] for figure in chapter.figures_of("domain-similarity") if figure.kind == "similarity"]
+    points += [verdict_on_z(known) for rows in similar if (known := similarity_known(rows))]
     return [Text(_headline(chapter, comparison), "finding"), Bullets([sentence(point) for point in points])]
 
 

@@ -66,7 +66,7 @@ def _norms(figure: FigureData) -> list[Block]:
 
 def _similarity(figure: FigureData) -> list[Block]:
     rows = figure.data["rows"]
-    known = [row for row in rows if row["within"] is not None and row["across"] is not None]
+    known = similarity_known(rows)
     columns = [
         Column("Patients", numeric=False),
         Column("Same patient"),
@@ -77,8 +77,13 @@ def _similarity(figure: FigureData) -> list[Block]:
     blocks: list[Block] = [Text(verdict_on_z(known), "finding")] if known else []
     if known:
         blocks.append(Figure(f"{figure.title}.", [_maps.similarity_dots(known)], figure.note))
-    blocks.append(Table("Mean cosine of z", columns, cells))
+    blocks.append(Table("Mean cosine of z", columns, cells, "" if known else figure.note))
     return blocks
+
+
+def similarity_known(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The rows with both figures; patients with one sample each have nothing within a patient."""
+    return [row for row in rows if row["within"] is not None and row["across"] is not None]
 
 
 def _pair(row: Mapping[str, Any]) -> list[Cell]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from manydg.experiments._experiment import Experiment, Figure, Record, Request, ok, training_patients
+from manydg.experiments._experiment import Experiment, Figure, Record, Request, metric_names
 from manydg.experiments._fold import Series, curve
-from manydg.experiments.continual import SAMPLES_KEPT, STEPS
+from manydg.experiments.continual import PAPER_SIZES, REPLAY, SAMPLES_KEPT, STEPS, patients_by_step, tuning_epochs
 from manydg.experiments.study import PlannedRun
 
-PAPER_FIRST, PAPER_EACH = 1000, 100
+_FORMS = ((SAMPLES_KEPT, "with four samples of each earlier patient"), (0, "without replay"))
 
 
 class Continual(Experiment):
@@ -19,52 +19,42 @@ class Continual(Experiment):
     title = "Continual learning on new patients"
 
     def plan(self, request: Request) -> list[PlannedRun]:
-        first, each = self.sizes(request)
         return [
-            PlannedRun(
-                "continual",
-                request.config.replace(algorithm=algorithm, seed=seed),
-                {"replay": replay, "first": first, "each": each},
-                procedure="continual",
-            )
+            PlannedRun("continual", request.options.of(algorithm, seed), {REPLAY: replay}, procedure="continual")
             for seed in range(request.seeds)
-            for replay in (SAMPLES_KEPT, 0)
-            for algorithm in request.algorithms
-            if algorithm != "boosting"
+            for replay, _ in _FORMS
+            for algorithm in request.stepwise
         ]
 
-    def sizes(self, request: Request) -> tuple[int, int]:
-        """Patients at the start and in each step; half of all and a tenth of the rest where there are too few."""
-        available = training_patients(request)
-        if available >= PAPER_FIRST + STEPS * PAPER_EACH:
-            return PAPER_FIRST, PAPER_EACH
-        each = max(1, available // (2 * STEPS))
-        return max(2, available - STEPS * each), each
-
     def fold(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, Figure]:
-        done, figures = ok(records), {}
-        for metric in request_metrics(done):
-            for replay, words in ((SAMPLES_KEPT, "with four samples of each earlier patient"), (0, "without replay")):
-                series: Series = {}
-                for record in (record for record in done if record["variant"]["replay"] == replay):
-                    for point in record["curve"]:
-                        values = series.setdefault(record["algorithm"], {}).setdefault(point["patients seen"], [])
-                        values += [] if point["test"][metric] is None else [point["test"][metric]]
-                figures[f"continual-{metric}-{replay}"] = curve(
-                    "continual", f"New patients step by step, {words}", "patients seen", metric, series
-                )
+        figures = {}
+        epochs = tuning_epochs(request.config)
+        note = f"Every step trains for {epochs} epoch{'s' if epochs > 1 else ''} on the new patients."
+        for metric in metric_names(records[0]):
+            for replay, words in _FORMS:
+                series = _by_patients(records, replay, metric)
+                if series:
+                    title = f"New patients step by step, {words}"
+                    figures[f"continual-{metric}-{replay}"] = curve(
+                        "continual", title, "patients seen", metric, series, note=note
+                    )
         return figures
 
     def scaled(self, request: Request) -> str:
-        first, each = self.sizes(request)
-        if (first, each) == (PAPER_FIRST, PAPER_EACH):
+        first, each = patients_by_step(request.training_patients)
+        if (first, each) == PAPER_SIZES:
             return ""
         return (
-            f"The paper starts with {PAPER_FIRST} patients and adds {PAPER_EACH} in each of {STEPS} steps; here "
-            f"{training_patients(request)} can train, so it starts with {first} and adds {each}."
+            f"The paper starts with {PAPER_SIZES[0]} patients and adds {PAPER_SIZES[1]} in each of {STEPS} steps; here "
+            f"{request.training_patients} can train, so it starts with {first} and adds {each}."
         )
 
 
-def request_metrics(records: Sequence[Record]) -> list[str]:
-    """The test metrics that the records have."""
-    return list(records[0]["test"]) if records else []
+def _by_patients(records: Sequence[Record], replay: int, metric: str) -> Series:
+    series: Series = {}
+    for record in (record for record in records if record["variant"][REPLAY] == replay):
+        for point in record["curve"]:
+            if point["test"][metric] is not None:
+                places = series.setdefault(record["algorithm"], {})
+                places.setdefault(point["patients seen"], []).append(point["test"][metric])
+    return series

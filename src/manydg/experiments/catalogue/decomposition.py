@@ -12,4 +12,4 @@ class Decomposition(Experiment):
     title = "Simple decomposition models"
 
     def plan(self, request: Request) -> list[PlannedRun]:
-        return grid("decomposition", ("base", "simd1", "simd2", "manydg"), range(request.seeds), request.config)
+        return grid("decomposition", ("base", "simd1", "simd2", "manydg"), range(request.seeds), request.options)

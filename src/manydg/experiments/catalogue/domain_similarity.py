@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from manydg.evaluation.probes import domain_similarity
-from manydg.experiments._experiment import Experiment, Figure, Record, Request, ok
+from manydg.experiments._experiment import Experiment, Figure, Record, Request
+from manydg.experiments._fold import mean_and_sd
 from manydg.experiments._trained import embedded_sides
 from manydg.experiments.study import PlannedRun, grid
 
@@ -21,15 +20,19 @@ class DomainSimilarity(Experiment):
     title = "Domain factors within and across patients"
 
     def plan(self, request: Request) -> list[PlannedRun]:
-        return grid("compare", ("manydg",), range(request.seeds), request.config)
+        return grid("compare", ("manydg",), range(request.seeds), request.options)
 
     def fold(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, Figure]:
-        found: dict[str, list[tuple[float, float]]] = {}
-        for part in embedded_sides(request.dataset, ok(records), folder):
+        found: dict[str, list[tuple[float, float]]] = {side: [] for side in SIDES}
+        for part in embedded_sides(request.dataset, records, folder):
             result = domain_similarity(part.embeddings["z"], part.patients)
-            found.setdefault(part.side, []).append((result.within, result.across))
-        rows = []
+            found[part.side].append((result.within, result.across))
+        rows, lone = [], []
         for side, values in found.items():
-            within, across = np.array(values).mean(axis=0)
-            rows.append({"name": SIDES[side], "within": float(within), "across": float(across)})
-        return {"domain-similarity": {"kind": "similarity", "title": self.title, "data": {"rows": rows}}}
+            (within, _), (across, _) = (mean_and_sd(column) for column in zip(*values, strict=True))
+            rows.append({"name": SIDES[side], "within": within, "across": across})
+            lone += [SIDES[side]] if within is None else []
+        figure: Figure = {"kind": "similarity", "title": self.title, "data": {"rows": rows}}
+        if lone:
+            figure["note"] = f"None of the {' and '.join(lone)} has two samples, so nothing is within a patient there."
+        return {"domain-similarity": figure}

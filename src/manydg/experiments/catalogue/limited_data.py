@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from manydg.experiments._experiment import Experiment, Request, training_patients
+from manydg.experiments._experiment import Experiment, Request
 from manydg.experiments.study import PlannedRun
 
 PAPER_PATIENTS = (100, 500, 1000, 1500, 2000)
@@ -11,7 +11,7 @@ PAPER_TOTAL = 2162
 
 
 class LimitedData(Experiment):
-    """2,000, 1,500, 1,000, 500 and 100 training patients, or those fractions; one test group per seed for all sizes."""
+    """2,000, 1,500, 1,000, 500 and 100 training patients, or those fractions; one test group for all."""
 
     title = "Fewer patients to train on"
 
@@ -19,7 +19,7 @@ class LimitedData(Experiment):
         return [
             PlannedRun(
                 "limited-data",
-                request.config.replace(algorithm=algorithm, seed=seed),
+                request.options.of(algorithm, seed),
                 {"training patients": size},
                 procedure="limited-data",
             )
@@ -30,13 +30,13 @@ class LimitedData(Experiment):
 
     def sizes(self, request: Request) -> list[int]:
         """Numbers of training patients: the paper's where there are enough, else the same fractions."""
-        available = training_patients(request)
+        available = request.training_patients
         if available >= max(PAPER_PATIENTS):
             return list(PAPER_PATIENTS)
         return sorted({max(2, round(size / PAPER_TOTAL * available)) for size in PAPER_PATIENTS})
 
     def scaled(self, request: Request) -> str:
-        available = training_patients(request)
+        available = request.training_patients
         if available >= max(PAPER_PATIENTS):
             return ""
         return (

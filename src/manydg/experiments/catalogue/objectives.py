@@ -7,22 +7,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from manydg.experiments._experiment import Experiment, Figure, Record, Request, ok
+from manydg.experiments._experiment import Experiment, Figure, Record, Request
 from manydg.experiments._fold import curve, mean_curves
 from manydg.experiments.study import PlannedRun
 
 CASES: dict[str, dict[str, float]] = {
-    "L_sup (case 1)": {"mmd": 0.0, "reconstruction": 0.0, "similarity": 0.0},
-    "L_sup + L_MMD (case 2)": {"reconstruction": 0.0, "similarity": 0.0},
-    "L_sup + L_rec (case 3)": {"mmd": 0.0, "similarity": 0.0},
-    "L_sup + L_MMD + L_rec (case 4)": {"similarity": 0.0},
-    "all four": {},
+    "case 1: supervised": {"mmd": 0.0, "reconstruction": 0.0, "similarity": 0.0},
+    "case 2: supervised, MMD": {"reconstruction": 0.0, "similarity": 0.0},
+    "case 3: supervised, reconstruction": {"mmd": 0.0, "similarity": 0.0},
+    "case 4: supervised, MMD, reconstruction": {"similarity": 0.0},
+    "all four objectives": {},
 }
-
-
-def _term(name: str, entry: Mapping[str, Any]) -> float | None:
-    value: float | None = entry["losses"].get(name)
-    return value
+TERMS = {
+    "supervised": "Supervised loss, L_sup",
+    "mmd": "Discrepancy of v and z, L_MMD (best: 0)",
+    "reconstruction": "Mutual reconstruction, L_rec (best: -2)",
+    "similarity": "Agreement of domain factors, L_sim (best: -1)",
+}
+_NOTE = (
+    "Measured on the validation patients after every epoch, unweighted. A term that is switched off is computed for "
+    "this curve alone and takes no part in training."
+)
 
 
 class Objectives(Experiment):
@@ -31,25 +36,25 @@ class Objectives(Experiment):
     title = "Objectives switched on one by one"
 
     def plan(self, request: Request) -> list[PlannedRun]:
-        config = request.config.replace(algorithm="manydg")
-        cases = {name: {**config.settings, **off} for name, off in CASES.items()}
         return [
-            PlannedRun("objectives", config.replace(settings=settings, seed=seed), {"objectives": name})
+            PlannedRun("objectives", request.options.of("manydg", seed, **off), {"objectives": name})
             for seed in range(request.seeds)
-            for name, settings in cases.items()
+            for name, off in CASES.items()
         ]
 
     def fold(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, Figure]:
-        done = ok(records)
-        terms = list(dict.fromkeys(term for record in done for entry in record["history"] for term in entry["losses"]))
         figures = {}
-        for term in terms:
-            series = mean_curves(
-                [record for record in done if term in record["history"][0]["losses"]],
-                lambda record: str(record["variant"]["objectives"]),
-                partial(_term, term),
-            )
-            figures[f"objectives-{term}"] = curve(
-                "objectives", f"The {term} term while training", "epoch", f"{term} loss (weighted)", series
-            )
+        for place, (term, words) in enumerate(TERMS.items(), start=1):
+            series = mean_curves(records, _case, partial(_term, term))
+            if series:
+                figures[f"objectives-{place}-{term}"] = curve("objectives", words, "epoch", term, series, note=_NOTE)
         return figures
+
+
+def _case(record: Record) -> str:
+    return str(record["variant"]["objectives"])
+
+
+def _term(name: str, entry: Mapping[str, Any]) -> float | None:
+    value: float | None = (entry.get("val_terms") or {}).get(name)
+    return value

@@ -7,6 +7,7 @@ from manydg.experiments.study import PlannedRun
 
 VALUES = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 WEIGHTS = ("mmd", "reconstruction", "similarity")
+ALIKE = dict.fromkeys(WEIGHTS, 1.0)
 GREEDY = {"mmd": 0.2, "reconstruction": 0.2, "similarity": 2.0}
 
 
@@ -16,18 +17,18 @@ class Weights(Experiment):
     title = "Weights of the objectives"
 
     def plan(self, request: Request) -> list[PlannedRun]:
-        config = request.config.replace(algorithm="manydg")
         runs = []
         for seed in range(request.seeds):
             for weight in WEIGHTS:
                 runs += [
                     PlannedRun(
                         "weights",
-                        config.replace(settings={**config.settings, weight: value}, seed=seed),
+                        request.options.of("manydg", seed, **{**ALIKE, weight: value}),
                         {"changed": weight, "weight": value},
                     )
                     for value in VALUES
                 ]
-            greedy = config.replace(settings={**config.settings, **GREEDY}, seed=seed)
-            runs.append(PlannedRun("weights", greedy, {"changed": "greedy combination 0.2, 0.2, 2.0"}))
+            told = ", ".join(f"{name} {value:g}" for name, value in GREEDY.items())
+            greedy = request.options.of("manydg", seed, **GREEDY)
+            runs.append(PlannedRun("weights", greedy, {"changed": f"greedy combination: {told}"}))
         return runs

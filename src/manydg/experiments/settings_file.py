@@ -1,0 +1,209 @@
+"""Settings in files: the paper's for each of its tasks, and the user's own.
+
+A file has three parts: ``[training]`` for what all algorithms share, ``[backbone]``, and one table for each algorithm
+under ``[algorithms.NAME]``, whose settings are that algorithm's alone. ``extends = "NAME"`` builds on a preset.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import tomllib
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from manydg.algorithms import ALGORITHMS
+from manydg.backbones import BACKBONES
+from manydg.errors import ConfigError, StorageError, unknown_name
+from manydg.experiments.options import OWN_TRAINING, Options
+from manydg.training.config import TrainingConfig
+
+SECTIONS = ("training", "backbone", "algorithms")
+_ELSEWHERE = ("algorithm", "settings", "backbone", "backbone_options", "seed")
+Content = dict[str, Any]
+
+
+def preset_names() -> list[str]:
+    """The tasks whose settings in the paper are known."""
+    folder = files("manydg.experiments") / "presets"
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def preset_text(name: str) -> str:
+    """A preset's file as it is, comments and all."""
+    if name not in preset_names():
+        raise unknown_name("preset", name, preset_names())
+    return (files("manydg.experiments") / "presets" / f"{name}.toml").read_text(encoding="utf-8")
+
+
+def read_preset(name: str) -> Options:
+    """The paper's settings for one of its tasks.
+
+    Examples
+    --------
+    >>> read_preset("mimic3").of("manydg").batch_size
+    64
+    """
+    content = tomllib.loads(preset_text(name))
+    return make_options(content, f"the paper's settings for {name}")
+
+
+def read_settings(name: str | Path) -> Options:
+    """Settings from a TOML file, or a preset by its name.
+
+    Raises
+    ------
+    ConfigError
+        If a name or value makes no sense, with the nearest that does.
+    StorageError
+        If there is no such file, or it is no TOML.
+    """
+    path = Path(name)
+    if path.suffix != ".toml" and not path.exists():
+        return read_preset(str(name))
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise StorageError(f"{path} is no TOML file: {error}") from error
+    check_shape(content, path)
+    try:
+        base = content.pop("extends", None)
+        whole = content if base is None else _extended(tomllib.loads(preset_text(base)), content)
+        return make_options(whole, str(path))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def check_shape(content: Content, path: Path) -> None:
+    """Raise if a file's tables are not where they belong."""
+    from pydantic import BaseModel, ConfigDict, ValidationError
+
+    class Backbone(BaseModel):
+        model_config = ConfigDict(extra="forbid", strict=True)
+        name: str = "auto"
+        options: dict[str, Any] = {}
+
+    class Settings(BaseModel):
+        model_config = ConfigDict(extra="forbid", strict=True)
+        extends: str | None = None
+        training: dict[str, Any] = {}
+        backbone: Backbone = Backbone()
+        algorithms: dict[str, dict[str, Any]] = {}
+
+    try:
+        Settings.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            known = ("name", "options") if len(first["loc"]) > 1 else ("extends", *SECTIONS)
+            raise ConfigError(f"{path}: {unknown_name('entry', str(first['loc'][-1]), known)}") from None
+        raise ConfigError(f"{path}: '{where}': {first['msg'].lower()}, not {first['input']!r}") from None
+
+
+def make_options(content: Mapping[str, Any], origin: str) -> Options:
+    """Options from a file's content, every name and value checked."""
+    training = dict(content.get("training", {}))
+    for name in training:
+        _known_training(name)
+    backbone = content.get("backbone", {})
+    chosen, given = backbone.get("name", "auto"), dict(backbone.get("options", {}))
+    check_backbone(chosen, given)
+    common = TrainingConfig.from_mapping({**training, "backbone": chosen, "backbone_options": given})
+    own = {name: dict(values) for name, values in content.get("algorithms", {}).items()}
+    options = Options(common, own, origin)
+    for name in own:
+        check_algorithm(options, name)
+    return options
+
+
+def check_algorithm(options: Options, name: str) -> None:
+    """Raise if an algorithm's own settings are not settings it has, or have impossible values."""
+    cls = ALGORITHMS.get(name)
+    known = {*(field.name for field in dataclasses.fields(cls.Settings)), *OWN_TRAINING}
+    for setting in options.own[name]:
+        if setting not in known:
+            raise unknown_name(f"setting of {name}", setting, known)
+    cls.settings_from(options.of(name).settings)
+
+
+def check_backbone(name: str, options: Mapping[str, Any]) -> None:
+    """Raise if there is no such backbone or it has no such options; what suits ``auto`` is seen with the data."""
+    if name == "auto":
+        return
+    parameters = inspect.signature(BACKBONES.get(name)).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    for key in options:
+        if key not in parameters or key == "schema":
+            raise unknown_name(f"option of backbone {name}", key, [p for p in parameters if p != "schema"])
+
+
+def _known_training(name: str) -> None:
+    known = [field.name for field in dataclasses.fields(TrainingConfig) if field.name not in _ELSEWHERE]
+    if name not in known:
+        raise unknown_name("training option", name, known)
+
+
+def changed(options: Options, *, training: Mapping[str, Any], backbone: str | None, sets: Mapping[str, Any]) -> Options:
+    """Options with what was said on the command line.
+
+    Parameters
+    ----------
+    training : mapping
+        Training options for all algorithms: they come before an algorithm's own.
+    backbone : str or None
+        Another backbone, without the options of the one it replaces.
+    sets : mapping
+        ``training.NAME``, ``backbone.NAME`` or ``ALGORITHM.NAME`` to a value.
+    """
+    content: Content = {"training": {}, "backbone": {}, "algorithms": {}}
+    own = {
+        name: {key: value for key, value in values.items() if key not in training}
+        for name, values in options.own.items()
+    }
+    given = dict(options.common.backbone_options)
+    if backbone is not None and backbone != options.common.backbone:
+        given = {}
+    for name, value in sets.items():
+        part, dot, key = name.partition(".")
+        if not dot:
+            raise ConfigError(
+                f"'{name}' does not say whose setting it is: write ALGORITHM.{name}, training.{name} or backbone.{name}"
+            )
+        if part == "training":
+            content["training"][key] = value
+        elif part == "backbone":
+            given[key] = value
+        else:
+            own.setdefault(part, {})[key] = value
+    shared = {
+        field.name: getattr(options.common, field.name)
+        for field in dataclasses.fields(TrainingConfig)
+        if field.name not in _ELSEWHERE
+    }
+    whole = {
+        "training": {**shared, **training, **content["training"]},
+        "backbone": {"name": backbone or options.common.backbone, "options": given},
+        "algorithms": own,
+    }
+    return make_options(whole, options.origin)
+
+
+def _extended(preset: Content, content: Content) -> Content:
+    """A preset with what a file says instead; another backbone has no options of the preset's."""
+    backbone = content.get("backbone", {}).get("name")
+    kept = {key: part for key, part in preset.items() if key != "backbone" or backbone in (None, part["name"])}
+    return _laid_over(kept, content)
+
+
+def _laid_over(base: Content, content: Mapping[str, Any]) -> Content:
+    whole: Content = dict(base)
+    for name, value in content.items():
+        nested = isinstance(value, Mapping) and isinstance(base.get(name), Mapping)
+        whole[name] = _laid_over(base[name], value) if nested else value
+    return whole
