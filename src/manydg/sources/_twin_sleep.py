@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from manydg.data._files import disk_errors, write_atomically
 from manydg.errors import ConfigError, StorageError
 from manydg.sources._hypnogram import write_annotations
 from manydg.sources._provenance import Progress
@@ -84,7 +85,8 @@ def synthesize(
     out = Path(out)
     if out.exists() and any(out.iterdir()):
         raise StorageError(f"{out} is not empty: name another folder")
-    out.mkdir(parents=True, exist_ok=True)
+    with disk_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
     truth: dict[str, Any] = {"source": "sleep-edf", "seed": seed, "hours": hours, "patients": {}}
     with Progress("writing nights", total=patients) as progress:
         for person in range(patients):
@@ -95,7 +97,7 @@ def synthesize(
                 _write_night(out, _STUDIES[study], person, night, factors, int(hours * 120), rng)
             truth["patients"][f"{_STUDIES[study][0]}{person:02d}"] = factors.to_json()
             progress.advance()
-    (out / "truth.json").write_text(json.dumps(truth, indent=1))
+    write_atomically(out / "truth.json", json.dumps(truth, indent=1))
     return out
 
 
@@ -114,13 +116,9 @@ def _write_night(
     stages = draw_stages(rng, epochs, np.asarray(factors.preferences))
     digital = _draw_recording(rng, stages, factors)
     scored = _as_scored(rng, stages)
-    try:
+    with disk_errors(out):
         _write_psg(out / f"{stem}{psg}-PSG.edf", digital, start, rng)
         _write_hypnogram(out / f"{stem}{hypnogram}-Hypnogram.edf", scored, start)
-    except OSError as error:
-        from manydg.data.storage import disk_error
-
-        raise disk_error(error, out) from error
 
 
 def draw_stages(rng: np.random.Generator, epochs: int, preferences: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
