@@ -1,0 +1,34 @@
+"""``manydg export``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="File to write, such as model.onnx or model.pt2.")],
+    format: Annotated[str, typer.Option(help="onnx (for onnxruntime) or torch (for torch.export.load).")] = "onnx",
+) -> None:
+    """Write a trained model to one file that runs without manydg.
+
+    It takes the inputs in the units of the dataset (signals in microvolts: the spectrogram is part of the file), any
+    number of rows at a time, and gives probabilities. The file is checked against the model before it is written.
+    """
+    from manydg.cli._progress import console
+    from manydg.training.export import export_run
+
+    written = export_run(run, out, format)
+    for name, entry in written.metadata["inputs"].items():
+        shape = ", ".join(map(str, entry["shape"]))
+        print(f"input {name}: {entry['dtype']} ({shape})")
+    names = written.metadata["target"]["names"]
+    print(f"output probabilities: float32 (batch, {len(names)}): {', '.join(names)}")
+    console.print(f"wrote {written.path}; it agrees with the model within {written.difference:.1e}")
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(export)

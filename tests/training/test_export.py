@@ -1,0 +1,228 @@
+"""Exported models give the probabilities that the run gives, without the package."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from manydg.algorithms import ALGORITHMS
+from manydg.data.build import from_arrays
+from manydg.data.columns import Ragged
+from manydg.data.dataset import DomainDataset
+from manydg.errors import ConfigError, StorageError
+from manydg.training.export import METADATA, export_run
+from manydg.training.run import Run, open_run, train
+
+Array = npt.NDArray[np.float32]
+NEEDS = {"onnx": ("onnxruntime", "onnxscript"), "torch": ()}
+
+
+def run_exported(path: Path, format: str, columns: dict[str, torch.Tensor]) -> Array:
+    """What an exported file gives, by its own runtime alone."""
+    if format == "onnx":
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        taken = {entry.name for entry in session.get_inputs()}
+        given = {name: column.numpy() for name, column in columns.items() if name in taken}
+        return session.run(["probabilities"], given)[0]  # type: ignore[no-any-return]
+    program = torch.export.load(path).module()
+    return program(*columns.values()).detach().numpy()  # type: ignore[no-any-return]
+
+
+def columns_of(run: Run, data: DomainDataset) -> dict[str, torch.Tensor]:
+    prepared = run.prepare(data)
+    return {name: prepared.column(name) for name in run.schema.columns}  # type: ignore[misc]
+
+
+def skip_without(format: str) -> None:
+    for package in NEEDS[format]:
+        pytest.importorskip(package, reason=f"ONNX export needs {package}: pip install 'manydg[onnx]'")
+
+
+def assert_parity(run: Run, data: DomainDataset, path: Path, format: str) -> None:
+    """The same probabilities for all rows together, for a few and for one alone."""
+    columns, expected = columns_of(run, data), run.predict_proba(data)
+    for rows in (slice(None), slice(3, 8), slice(5, 6)):
+        found = run_exported(path, format, {name: column[rows] for name, column in columns.items()})
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found, expected[rows], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("format", ["onnx", "torch"])
+@pytest.mark.parametrize("algorithm", ["manydg", "base", "ema", "pcl", "boosting", "manydg-context"])
+def test_an_exported_table_model_gives_the_runs_probabilities(
+    small_dataset: DomainDataset, tmp_path: Path, algorithm: str, format: str
+) -> None:
+    skip_without(format)
+    run = train(small_dataset, algorithm=algorithm, epochs=2, lr=0.01, device="cpu", out=tmp_path / "run")
+    written = export_run(tmp_path / "run", tmp_path / "model", format)
+    assert_parity(run, small_dataset, written.path, format)
+    assert written.difference < 1e-4
+    assert [file.name for file in tmp_path.iterdir() if file.is_file()] == ["model"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", [n for n in ALGORITHMS.names() if not ALGORITHMS.get(n).uses_patients])
+def test_every_algorithm_can_be_exported(small_dataset: DomainDataset, tmp_path: Path, algorithm: str) -> None:
+    skip_without("onnx")
+    run = train(small_dataset, algorithm=algorithm, epochs=1, device="cpu")
+    for format in ("onnx", "torch"):
+        assert_parity(run, small_dataset, export_run(run, tmp_path / format, format).path, format)
+
+
+@pytest.mark.parametrize("kind", ["votes", "binary", "multilabel"])
+def test_every_kind_of_target_comes_out_as_probabilities(
+    dataset_of: Callable[..., DomainDataset], tmp_path: Path, kind: str
+) -> None:
+    skip_without("onnx")
+    data = dataset_of(kind, patients=20)
+    run = train(data, epochs=2, lr=0.01, device="cpu")
+    assert_parity(run, data, export_run(run, tmp_path / "model.onnx").path, "onnx")
+
+
+def with_gaps(data: DomainDataset) -> DomainDataset:
+    values = data.column("x").clone()  # type: ignore[union-attr]
+    values[::3, 1] = torch.nan
+    values[1::4, 2] = torch.nan
+    return from_arrays(values, data.targets, data.domains.tolist(), kind="classes", missing=True)
+
+
+@pytest.mark.parametrize("format", ["onnx", "torch"])
+@pytest.mark.parametrize("algorithm", ["manydg", "boosting"])
+def test_missing_values_go_the_same_way_in_an_exported_model(
+    small_dataset: DomainDataset, tmp_path: Path, algorithm: str, format: str
+) -> None:
+    skip_without(format)
+    data = with_gaps(small_dataset)
+    run = train(data, algorithm=algorithm, epochs=2, lr=0.01, device="cpu")
+    assert_parity(run, data, export_run(run, tmp_path / "model", format).path, format)
+
+
+@pytest.fixture(scope="module")
+def nights() -> DomainDataset:
+    """Two channels of half a minute at 100 Hz, with a rhythm of its own for each class."""
+    rng = np.random.default_rng(0)
+    who, label = np.repeat(np.arange(10), 5), rng.integers(0, 3, 50)
+    time = np.arange(3000) / 100
+    rhythm = np.sin(2 * np.pi * np.array([2.0, 10.0, 20.0])[label][:, None] * time)[:, None]
+    signal = 20 * rhythm + 10 * rng.normal(size=(50, 2, 3000))
+    info = {"settings": {"rate": 100.0, "channels": ["a", "b"], "unit": "uV"}}
+    return from_arrays({"signal": signal.astype(np.float32)}, label, who, kind="classes", info=info)
+
+
+@pytest.mark.parametrize("format", ["onnx", "torch"])
+def test_the_spectrogram_is_inside_the_exported_graph(nights: DomainDataset, tmp_path: Path, format: str) -> None:
+    skip_without(format)
+    run = train(nights, epochs=1, batch_size=16, device="cpu")
+    written = export_run(run, tmp_path / "model", format)
+    assert written.metadata["inputs"] == {"signal": {"dtype": "float32", "shape": ["batch", 2, 3000]}}
+    assert written.metadata["settings"]["unit"] == "uV"
+    assert_parity(run, nights, written.path, format)
+
+
+def test_a_centred_spectrogram_can_be_exported_too(tmp_path: Path) -> None:
+    skip_without("onnx")
+    rng = np.random.default_rng(0)
+    signal = (30 * rng.normal(size=(40, 16, 2000))).astype(np.float32)
+    data = from_arrays({"signal": signal}, rng.integers(0, 2, 40), np.repeat(np.arange(10), 4), kind="classes")
+    run = train(data, epochs=1, batch_size=16, device="cpu")
+    assert run.record["config"]["backbone"] == "seizure-cnn"
+    assert_parity(run, data, export_run(run, tmp_path / "model.onnx").path, "onnx")
+
+
+def test_a_torch_program_runs_where_the_package_is_not_installed(small_dataset: DomainDataset, tmp_path: Path) -> None:
+    run = train(small_dataset, epochs=1, device="cpu")
+    path = export_run(run, tmp_path / "model.pt2", "torch").path
+    np.save(tmp_path / "x.npy", columns_of(run, small_dataset)["x"].numpy())
+    program = f"""
+import sys
+sys.modules["manydg"] = None  # importing it would fail
+import numpy, torch
+extra = {{"{METADATA}": ""}}
+model = torch.export.load({str(path)!r}, extra_files=extra).module()
+numpy.save({str(tmp_path / "y.npy")!r}, model(torch.from_numpy(numpy.load({str(tmp_path / "x.npy")!r}))).detach())
+print(extra["{METADATA}"])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    np.testing.assert_allclose(np.load(tmp_path / "y.npy"), run.predict_proba(small_dataset), atol=1e-4)
+    assert json.loads(done.stdout)["target"]["names"] == list(small_dataset.target.names)
+
+
+def test_an_onnx_file_says_what_its_classes_are_and_nothing_of_patients(
+    small_dataset: DomainDataset, tmp_path: Path
+) -> None:
+    skip_without("onnx")
+    import onnxruntime
+
+    run = train(small_dataset, epochs=1, device="cpu", out=tmp_path / "run")
+    path = export_run(run, tmp_path / "model.onnx").path
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    said = json.loads(session.get_modelmeta().custom_metadata_map["manydg"])
+    assert said["target"] == run.record["target"]
+    assert said["run"] == run.record["run"]
+    assert session.get_inputs()[0].shape == ["batch", 6]
+    assert session.get_outputs()[0].shape == ["batch", 3]
+    assert not any(alias.encode() in path.read_bytes() for alias in run.record["per_patient"])
+
+
+@pytest.mark.parametrize("algorithm", [n for n in ALGORITHMS.names() if ALGORITHMS.get(n).uses_patients])
+def test_a_model_that_needs_whole_patients_is_refused(
+    small_dataset: DomainDataset, tmp_path: Path, algorithm: str
+) -> None:
+    run = train(small_dataset, algorithm=algorithm, epochs=1, device="cpu")
+    with pytest.raises(ConfigError, match="all of a patient's samples together"):
+        export_run(run, tmp_path / "model.onnx")
+    assert not (tmp_path / "model.onnx").exists()
+
+
+def test_a_model_of_ragged_rows_is_refused(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = [[[1, 2 + row], [3]][: 1 + row % 2] for row in range(24)]
+    columns: dict[str, Any] = {
+        "diagnoses": Ragged.from_rows(rows),
+        "procedures": Ragged.from_rows(rows),
+        "history_drugs": Ragged(Ragged.from_rows([[0, 1]] * 12), torch.arange(25) // 2),
+    }
+    words = {
+        "diagnoses": [str(code) for code in range(26)],
+        "procedures": [str(code) for code in range(26)],
+        "drugs": list("xyz"),
+    }
+    data = from_arrays(
+        columns, rng.integers(0, 2, (24, 3)), np.repeat(np.arange(8), 3), kind="multilabel",
+        info={"vocabularies": words},
+    )  # fmt: skip
+    run = train(data, epochs=1, device="cpu")
+    with pytest.raises(ConfigError, match="rows of different lengths"):
+        export_run(run, tmp_path / "model.onnx")
+
+
+def test_an_export_never_replaces_a_folder_and_knows_its_formats(small_dataset: DomainDataset, tmp_path: Path) -> None:
+    run = train(small_dataset, epochs=1, device="cpu")
+    with pytest.raises(StorageError, match="is a folder"):
+        export_run(run, tmp_path, "torch")
+    with pytest.raises(ConfigError, match="did you mean 'onnx'"):
+        export_run(run, tmp_path / "model", "onn")
+
+
+def test_the_command_exports_a_run(commands: Any, small_dataset: DomainDataset, tmp_path: Path) -> None:
+    train(small_dataset, epochs=1, device="cpu", out=tmp_path / "run")
+    run = open_run(tmp_path / "run")
+    out = tmp_path / "model.pt2"
+    code, printed, err = commands.run("export", tmp_path / "run", "--format", "torch", "--out", out)
+    assert code == 0, err
+    assert "input x: float32 (batch, 6)" in printed
+    assert_parity(run, small_dataset, out, "torch")
+    code, _, err = commands.run("export", tmp_path / "nothing", "--out", out)
+    assert code == 2
+    assert "is not a finished run" in err
