@@ -104,18 +104,6 @@ def test_prediction_uses_the_average_of_all_weights(
     assert torch.allclose(averaged, algorithm(batch.inputs)[0], atol=1e-6)
 
 
-def test_without_directions_the_contrast_leaves_the_features_alone(
-    small_mlp: Callable[[DomainDataset], Backbone],
-) -> None:
-    data = make()
-    batch = data.take(torch.arange(96), pairs=48)
-    for directions, reaches in ((0, False), (2, True)):
-        algorithm = built(small_mlp, data, hide=0.0, directions=directions)
-        algorithm.losses(batch)["contrast"].backward()
-        gradient = next(algorithm.backbone.parameters()).grad
-        assert (gradient is not None and bool(gradient.any())) is reaches
-
-
 @pytest.mark.parametrize("directions", [0, 1, 3])
 def test_the_two_parts_of_v_add_up_to_it(small_mlp: Callable[[DomainDataset], Backbone], directions: int) -> None:
     data = make()

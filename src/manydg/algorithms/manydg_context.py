@@ -70,7 +70,7 @@ class ManyDGContext(Algorithm):
         """Logits ``(batch, K)``, features v and domain factors z ``(batch, directions, width)``, of current weights."""
         features = self.backbone(inputs)
         if not self.settings.directions:
-            return self.head(features), features, self.domain_encoder(features.detach()).unsqueeze(1)
+            return self.head(features), features, self.domain_encoder(features).unsqueeze(1)
         factors = self.domain_encoder(features).unflatten(1, (self.settings.directions, -1))
         return self.head(project_out(features, factors)), features, factors
 

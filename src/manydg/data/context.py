@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,7 +27,10 @@ PARTS = {
     "offline": ("relative", "before", "after", "before-level", "after-level", "extremes", "age", "difference", "clock"),
     "causal": ("relative", "before", "before-level", "extremes", "age", "difference", "clock"),
 }
-DEFAULT_PARTS = {"offline": ("relative", "before", "after", "clock"), "causal": ("relative", "before", "clock")}
+DEFAULT_PARTS = {
+    "offline": ("relative", "before-level", "after-level"),
+    "causal": ("relative", "difference", "before", "extremes", "age", "clock"),
+}
 
 
 @dataclass(frozen=True)
@@ -123,6 +127,28 @@ def add_context(dataset: DomainDataset, mode: str = "offline", **options: Any) -
         info={**dataset.info, "settings": settings},
         stored_hash=None,
     )
+
+
+def limit_context(dataset: DomainDataset, others: int) -> DomainDataset:
+    """The same samples, but every patient cut in time into pieces of ``others + 1`` samples that know nothing of each
+    other, each a patient of its own: so that the context of a sample is ``others`` samples, fewer in the last piece.
+
+    Examples
+    --------
+    >>> from manydg.data.build import from_arrays
+    >>> data = from_arrays(torch.zeros(5, 1), [0, 1, 0, 1, 0], ["p"] * 5, times=torch.tensor([5, 4, 3, 2, 1]))
+    >>> limit_context(data, 1).domains.tolist()
+    [2, 1, 1, 0, 0]
+    """
+    if others < 0:
+        raise ConfigError(f"the number of context samples is {others}; it cannot be negative")
+    timeline = Timeline.of(dataset.domains, dataset.times, None)
+    place = torch.arange(len(timeline), device=dataset.device) - timeline.patient
+    piece = torch.cumsum(place % (others + 1) == 0, 0) - 1
+    domains = torch.empty_like(piece)
+    domains[timeline.order] = piece
+    names = np.array([f"piece {number}" for number in range(int(piece.max()) + 1)])
+    return dataclasses.replace(dataset, domains=domains, patients=names, stored_hash=None)
 
 
 def unsupported(dataset: DomainDataset) -> str | None:

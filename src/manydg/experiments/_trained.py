@@ -48,10 +48,12 @@ def embedded_sides(
     for record in records:
         place = folder / record["folder"]
         run, split = open_run(place), load_split(place / "split.json", dataset)
+        # A patient's context is made of all samples, before some are drawn.
+        prepared = run.prepare(dataset)
         for side in sides:
             rows = np.asarray(getattr(split, side))
             rng = np.random.default_rng([record["seed"], 5])
-            part = dataset.select(np.sort(rng.permutation(rows)[:MOST_SAMPLES]))
+            part = prepared.select(np.sort(rng.permutation(rows)[:MOST_SAMPLES]))
             found = {name: tensor.numpy() for name, tensor in embed_dataset(run.algorithm, part).items()}
             labels = target_of(part.target).truth(part.targets).numpy()
             yield Embedded(record["seed"], side, found, part.domains.numpy(), part.pseudonyms(), labels)
