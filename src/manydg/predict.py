@@ -86,6 +86,7 @@ def predict_raw(
 
 def _sleep(run: Run, raw: Path, out: Path, options: PredictOptions) -> list[Path]:
     """A stage for every epoch of every recording."""
+    from manydg._trust import trust_columns
     from manydg.sources._predict_sleep import as_dataset, find_recordings, read_recording, write_stages
 
     settings, target = _known(run, "settings"), run.algorithm.target
@@ -93,7 +94,9 @@ def _sleep(run: Run, raw: Path, out: Path, options: PredictOptions) -> list[Path
     for path in find_recordings(raw):
         recording = read_recording(path, settings, resample=options.resample)
         data = as_dataset(recording, settings, target.spec)
-        written += write_stages(out, recording, target.spec.names, run.predict_proba(data))
+        probabilities = run.predict_proba(data)
+        trust = trust_columns(run, data, probabilities)
+        written += write_stages(out, recording, target.spec.names, probabilities, trust)
     return written
 
 
@@ -103,14 +106,14 @@ def _mimic3(run: Run, raw: Path, out: Path, options: PredictOptions) -> list[Pat
     columns, rows = prepare_for_prediction(
         raw, _known(run, "vocabularies"), _known(run, "settings"), ndc_map=options.ndc_map
     )
-    return [_write_rows(run, columns, rows.drop("subject_id"), out)]
+    return [_write_rows(run, columns, rows.drop("subject_id"), rows["subject_id"].to_numpy(), out)]
 
 
 def _eicu(run: Run, raw: Path, out: Path, options: PredictOptions) -> list[Path]:
     from manydg.sources.eicu import prepare_for_prediction
 
     columns, rows = prepare_for_prediction(raw, _known(run, "vocabularies"), _known(run, "settings"))
-    return [_write_rows(run, columns, rows.select("patientunitstayid"), out)]
+    return [_write_rows(run, columns, rows.select("patientunitstayid"), rows["uniquepid"].to_numpy(), out)]
 
 
 def _meds(run: Run, raw: Path, out: Path, options: PredictOptions) -> list[Path]:
@@ -119,13 +122,13 @@ def _meds(run: Run, raw: Path, out: Path, options: PredictOptions) -> list[Path]
     columns, rows = prepare_for_prediction(
         raw, _known(run, "vocabularies"), _known(run, "settings"), times=options.times
     )
-    return [_write_rows(run, columns, rows, out)]
+    return [_write_rows(run, columns, rows, rows["subject_id"].to_numpy(), out)]
 
 
 def _table(run: Run, raw: Path, out: Path, options: PredictOptions) -> list[Path]:
     import polars as pl
 
-    from manydg.sources.table import read_features
+    from manydg.sources.table import read_features, read_roles
 
     settings = _known(run, "settings")
     values = read_features(raw, settings["features"])
@@ -136,8 +139,12 @@ def _table(run: Run, raw: Path, out: Path, options: PredictOptions) -> list[Path
             f"{raw}: {int(gaps.sum())} rows have empty features, the first is row {row}, but the model was trained on "
             "complete rows: fill them in or leave those rows out"
         )
+    roles = _known(run, "roles")
+    whose, times = read_roles(raw, roles.get("patient"), roles.get("time"))
     rows = pl.DataFrame({"row": np.arange(len(values))})
-    return [_write_rows(run, {"x": torch.from_numpy(values)}, rows, out)]
+    # Where the table does not say whose a row is, every row is taken for a patient of its own.
+    patients = np.arange(len(values)) if whose is None else whose
+    return [_write_rows(run, {"x": torch.from_numpy(values)}, rows, patients, out, times)]
 
 
 _WRITERS: dict[str, Callable[[Run, Path, Path, PredictOptions], list[Path]]] = {
@@ -155,17 +162,29 @@ def _known(run: Run, key: str) -> Mapping[str, Any]:
     return value
 
 
-def _write_rows(run: Run, columns: dict[str, Column], rows: polars.DataFrame, out: Path) -> Path:
-    """One CSV line per visit or stay: its ids, what was decided, and the probability of every class or label."""
+def _write_rows(
+    run: Run,
+    columns: dict[str, Column],
+    rows: polars.DataFrame,
+    patients: npt.NDArray[Any],
+    out: Path,
+    times: npt.NDArray[np.float64] | None = None,
+) -> Path:
+    """One CSV line per visit or stay: its ids, what was decided, the probability of every class or label, and how far
+    to trust it."""
     import polars as pl
 
+    from manydg._trust import trust_columns
+
     target, count = run.algorithm.target, len(rows)
+    names_of_new, codes = np.unique(patients, return_inverse=True)
     data = DomainDataset(
         columns,
         torch.zeros((count, target.size) if target.spec.kind in ("votes", "multilabel") else count),
         target.spec,
-        torch.zeros(count, dtype=torch.int64),
-        np.array(["new"]),
+        torch.from_numpy(codes),
+        names_of_new.astype(str),
+        None if times is None else torch.from_numpy(times),
         info={"settings": _known(run, "settings"), "vocabularies": _known(run, "vocabularies")},
     )
     probabilities = run.predict_proba(data)
@@ -178,6 +197,7 @@ def _write_rows(run: Run, columns: dict[str, Column], rows: polars.DataFrame, ou
     table = rows.with_columns(
         pl.Series("predicted", answer, dtype=pl.String),
         *(pl.Series(f"p_{name}", probabilities[:, k].round(5)) for k, name in enumerate(target.spec.names)),
+        *(pl.Series(name, values) for name, values in trust_columns(run, data, probabilities).items()),
     )
     path = out / "predictions.csv"
     table.write_csv(path)

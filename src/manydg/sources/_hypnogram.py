@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -46,13 +47,20 @@ def stage_words(names: Sequence[str]) -> list[str]:
     return [_WORDS.get(name, name) for name in names]
 
 
-def epoch_table(names: Sequence[str], probabilities: npt.NDArray[np.floating], seconds: float = EPOCH_SECONDS) -> str:
-    """CSV text: epoch, its start in seconds, the most probable stage, and each stage's probability."""
+def epoch_table(
+    names: Sequence[str],
+    probabilities: npt.NDArray[np.floating],
+    seconds: float = EPOCH_SECONDS,
+    more: Mapping[str, Sequence[Any]] | None = None,
+) -> str:
+    """CSV text: epoch, its start in seconds, the most probable stage, each stage's probability, and further columns."""
+    further = more or {}
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["epoch", "seconds", "stage", *(f"p_{name}" for name in names)])
+    writer.writerow(["epoch", "seconds", "stage", *(f"p_{name}" for name in names), *further])
     for epoch, (row, best) in enumerate(zip(probabilities, probabilities.argmax(axis=1), strict=True)):
-        writer.writerow([epoch, f"{epoch * seconds:g}", names[best], *(f"{value:.6f}" for value in row)])
+        told = [column[epoch] for column in further.values()]
+        writer.writerow([epoch, f"{epoch * seconds:g}", names[best], *(f"{value:.6f}" for value in row), *told])
     return text.getvalue()
 
 

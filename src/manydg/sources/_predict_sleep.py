@@ -151,7 +151,11 @@ def as_dataset(recording: Recording, settings: Mapping[str, Any], target: Target
 
 
 def write_stages(
-    folder: str | Path, recording: Recording, names: Sequence[str], probabilities: npt.NDArray[np.floating]
+    folder: str | Path,
+    recording: Recording,
+    names: Sequence[str],
+    probabilities: npt.NDArray[np.floating],
+    more: Mapping[str, Sequence[Any]] | None = None,
 ) -> list[Path]:
     """Write a recording's stages as CSV, as an EDF+ annotation file and as a picture.
 
@@ -162,6 +166,8 @@ def write_stages(
     names : sequence of str
         The stages, in the order of the probabilities.
     probabilities : array ``(epochs, stages)``
+    more : dict, optional
+        Further columns of the CSV file, an entry per epoch each.
 
     Returns
     -------
@@ -175,7 +181,7 @@ def write_stages(
     place = Path(folder)
     table, notes, picture = (place / f"{recording.name}{end}" for end in (".csv", "-Hypnogram.edf", ".png"))
     best = [names[k] for k in probabilities.argmax(axis=1)]
-    write_atomically(table, epoch_table(names, probabilities, recording.epoch_seconds))
+    write_atomically(table, epoch_table(names, probabilities, recording.epoch_seconds, more))
     try:
         write_annotations(notes, stage_words(best), recording.start, recording.epoch_seconds)
         draw_hypnogram(picture, names, probabilities, recording.name, recording.epoch_seconds)

@@ -187,6 +187,17 @@ def read_features(file: str | Path, names: Sequence[str]) -> npt.NDArray[np.floa
     return _feature_values(_collect(table.select(names), path), names, path)
 
 
+def read_roles(
+    file: str | Path, patient: str | None, time: str | None
+) -> tuple[npt.NDArray[Any] | None, npt.NDArray[np.float64] | None]:
+    """Whose each row of a new table is, and when it was taken, ``(rows,)``; ``None`` where there is no such column."""
+    path = Path(file)
+    table, columns = _open(path)
+    frame = _collect(table.select([name for name in (patient, time) if name in columns]), path)
+    whose = _numbers_or_text(frame, patient, "patient", path) if patient in frame.columns and patient else None
+    return whose, _times(frame, time, path) if time in frame.columns and time else None
+
+
 def _feature_values(frame: pl.DataFrame, names: Sequence[str], path: Path) -> npt.NDArray[np.float32]:
     """``(rows, features)``, empty values as NaN."""
     values = np.empty((frame.height, len(names)), dtype=np.float32)

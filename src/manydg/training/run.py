@@ -22,6 +22,7 @@ from manydg.data.splits import Split, check_split, split_named, split_patients
 from manydg.data.storage import disk_error, remove_leftovers, write_atomically
 from manydg.errors import DataError, StorageError
 from manydg.targets import target_of
+from manydg.training.calibration import fit_calibration, write_calibration
 from manydg.training.checkpoint import read_tensors, write_tensors
 from manydg.training.config import TrainingConfig, fingerprint, pick_device
 from manydg.training.context import as_trained, with_context
@@ -143,8 +144,12 @@ def _train_and_score(
     schema = InputSchema.of(shown)
     record["context"] = schema.settings.get("context", {"mode": "none"})
     info = {key: dataset.info[key] for key in ("vocabularies", "settings") if key in dataset.info}
-    info["source"] = dataset.info.get("provenance", {}).get("source")
+    provenance = dataset.info.get("provenance", {})
+    info["source"] = provenance.get("source")
+    # Names of columns, by which a later table can say which rows are of one patient, and when.
+    info["roles"] = {role: provenance.get("options", {}).get(role) for role in ("patient", "time")}
     if folder is not None:
+        write_calibration(folder, fit_calibration(fitted.algorithm, sides, predictions))
         _write(folder, fitted.algorithm, config, schema, record, predictions, split, dataset, info)
     reporter.finished(record)
     return Run(fitted.algorithm, record, schema, folder, info)
