@@ -12,12 +12,15 @@ from manydg.cli import (
     compare,
     demo,
     experiment,
+    export,
     inspect,
+    paper,
     predict,
     prepare_ehr,
     prepare_signals,
     prepare_table,
     report,
+    show,
     train,
 )
 from manydg.errors import ManyDGError, warn_plainly
@@ -38,7 +41,7 @@ synthesize_app = typer.Typer(help="Write synthetic raw files in a dataset's own 
 
 
 def _assemble() -> None:
-    for module in (demo, train, compare, experiment, report, predict, inspect):
+    for module in (demo, train, compare, experiment, paper, report, show, predict, export, inspect):
         module.register(app)
     for source in (prepare_table, prepare_signals, prepare_ehr):
         source.register_prepare(prepare_app)
