@@ -23,6 +23,8 @@ from manydg.training.export import METADATA, export_run
 from manydg.training.run import Run, open_run, train
 
 Array = npt.NDArray[np.float32]
+NEEDS_MAPS = ("mixstyle", "sagnet")
+EXPORTABLE = [n for n in ALGORITHMS.names() if not ALGORITHMS.get(n).uses_patients]
 NEEDS = {"onnx": ("onnxruntime", "onnxscript"), "torch": ()}
 
 
@@ -58,6 +60,18 @@ def assert_parity(run: Run, data: DomainDataset, path: Path, format: str) -> Non
         np.testing.assert_allclose(found, expected[rows], atol=1e-4, rtol=0)
 
 
+@pytest.fixture(scope="module")
+def nights() -> DomainDataset:
+    """Two channels of half a minute at 100 Hz, with a rhythm of its own for each class."""
+    rng = np.random.default_rng(0)
+    who, label = np.repeat(np.arange(10), 5), rng.integers(0, 3, 50)
+    time = np.arange(3000) / 100
+    rhythm = np.sin(2 * np.pi * np.array([2.0, 10.0, 20.0])[label][:, None] * time)[:, None]
+    signal = 20 * rhythm + 10 * rng.normal(size=(50, 2, 3000))
+    info = {"settings": {"rate": 100.0, "channels": ["a", "b"], "unit": "uV"}}
+    return from_arrays({"signal": signal.astype(np.float32)}, label, who, kind="classes", info=info)
+
+
 @pytest.mark.parametrize("format", ["onnx", "torch"])
 @pytest.mark.parametrize("algorithm", ["manydg", "base", "ema", "pcl", "boosting", "manydg-context"])
 def test_an_exported_table_model_gives_the_runs_probabilities(
@@ -72,12 +86,15 @@ def test_an_exported_table_model_gives_the_runs_probabilities(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", [n for n in ALGORITHMS.names() if not ALGORITHMS.get(n).uses_patients])
-def test_every_algorithm_can_be_exported(small_dataset: DomainDataset, tmp_path: Path, algorithm: str) -> None:
+@pytest.mark.parametrize("algorithm", EXPORTABLE)
+def test_every_algorithm_can_be_exported(
+    small_dataset: DomainDataset, nights: DomainDataset, tmp_path: Path, algorithm: str
+) -> None:
     skip_without("onnx")
-    run = train(small_dataset, algorithm=algorithm, epochs=1, device="cpu")
+    data = nights if algorithm in NEEDS_MAPS else small_dataset
+    run = train(data, algorithm=algorithm, epochs=1, device="cpu")
     for format in ("onnx", "torch"):
-        assert_parity(run, small_dataset, export_run(run, tmp_path / format, format).path, format)
+        assert_parity(run, data, export_run(run, tmp_path / format, format).path, format)
 
 
 @pytest.mark.parametrize("kind", ["votes", "binary", "multilabel"])
@@ -106,18 +123,6 @@ def test_missing_values_go_the_same_way_in_an_exported_model(
     data = with_gaps(small_dataset)
     run = train(data, algorithm=algorithm, epochs=2, lr=0.01, device="cpu")
     assert_parity(run, data, export_run(run, tmp_path / "model", format).path, format)
-
-
-@pytest.fixture(scope="module")
-def nights() -> DomainDataset:
-    """Two channels of half a minute at 100 Hz, with a rhythm of its own for each class."""
-    rng = np.random.default_rng(0)
-    who, label = np.repeat(np.arange(10), 5), rng.integers(0, 3, 50)
-    time = np.arange(3000) / 100
-    rhythm = np.sin(2 * np.pi * np.array([2.0, 10.0, 20.0])[label][:, None] * time)[:, None]
-    signal = 20 * rhythm + 10 * rng.normal(size=(50, 2, 3000))
-    info = {"settings": {"rate": 100.0, "channels": ["a", "b"], "unit": "uV"}}
-    return from_arrays({"signal": signal.astype(np.float32)}, label, who, kind="classes", info=info)
 
 
 @pytest.mark.parametrize("format", ["onnx", "torch"])
