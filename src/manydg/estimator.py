@@ -20,12 +20,13 @@ from torch import nn
 
 from manydg._estimator_files import EstimatorError, load_estimator, save_estimator
 from manydg.algorithms import Algorithm
-from manydg.data.build import from_arrays
+from manydg.data.build import encode_patients, from_arrays
 from manydg.data.dataset import DomainDataset
 from manydg.data.schema import InputSchema
 from manydg.data.splits import split_patients
 from manydg.errors import ConfigError, DataError, ManyDGWarning
 from manydg.training.config import TrainingConfig, pick_device
+from manydg.training.context import as_trained, with_context
 from manydg.training.fit import fit
 from manydg.training.inference import predict_probabilities
 
@@ -59,6 +60,9 @@ class ManyDGClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         last epoch's weights are kept. :attr:`selection_rule_` says which it was.
     selection : str, optional
         Validation metric that chooses the epoch; the target's own if not given.
+    context : {"auto", "none", "offline", "causal"}
+        Whether each patient's other samples are shown to the learner, all or the earlier ones, none of them with its
+        label; ``auto`` is what the algorithm is made for.
     device : str
         ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
     random_state : int, RandomState instance or None
@@ -124,6 +128,7 @@ class ManyDGClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         weight_decay: float = 1e-5,
         validation_share: float = 0.1,
         selection: str | None = None,
+        context: str = "auto",
         device: str = "auto",
         random_state: Any = None,
     ) -> None:
@@ -137,10 +142,11 @@ class ManyDGClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.weight_decay = weight_decay
         self.validation_share = validation_share
         self.selection = selection
+        self.context = context
         self.device = device
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any, groups: Any = None) -> ManyDGClassifier:
+    def fit(self, X: Any, y: Any, groups: Any = None, times: Any = None) -> ManyDGClassifier:
         """Train on samples of many patients.
 
         Parameters
@@ -150,6 +156,8 @@ class ManyDGClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         y : array ``(samples,)`` of class labels, or ``(samples, K)`` of 0 and 1
         groups : array ``(samples,)``, optional
             Whose sample each one is.
+        times : array ``(samples,)``, optional
+            When each sample was taken, on its patient's own clock; only patient context makes use of it.
 
         Returns
         -------
@@ -166,10 +174,13 @@ class ManyDGClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         with _as_value_errors(), _own_randomness():
             names = [str(label) for label in self.classes_.tolist()]
             data = from_arrays(
-                _writable(inputs), codes, who, kind=kind, names=names, missing=bool(np.isnan(inputs).any())
-            )
+                _writable(inputs), codes, who, kind=kind, names=names, missing=bool(np.isnan(inputs).any()),
+                times=_numbers(times, inputs),
+            )  # fmt: skip
+            config = self._config(seed)
+            data = with_context(data, config, torch.device("cpu"))
             train, val = self._hold_back(data, seed)
-            config = self._config(seed, len(train))
+            config = config.replace(batch_size=self._batch_size(len(train)))
             module = copy.deepcopy(self.backbone) if isinstance(self.backbone, nn.Module) else None
             fitted = fit(config, train, val, pick_device(self.device), backbone=module)
         self.algorithm_ = fitted.algorithm.eval()
@@ -178,32 +189,48 @@ class ManyDGClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._config_, self._schema_ = config, InputSchema.of(data)
         return self
 
-    def predict_proba(self, X: Any) -> npt.NDArray[np.float32]:
+    def predict_proba(self, X: Any, groups: Any = None, times: Any = None) -> npt.NDArray[np.float32]:
         """Probabilities of the classes for samples of any patient, ``(samples, K)``.
 
         For label indicators each column is the probability of that label, and a row need not sum to one.
+
+        Parameters
+        ----------
+        X : array ``(samples, features)``
+        groups : array ``(samples,)``, optional
+            Whose sample each one is: what a model trained with context draws on. Without it, every sample is of a
+            patient of whom nothing else is known. Other models make no use of it.
+        times : array ``(samples,)``, optional
+            When each sample was taken, where the model was trained with times.
         """
         check_is_fitted(self, "algorithm_")
         inputs = validate_data(self, X, dtype=np.float32, allow_nd=True, ensure_all_finite="allow-nan", reset=False)
         target = self.algorithm_.target.spec
         shape = (len(inputs), target.size) if target.kind == "multilabel" else (len(inputs),)
         with _as_value_errors():
+            who, names = encode_patients(np.arange(len(inputs)) if groups is None else _column(groups, inputs))
+            clock = np.zeros(len(inputs)) if times is None and groups is None else _numbers(times, inputs)
             data = DomainDataset(
                 columns={"x": torch.from_numpy(_writable(inputs))},
                 targets=torch.zeros(shape, dtype=torch.int64),
                 target=target,
-                domains=torch.zeros(len(inputs), dtype=torch.int64),
-                patients=np.array(["unnamed"]),
+                domains=who,
+                patients=names,
+                times=None if clock is None else torch.as_tensor(clock, dtype=torch.float64),
                 info={"settings": {"missing": True}} if np.isnan(inputs).any() else {},
             )
+            data = as_trained(data, self._schema_)
             self._schema_.check(InputSchema.of(data))
         probabilities = predict_probabilities(self.algorithm_, data).numpy()
         # In 32 bits a sigmoid rounds to exactly 1 where a label is merely very likely.
         return _inside(probabilities) if target.kind == "multilabel" else probabilities
 
-    def predict(self, X: Any) -> Array:
-        """The most probable class of each sample ``(samples,)``, or each label from 0.5 upwards ``(samples, K)``."""
-        probabilities = self.predict_proba(X)
+    def predict(self, X: Any, groups: Any = None, times: Any = None) -> Array:
+        """The most probable class of each sample ``(samples,)``, or each label from 0.5 upwards ``(samples, K)``.
+
+        ``groups`` and ``times`` are those of :meth:`predict_proba`.
+        """
+        probabilities = self.predict_proba(X, groups, times)
         if self.algorithm_.target.spec.kind == "multilabel":
             return np.asarray(probabilities >= 0.5, dtype=np.int64)
         chosen: Array = self.classes_[probabilities.argmax(axis=1)]
@@ -266,19 +293,22 @@ class ManyDGClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         train, val = data.select(split.train), data.select(split.val)
         return (train, val) if _can_choose(data, train, val) else (data, None)
 
-    def _config(self, seed: int, samples: int) -> TrainingConfig:
-        size = min(256, max(32, samples // 8)) if self.batch_size == "auto" else self.batch_size
+    def _batch_size(self, samples: int) -> int:
+        return min(256, max(32, samples // 8)) if self.batch_size == "auto" else self.batch_size  # type: ignore[return-value]
+
+    def _config(self, seed: int) -> TrainingConfig:
         return TrainingConfig(
             algorithm=self.algorithm,
             settings=dict(self.settings or {}),
             backbone=self.backbone if isinstance(self.backbone, str) else "auto",
             backbone_options=dict(self.backbone_options or {}),
             epochs=self.epochs,
-            batch_size=size,  # type: ignore[arg-type]
+            batch_size=self._batch_size(0),
             lr=self.lr,
             weight_decay=self.weight_decay,
             seed=seed,
             selection=self.selection,
+            context=self.context,
         )
 
 
@@ -293,8 +323,7 @@ def _can_choose(data: DomainDataset, train: DomainDataset, val: DomainDataset) -
 
 def _patients(groups: Any, inputs: Array) -> Array:
     if groups is not None:
-        check_consistent_length(inputs, groups)
-        return np.asarray(groups)
+        return _column(groups, inputs)
     warnings.warn(
         "fit was not told whose samples these are: every sample counts as a patient of its own, so that nothing is "
         "learnt about patients. Give fit the patients as groups",
@@ -302,6 +331,15 @@ def _patients(groups: Any, inputs: Array) -> Array:
         stacklevel=3,
     )
     return np.arange(len(inputs))
+
+
+def _column(values: Any, inputs: Array) -> Array:
+    check_consistent_length(inputs, values)
+    return np.asarray(values)
+
+
+def _numbers(times: Any, inputs: Array) -> Array | None:
+    return None if times is None else np.asarray(_column(times, inputs), dtype=np.float64)
 
 
 def _writable(inputs: Array) -> Array:
