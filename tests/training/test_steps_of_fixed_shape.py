@@ -128,10 +128,7 @@ def test_rooms_hold_every_step_of_a_plan(name: str) -> None:
     plan = plan_epoch("pairs", data.domains, 8, 0, 1, lengths_of(data))
     needs = RoomTable(data).of_plan(plan)
     for (rows, pairs), need in zip(plan, needs, strict=True):
-        plain, fixed = (
-            data.take(rows, pairs),
-            Batch(padded(data, rows, 0), data.targets[rows], data.domains[rows], pairs),
-        )
+        plain, fixed = data.take(rows, pairs).inputs, padded(data, rows, 0)
         for column, room in need.items():
             exact, loose = plain[column], fixed[column]
             assert isinstance(exact, Ragged)

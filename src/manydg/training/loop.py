@@ -65,7 +65,7 @@ class TrainingLoop:
         self.metric, self.reporter = metric, reporter
         self.checkpoint = None if folder is None else folder / CHECKPOINT
         self.optimizers = algorithm.optimizers(config.lr, config.weight_decay)
-        self.speed = settle_speed(config, algorithm, device_of(algorithm), len(train))
+        self.speed = settle_speed(config, algorithm, train, device_of(algorithm))
         self.domains, self.lengths = train.domains.cpu(), lengths_of(train)
         self.history: list[dict[str, Any]] = []
         self.best_epoch = 0

@@ -235,7 +235,7 @@ class CapturedSteps:
 def make_capturable(optimizer: torch.optim.Optimizer) -> None:
     """Let an optimiser count its steps on the device, also one whose state was counted on the host so far."""
     for group in optimizer.param_groups:
-        if "capturable" in group and not group.get("fused"):
+        if "capturable" in group:
             group["capturable"] = True
     for parameter, state in optimizer.state.items():
         if isinstance(state.get("step"), Tensor):

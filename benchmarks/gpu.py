@@ -1,0 +1,247 @@
+"""All GPU figures in one call: seconds per epoch at the paper's size, checks that fast and plain training agree.
+
+    python -m benchmarks.gpu [--out FOLDER] [--check] [--tasks NAME ...] [--epochs N] [--small]
+
+Data are made on the GPU. Every line of the table is the median epoch after the first, without evaluation. The first
+epoch holds what is done once (warming up, capturing, compiling) and is given apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import math
+import statistics
+import time
+import warnings
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.__main__ import machine
+from benchmarks.tasks import TASKS, Task
+from manydg.algorithms import build_algorithm
+from manydg.backbones import build_backbone
+from manydg.data.dataset import DomainDataset
+from manydg.data.schema import InputSchema
+from manydg.targets import target_of
+from manydg.training.config import TrainingConfig
+from manydg.training.loop import TrainingLoop
+from manydg.training.placing import place
+from manydg.training.reporting import Silent
+
+DEVICE = torch.device("cuda")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line of the table."""
+
+    task: str
+    algorithm: str
+    precision: str = "auto"
+    execution: str = "auto"
+
+
+CASES = [
+    Case("seizure", "base", execution="compiled"),
+    Case("seizure", "manydg", execution="compiled"),
+    Case("seizure", "base", execution="captured"),
+    Case("seizure", "manydg", execution="captured"),
+    Case("seizure", "manydg", "tf32", "captured"),
+    Case("seizure", "manydg", "float32", "plain"),
+    Case("seizure", "dann"),
+    Case("sleep", "base", execution="compiled"),
+    Case("sleep", "manydg", execution="compiled"),
+    Case("sleep", "base", execution="captured"),
+    Case("sleep", "manydg", execution="captured"),
+    Case("sleep", "manydg", "bf16", "captured"),
+    Case("sleep", "manydg", "float32", "plain"),
+    Case("drugs", "base", execution="captured"),
+    Case("drugs", "manydg", execution="captured"),
+    Case("drugs", "manydg", "float32", "plain"),
+    Case("readmission", "base", execution="captured"),
+    Case("readmission", "manydg", execution="captured"),
+    Case("readmission", "manydg", "tf32", "captured"),
+    Case("readmission", "manydg", "bf16", "plain"),
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("benchmark-results"))
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
+    parser.add_argument("--epochs", type=int, default=4, help="epochs per line, the first of which is given apart")
+    parser.add_argument("--check", action="store_true", help="also compare learning curves of fast and plain training")
+    parser.add_argument("--only", default="", help="only lines whose algorithm, precision or execution this names")
+    parser.add_argument("--skip", default="none", help="leave such lines out")
+    parser.add_argument("--small", action="store_true", help="a hundredth of the samples: does everything run?")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("this machine has no GPU that torch can use")
+    warnings.simplefilter("always")
+    results: dict[str, Any] = {"machine": machine(), "ceilings": ceilings(), "epochs": [], "checks": []}
+    print(json.dumps(results["machine"] | results["ceilings"]), flush=True)
+    for name in arguments.tasks:
+        if arguments.check:
+            results["checks"].append(check(name, TASKS[name]))
+            _write(arguments.out, results)
+        samples = TASKS[name].samples // (100 if arguments.small else 1)
+        cases = [case for case in CASES if case.task == name and _wanted(case, arguments)]
+        results["epochs"] += time_task(TASKS[name], samples, cases, arguments.epochs)
+        _write(arguments.out, results)
+    print_table(results)
+
+
+def _wanted(case: Case, arguments: argparse.Namespace) -> bool:
+    names = vars(case).values()
+    return arguments.skip not in names and (not arguments.only or arguments.only in names)
+
+
+def ceilings() -> dict[str, float]:
+    """What the card does at most: bytes of a large copy and operations of a large matrix product, per second."""
+    source = torch.randn(1 << 30, device=DEVICE)
+    target = torch.empty_like(source)
+    copy = _median_ms(partial(target.copy_, source))
+    left, right = (torch.randn(8192, 8192, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
+    product = _median_ms(partial(torch.matmul, left, right))
+    del source, target
+    torch.cuda.empty_cache()
+    return {"copy TB/s": 8 * (1 << 30) / copy / 1e9, "bf16 TFLOP/s": 2 * 8192**3 / product / 1e9}
+
+
+def time_task(task: Task, samples: int, cases: list[Case], epochs: int) -> list[dict[str, Any]]:
+    """Seconds per epoch of every case; the data are made once."""
+    if not cases:
+        return []
+    start = time.perf_counter()
+    data = task.make(samples, DEVICE, 0)
+    placed: DomainDataset | None = None
+    lines = []
+    for case in cases:
+        config, algorithm = _build(task, case, data, epochs)
+        placed = placed if placed is not None else place(data, algorithm, DEVICE)
+        torch.cuda.synchronize()
+        if not lines:
+            print(f"{case.task}: data ready after {time.perf_counter() - start:.1f} s, {placed}", flush=True)
+        torch.cuda.reset_peak_memory_stats()
+        try:
+            loop = TrainingLoop(algorithm, placed, None, config, "", None, Silent())
+            loop.run()
+        except Exception as error:  # noqa: BLE001 - one line that fails must not cost the others
+            print(case, type(error).__name__, str(error)[:2000], flush=True)
+            continue
+        seconds = [entry["seconds"] for entry in loop.history]
+        line = {
+            **vars(case),
+            "speed": vars(loop.speed),
+            "samples": samples,
+            "batch": task.batch_size,
+            "first": seconds[0],
+            "epoch": statistics.median(seconds[1:]),
+            "epochs": seconds,
+            "loss": loop.history[-1]["losses"]["supervised"],
+            "peak_gb": torch.cuda.max_memory_allocated() / 1e9,
+        }
+        lines.append(line)
+        print(_row(line, task), flush=True)
+        del loop, algorithm
+        gc.collect()
+        torch.cuda.empty_cache()
+    return lines
+
+
+def check(name: str, task: Task) -> dict[str, Any]:
+    """Learning curves of fast and of plain float32 training on a hundredth of the data, three seeds each.
+
+    Both see the same samples in the same order; dropout and rounding differ. Deterministic training is done twice and
+    must give the same bits.
+    """
+    samples, epochs = max(2000, task.samples // 60), 3
+    data = task.make(samples, DEVICE, 1)
+    curves: dict[str, list[list[float]]] = {"fast": [], "plain": []}
+    for seed in range(3):
+        for kind, case in (
+            ("fast", Case(name, "manydg", execution="captured")),
+            ("plain", Case(name, "manydg", "float32", "plain")),
+        ):
+            curves[kind].append(_curve(task, case, data, epochs, seed))
+    exact = [_curve(task, Case(name, "manydg", "auto", "deterministic"), data, 1, 0) for _ in range(2)]
+    last = {kind: [curve[-1] for curve in found] for kind, found in curves.items()}
+    gap = abs(statistics.mean(last["fast"]) - statistics.mean(last["plain"]))
+    spread = max(statistics.stdev(last["plain"]), statistics.stdev(last["fast"]))
+    result = {
+        "task": name,
+        "samples": samples,
+        "curves": curves,
+        "gap of the last supervised loss": gap,
+        "spread over seeds": spread,
+        "agree": gap <= 2 * spread + 0.01 * statistics.mean(last["plain"]),
+        "deterministic twice the same": exact[0] == exact[1],
+    }
+    print(json.dumps(result), flush=True)
+    return result
+
+
+def _curve(task: Task, case: Case, data: DomainDataset, epochs: int, seed: int) -> list[float]:
+    config, algorithm = _build(task, case, data, epochs, seed)
+    loop = TrainingLoop(algorithm, place(data, algorithm, DEVICE), None, config, "", None, Silent())
+    loop.run()
+    return [entry["losses"]["supervised"] for entry in loop.history]
+
+
+def _build(task: Task, case: Case, data: DomainDataset, epochs: int, seed: int = 0) -> tuple[TrainingConfig, Any]:
+    config = TrainingConfig(
+        algorithm=case.algorithm, backbone=task.backbone, epochs=epochs, batch_size=task.batch_size, lr=task.lr,
+        seed=seed, precision=case.precision, execution=case.execution,
+    )  # fmt: skip
+    torch.manual_seed(seed)
+    backbone = build_backbone(task.backbone, InputSchema.of(data)).to(DEVICE)
+    backbone.fit_inputs(data)
+    algorithm = build_algorithm(case.algorithm, backbone, target_of(data.target), data.n_patients).to(DEVICE)
+    return config, algorithm
+
+
+def _median_ms(action: Any, repeats: int = 10) -> float:
+    for _ in range(3):
+        action()
+    times = []
+    for _ in range(repeats):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        action()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end))
+    return statistics.median(times)
+
+
+def _row(line: dict[str, Any], task: Task) -> str:
+    speed = line["speed"]
+    steps = math.ceil(line["samples"] / line["batch"])
+    return (
+        f"{line['task']:12s} {line['algorithm']:8s} {speed['precision']:8s} {speed['execution']:10s} "
+        f"{line['epoch']:7.3f} s/epoch (target {task.target:g}), {1e3 * line['epoch'] / steps:6.3f} ms/step, "
+        f"{1e3 * line['epoch'] / line['samples']:.5f} s/1000, first {line['first']:6.2f}, {line['peak_gb']:5.1f} GB, "
+        f"loss {line['loss']:.3f}"
+    )
+
+
+def print_table(results: dict[str, Any]) -> None:
+    for line in results["epochs"]:
+        print(_row(line, TASKS[line["task"]]))
+    for line in results["checks"]:
+        print(f"{line['task']:12s} agree {line['agree']}, deterministic {line['deterministic twice the same']}")
+
+
+def _write(out: Path, results: dict[str, Any]) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "gpu.json").write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()
