@@ -103,6 +103,38 @@ def test_on_average_new_patients_are_covered_as_promised(kind: str) -> None:
     assert np.mean(found) < 0.97
 
 
+def test_a_rare_class_is_covered_as_promised_too() -> None:
+    """One sample in ten is of the second class and the model hardly sees it; a rule for both would never name it."""
+    rng = np.random.default_rng(8)
+    target, found = _target("binary", 2), []
+    for _ in range(200):
+        who = np.repeat(np.arange(41), 30)
+        truth = (rng.random(len(who)) < 0.1).astype(int)
+        chance = special.expit(-2.5 + truth + rng.normal(size=41)[who] * 0.5 + rng.normal(size=len(who)))
+        probabilities = np.stack([1 - chance, chance], axis=1)
+        old = who < 40
+        rule = fit_on_average(target, truth[old], probabilities[old], who[old])
+        hit = covered(target, truth, probabilities, rule)[:, 0]
+        together = SetRule(np.quantile(conformal_scores(target, truth, probabilities), [0.9]), 0.9)
+        missed = covered(target, truth, probabilities, together)[:, 0]
+        rare = ~old & (truth == 1)
+        if rare.any():
+            found.append([hit[rare].mean(), hit[~old & (truth == 0)].mean(), missed[rare].mean()])
+    rare, common, together_rare = np.mean(found, axis=0)
+    errors = np.std(found, axis=0) / np.sqrt(len(found))
+    assert rare > 0.9 - 2.5 * errors[0]
+    assert common > 0.9 - 2.5 * errors[1]
+    assert together_rare < 0.5
+
+
+def test_a_class_that_too_few_patients_have_is_never_ruled_out() -> None:
+    who, truth = np.arange(30), np.r_[np.ones(8, int), np.zeros(22, int)]
+    probabilities = np.tile([0.999, 0.001], (30, 1))
+    rule = fit_on_average(_target("binary", 2), truth, probabilities, who)
+    assert rule.thresholds[1] == 1.0
+    assert prediction_sets(_target("binary", 2), probabilities, rule).all()
+
+
 @pytest.mark.parametrize("kind", ["classes", "binary"])
 def test_most_new_patients_are_covered_as_promised(kind: str) -> None:
     rng = np.random.default_rng(6)

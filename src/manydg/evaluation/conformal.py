@@ -8,7 +8,9 @@ patient and the calibration patients come in random order from the same populati
 depend on one another in any way):
 
 - *on average* (hierarchical conformal prediction; Lee, Barber and Willett, 2023): the expected share of a new patient's
-  samples whose set holds the truth is at least the level. Some patients have more, some less.
+  samples whose set holds the truth is at least the level. Some patients have more, some less. For a binary target this
+  is promised of each class by itself (over the patients who have it), because a rule for both together could leave out
+  a rare class nearly always.
 - *for most patients*: with at least the stated probability, a new patient is one of whose samples at least the level
   are covered.
 """
@@ -40,7 +42,8 @@ class SetRule:
     Attributes
     ----------
     thresholds : array ``(statements,)``
-        Largest score that is still in the set: one for exclusive classes, one for each label of a multi-label target.
+        Largest score that is still in the set: one for all of several classes, one for each label of a multi-label
+        target, and one for each class of a binary target (or one for both).
     level : float
         Share of samples covered.
     share : float
@@ -70,13 +73,16 @@ def fit_on_average(
     truth, probabilities, patients : array ``(rows, ...)``
         Of calibration patients.
     coverage : float
-        Level wanted. ``n`` patients can promise ``n / (n + 1)`` at most, and with fewer that is the level.
+        Level wanted. ``n`` patients can promise ``n / (n + 1)`` at most, and with fewer that is the level; a class of a
+        binary target that too few patients have is never ruled out instead.
     """
     scores, groups, number = _prepare(target, truth, probabilities, patients, coverage)
-    # Each patient has the mass of one among n + 1, spread over the patient's samples; the new one's lies at infinity.
-    mass = 1.0 / (np.bincount(groups, minlength=number)[groups] * (number + 1))
+    if target.kind == "binary":
+        known = [np.asarray(truth) == code for code in range(target.size)]
+        by_class = [_class_threshold(scores[rows, 0], groups[rows], coverage) for rows in known]
+        return SetRule(np.array(by_class), coverage)
     level = min(coverage, number / (number + 1))
-    thresholds = [_first_reaching(column, mass, level) for column in scores.T]
+    thresholds = [_first_reaching(column, groups, number, level) for column in scores.T]
     return SetRule(np.array(thresholds), level)
 
 
@@ -127,6 +133,19 @@ def patient_coverage(
     return {int(code): {"coverage": float(coverage[i]), "size": float(sizes[i])} for i, code in enumerate(codes)}
 
 
+def class_coverage(target: Target, truth: Array, probabilities: Array, patients: Array, rule: SetRule) -> list[float]:
+    """For each class (label) that occurs, the mean over patients who have it of their share of its samples covered.
+
+    For multi-label, presence and absence of a label count together.
+    """
+    _, groups = np.unique(patients, return_inverse=True)
+    hit, number = covered(target, truth, probabilities, rule).astype(float), int(groups.max()) + 1
+    if target.kind == "multilabel":
+        return [float(np.nanmean(formulas.group_means(column, groups, number))) for column in hit.T]
+    rows = [np.asarray(truth) == code for code in np.unique(truth)]
+    return [float(np.nanmean(formulas.group_means(hit[of, 0], groups[of], number))) for of in rows]
+
+
 def _prepare(
     target: Target, truth: Array, probabilities: Array, patients: Array, coverage: float
 ) -> tuple[FloatArray, npt.NDArray[np.int64], int]:
@@ -138,8 +157,19 @@ def _prepare(
     return conformal_scores(target, truth, probabilities), groups, len(codes)
 
 
-def _first_reaching(scores: FloatArray, mass: FloatArray, level: float) -> float:
-    """The smallest score at which the mass up to it reaches the level."""
+def _class_threshold(scores: FloatArray, groups: npt.NDArray[np.int64], coverage: float) -> float:
+    codes, dense = np.unique(groups, return_inverse=True)
+    if len(codes) < coverage * (len(codes) + 1) - _ROUNDING:
+        return 1.0
+    return _first_reaching(scores, dense, len(codes), coverage)
+
+
+def _first_reaching(scores: FloatArray, groups: npt.NDArray[np.int64], number: int, level: float) -> float:
+    """The smallest score at which the mass up to it reaches the level.
+
+    Each patient has the mass of one among n + 1, spread over the patient's samples; a new one's lies at infinity.
+    """
+    mass = 1.0 / (np.bincount(groups, minlength=number)[groups] * (number + 1))
     order = np.argsort(scores, kind="stable")
     total = np.cumsum(mass[order])
     place = int(np.searchsorted(total, level - _ROUNDING))

@@ -20,7 +20,7 @@ from manydg.evaluation.calibration import (
     reliability,
     scale_temperature,
 )
-from manydg.evaluation.conformal import SetRule, patient_coverage
+from manydg.evaluation.conformal import SetRule, class_coverage, patient_coverage
 from manydg.training.calibration import CALIBRATION, Calibration, patient_embeddings, read_calibration
 from manydg.training.record import TEST, Predictions
 from manydg.training.run import Run, open_run
@@ -44,6 +44,9 @@ class Judged:
         Share of each patient's samples whose set holds the truth, and mean size of the sets; the rule on average.
     most_coverage, most_size : array ``(patients,)``
         The same for the rule that is to hold for most patients.
+    worst_class : float
+        The same rule on average: lowest mean coverage of a class, over the patients who have it; for multi-label, of
+        the label with the lowest mean coverage over patients.
     unlike : array ``(patients,)`` of bool
         Which are called unlike the training patients.
     """
@@ -58,6 +61,7 @@ class Judged:
     size: FloatArray
     most_coverage: FloatArray
     most_size: FloatArray
+    worst_class: float
     unlike: npt.NDArray[np.bool_]
 
     @property
@@ -90,6 +94,7 @@ def judge(dataset: DomainDataset, record: Mapping[str, Any], folder: Path) -> Ju
         np.array([one["brier"] for one in within.values()]),
         *sets(calibration.on_average),
         *sets(calibration.for_most),
+        min(class_coverage(target, truth, given, patients, calibration.on_average)),
         _unlike(run, dataset.select(load_split(place / "split.json", dataset).test), calibration),
     )
 

@@ -16,8 +16,8 @@ NAME = "calibration"
 SHARES = tuple(round(0.05 * step, 2) for step in range(21))
 COLUMNS = (
     "model", "ECE as given", "ECE calibrated", "Brier as given", "Brier calibrated", "ECE within a patient",
-    "Brier within a patient", "promised coverage", "coverage", "size of sets", "promised share of patients",
-    "share of patients covered", "size of their sets", "promised false alarms", "called unlike",
+    "Brier within a patient", "promised coverage", "coverage", "coverage of the worst class", "size of sets",
+    "promised share of patients",    "share of patients covered", "size of their sets", "promised false alarms", "called unlike",
 )  # fmt: skip
 
 
@@ -87,6 +87,7 @@ def _cells(one: Judged) -> tuple[float, ...]:
     rules = one.calibration
     return (
         one.before.error, one.after.error, *one.brier, float(one.patient_error.mean()),
-        float(one.patient_brier.mean()), rules.on_average.level, float(one.coverage.mean()), float(one.size.mean()),
+        float(one.patient_brier.mean()), rules.on_average.level, float(one.coverage.mean()), one.worst_class,
+        float(one.size.mean()),
         rules.for_most.share, one.enough, float(one.most_size.mean()), rules.false_alarms, float(one.unlike.mean()),
     )  # fmt: skip
