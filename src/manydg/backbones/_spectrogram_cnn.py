@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -102,8 +102,17 @@ class SpectrogramCNN(Backbone):
         given = inputs["spectrogram"] if "spectrogram" in inputs else inputs[self.column]
         if not isinstance(given, Tensor):
             raise ConfigError(f"{type(self).__name__} takes dense signals; '{self.column}' is ragged")
-        maps: Tensor = self.early(self.scale(self.spectrogram(given) if given.ndim == 3 else given))
+        maps: Tensor = self.early(self._scaled(self.spectrogram(given) if given.ndim == 3 else given, inputs))
         return maps
+
+    def _scaled(self, spectrogram: Tensor, inputs: Inputs) -> Tensor:
+        """Standardised by training patients and, as far as its context is known, by what is usual for the patient."""
+        scaled: Tensor = self.scale(spectrogram)
+        if "context_weight" not in inputs:
+            return scaled
+        mean, scale, weight = (cast("Tensor", inputs[f"context_{name}"]) for name in ("mean", "scale", "weight"))
+        own = (spectrogram - mean.unsqueeze(-1)) * scale.unsqueeze(-1)
+        return torch.lerp(scaled, own, weight[:, :, None, None])
 
     def features_of(self, maps: Tensor) -> Tensor:
         """Features ``(batch, output_size)`` of feature maps."""
@@ -157,8 +166,9 @@ def _input_of(schema: InputSchema) -> tuple[str, tuple[int, ...]]:
         column = schema.columns.get(name)
         if column is not None and not column.nesting and len(column.shape) == dimensions:
             return name, column.shape
-    if len(schema.columns) == 1:
-        ((name, column),) = schema.columns.items()
+    given = {name: column for name, column in schema.columns.items() if not name.startswith("context")}
+    if len(given) == 1:
+        ((name, column),) = given.items()
         if not column.nesting and len(column.shape) in (2, 3):
             return name, column.shape
     found = {name: column.shape for name, column in schema.columns.items()}

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from manydg.data._context_spectra import Spectrum, spectral_context
 from manydg.data._context_table import table_context
 from manydg.data._timeline import Timeline
 from manydg.data.columns import Ragged
@@ -89,10 +90,14 @@ class ContextOptions:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
-def add_context(dataset: DomainDataset, mode: str = "offline", **options: Any) -> DomainDataset:
-    """The dataset with a further column ``context`` ``(rows, n)``: what each patient's own samples tell.
+def add_context(
+    dataset: DomainDataset, mode: str = "offline", *, spectrum: Spectrum | None = None, **options: Any
+) -> DomainDataset:
+    """The dataset with further columns: what each patient's own samples tell.
 
-    The context of a sample is 0 where nothing is known, so that it grows smoothly with the samples of its patient.
+    Measurements get the column ``context`` ``(rows, n)``. Signals get ``context_mean``, ``context_scale`` and
+    ``context_weight``, with which a spectrogram network measures each channel and frequency by what is usual for the
+    patient. Context is 0 where nothing is known, so that it grows smoothly with the samples of the patient.
 
     Parameters
     ----------
@@ -100,6 +105,8 @@ def add_context(dataset: DomainDataset, mode: str = "offline", **options: Any) -
         Dense columns of numbers; NaN is passed over. Order does not matter, times do. Without times, samples have no
         neighbours: offline context is then the ``relative`` part alone, and causal context an error.
     mode : {"offline", "causal"}
+    spectrum : callable, optional
+        From signals ``(rows, channels, samples)`` to log spectrograms; needed where there are signals.
     **options
         Of :class:`ContextOptions`.
 
@@ -111,22 +118,29 @@ def add_context(dataset: DomainDataset, mode: str = "offline", **options: Any) -
     [[-0.5], [0.5], [0.0]]
     """
     chosen = ContextOptions.from_mapping(mode, options)
-    if COLUMN in dataset.columns:
+    if has_context(dataset):
         raise DataError(f"the dataset has a column '{COLUMN}' already: context is added once")
     if reason := unsupported(dataset):
         raise DataError(f"no context can be made: {reason}")
     chosen = _settle(dataset, chosen)
     timeline = Timeline.of(dataset.domains, dataset.times, chosen.gap)
-    values = torch.cat([dataset.column(name).flatten(1) for name in _table_columns(dataset)], dim=1)  # type: ignore[union-attr]
-    context = _assemble(values, timeline, chosen)
     whole = dataset.compact()
+    added: dict[str, Tensor] = {}
+    tables = [column.flatten(1) for column in _columns(whole, 1, 2)]
+    if tables:
+        added[COLUMN] = _assemble(torch.cat(tables, dim=1), timeline, chosen)
+    for signal in _columns(whole, 3, 4):
+        if spectrum is None and signal.ndim == 3:
+            raise DataError("context of signals is made of their spectrograms: give the transform as spectrum=")
+        added |= spectral_context(signal, timeline, chosen.mode, chosen.strength, spectrum or torch.Tensor)
     settings = {**dataset.info.get("settings", {}), "context": chosen.to_json()}
-    return dataclasses.replace(
-        whole,
-        columns={**whole.columns, COLUMN: context},
-        info={**dataset.info, "settings": settings},
-        stored_hash=None,
-    )
+    info = {**dataset.info, "settings": settings}
+    return dataclasses.replace(whole, columns={**whole.columns, **added}, info=info, stored_hash=None)
+
+
+def has_context(dataset: DomainDataset) -> bool:
+    """Whether context was added to a dataset."""
+    return "context" in dataset.info.get("settings", {}) or COLUMN in dataset.columns
 
 
 def limit_context(dataset: DomainDataset, others: int) -> DomainDataset:
@@ -156,15 +170,23 @@ def unsupported(dataset: DomainDataset) -> str | None:
     ragged = sorted(name for name, column in dataset.columns.items() if isinstance(column, Ragged))
     if ragged:
         return f"{ragged} have rows of different lengths; records of visits and events carry their history already"
-    if not _table_columns(dataset):
-        return f"it is made of measurements, and {sorted(dataset.columns)} hold codes only"
+    signals = len(_columns(dataset, 3, 4))
+    if signals > 1:
+        return f"it is made for one column of signals, and there are {signals}"
+    if not signals and not _columns(dataset, 1, 2):
+        return f"it is made of measurements or signals, and {sorted(dataset.columns)} are neither"
     return None
 
 
-def _table_columns(dataset: DomainDataset) -> list[str]:
-    return [
-        name for name, column in dataset.columns.items() if isinstance(column, Tensor) and column.is_floating_point()
-    ]
+def has_signals(dataset: DomainDataset) -> bool:
+    """Whether context would be made of spectrograms."""
+    return any(column.ndim == 3 for column in _columns(dataset, 3, 4))
+
+
+def _columns(dataset: DomainDataset, fewest: int, most: int) -> list[Tensor]:
+    """The dense columns of real numbers with so many dimensions, rows included."""
+    dense = [column for column in dataset.columns.values() if isinstance(column, Tensor)]
+    return [column for column in dense if column.is_floating_point() and fewest <= column.ndim <= most]
 
 
 def _settle(dataset: DomainDataset, options: ContextOptions) -> ContextOptions:

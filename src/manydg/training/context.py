@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nn
 
 from manydg.algorithms import ALGORITHMS
-from manydg.data.context import COLUMN, ContextOptions, add_context, unsupported
+from manydg.backbones import build_backbone
+from manydg.data.context import ContextOptions, add_context, has_context, has_signals, unsupported
 from manydg.data.dataset import DomainDataset
 from manydg.data.schema import InputSchema
 from manydg.training.config import TrainingConfig
+from manydg.training.fit import auto_backbone
 
 NONE, AUTO = "none", "auto"
 
@@ -23,25 +26,44 @@ def context_mode(config: TrainingConfig, dataset: DomainDataset) -> str:
     if config.context != AUTO:
         return config.context
     wanted: str = getattr(ALGORITHMS.get(config.algorithm), "context", NONE)
-    return NONE if wanted == NONE or COLUMN in dataset.columns or unsupported(dataset) else wanted
+    return NONE if wanted == NONE or has_context(dataset) or unsupported(dataset) else wanted
 
 
-def with_context(dataset: DomainDataset, config: TrainingConfig, device: torch.device) -> DomainDataset:
-    """The dataset with the context that a configuration asks for; made on the GPU where it fits."""
+def with_context(
+    dataset: DomainDataset, config: TrainingConfig, device: torch.device, backbone: nn.Module | None = None
+) -> DomainDataset:
+    """The dataset with the context that a configuration asks for; made on the GPU where it fits.
+
+    Parameters
+    ----------
+    backbone : nn.Module, optional
+        Whose spectrograms the context of signals is made of; that of the configuration if not given.
+    """
     mode = context_mode(config, dataset)
     if mode == NONE:
         return dataset
+    spectrum = None
+    if has_signals(dataset):
+        spectrum = getattr(backbone or _backbone_of(config, dataset), "spectrogram", None)
+        if spectrum is None and config.context == AUTO:
+            return dataset
     placed = dataset
-    if device.type == "cuda":
+    if device.type == "cuda" and spectrum is None:
         needed = 40 * sum(column.nbytes for column in dataset.columns.values() if isinstance(column, torch.Tensor))
         placed = dataset.to(device) if needed < torch.cuda.mem_get_info(device)[0] else dataset
     options = ContextOptions.from_mapping(mode, config.context_options).to_json()
-    return add_context(placed, **options)
+    return add_context(placed, spectrum=spectrum, **options)
 
 
-def as_trained(dataset: DomainDataset, schema: InputSchema) -> DomainDataset:
-    """A dataset with the same context as the data that a model of this schema was trained on."""
+def as_trained(dataset: DomainDataset, schema: InputSchema, backbone: nn.Module | None = None) -> DomainDataset:
+    """A dataset with the same context as the data that a model of this schema, with this backbone, was trained on."""
     known: dict[str, Any] | None = schema.settings.get("context")
-    if known is None or COLUMN in dataset.columns:
+    if known is None or has_context(dataset):
         return dataset
-    return add_context(dataset, **known)
+    return add_context(dataset, spectrum=getattr(backbone, "spectrogram", None), **known)
+
+
+def _backbone_of(config: TrainingConfig, dataset: DomainDataset) -> nn.Module:
+    schema = InputSchema.of(dataset)
+    name = auto_backbone(schema) if config.backbone == AUTO else config.backbone
+    return build_backbone(name, schema, config.backbone_options)

@@ -61,7 +61,7 @@ class Run:
 
     def prepare(self, dataset: DomainDataset) -> DomainDataset:
         """The dataset as the run's algorithm takes it: checked, and with the patient context it was trained with."""
-        prepared = as_trained(dataset, self.schema)
+        prepared = as_trained(dataset, self.schema, self.algorithm.backbone)
         self.schema.check(InputSchema.of(prepared))
         return prepared
 
@@ -131,7 +131,7 @@ def _train_and_score(
     if place.type == "cuda":
         torch.cuda.reset_peak_memory_stats(place)
     target_of(dataset.target).check(dataset.targets)
-    shown = with_context(dataset, config, place)
+    shown = with_context(dataset, config, place, backbone)
     sides = {side: shown.select(getattr(split, side)) for side in ("train", "val", "test")}
     fitted = fit(
         config, sides["train"], sides["val"], place, backbone=backbone, folder=folder, reporter=reporter
