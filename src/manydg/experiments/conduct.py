@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from manydg.training.config import TrainingConfig
 from manydg.training.fit import auto_backbone
 
 FIGURES = "figures"
+_MOST_COLUMNS = 2000
 
 
 def make_request(
@@ -50,12 +52,23 @@ def fitting(request: Request, say: Callable[[str], None]) -> Request:
     backbone = build_backbone(name, schema, config.backbone_options)
     kept = []
     for algorithm in request.algorithms:
-        reason = ALGORITHMS.get(algorithm).refuses(target, backbone)
+        cls = ALGORITHMS.get(algorithm)
+        reason = cls.refuses(target, backbone) or (_no_table(schema) if cls.sampling == "whole" else None)
         if reason is None:
             kept.append(algorithm)
         else:
             say(f"{algorithm} is left out: {reason}")
     return replace(request, algorithms=tuple(kept))
+
+
+def _no_table(schema: InputSchema) -> str | None:
+    """Why inputs are not for a learner of tables: rows of different lengths, or raw signals."""
+    if any(column.nesting for column in schema.columns.values()):
+        return "it takes dense inputs only, and these have rows of different lengths"
+    values = sum(math.prod(column.shape) for column in schema.columns.values())
+    if values > _MOST_COLUMNS:
+        return f"it reads tables, and a sample here has {values:,} values"
+    return None
 
 
 def plan_experiment(name: str, request: Request) -> list[PlannedRun]:
