@@ -68,6 +68,9 @@ class Algorithm(nn.Module):
     may replay it."""
     uses_patients: ClassVar[bool] = False
     """Whether a prediction draws on the patient's other samples; then :meth:`predict_patients` gets whole patients."""
+    indivisible: ClassVar[str] = ""
+    """Why several processes cannot share a step; empty where inputs are seen through calls of the backbone alone, so
+    that each process may run it on a part of the rows."""
     progress: Tensor
 
     def __init__(

@@ -50,6 +50,7 @@ class CondAdv(Base):
     Settings = CondAdvSettings
     settings: CondAdvSettings
     static_step = False
+    indivisible = "how often its discriminator steps hangs on values that processes may round differently"
 
     def __init__(
         self, backbone: Backbone, target: Target, n_domains: int, settings: CondAdvSettings | None = None

@@ -44,6 +44,7 @@ class MixStyle(Base):
     Settings = MixStyleSettings
     settings: MixStyleSettings
     static_step = False
+    indivisible = "it mixes the feature maps of all samples of a step"
 
     @classmethod
     def refuses(cls, target: Target, backbone: Backbone) -> str | None:

@@ -54,6 +54,7 @@ class MLDG(Base):
     Settings = MLDGSettings
     settings: MLDGSettings
     static_step = False
+    indivisible = "its inner steps need gradients of single groups of patients"
     sampling: ClassVar[Sampling] = "episodes"
 
     def forward(self, inputs: Inputs) -> Tensor:

@@ -60,6 +60,7 @@ class SagNet(Base):
     Settings = SagNetSettings
     settings: SagNetSettings
     static_step = False
+    indivisible = "it mixes the feature maps of all samples of a step"
 
     def __init__(
         self, backbone: Backbone, target: Target, n_domains: int, settings: SagNetSettings | None = None

@@ -17,6 +17,7 @@ from manydg.data.schema import InputSchema
 from manydg.errors import DataError, StorageError, unknown_name
 from manydg.targets import Target, target_of
 from manydg.training.config import TrainingConfig
+from manydg.training.distributed import check_divisible, current_team
 from manydg.training.loop import TrainingLoop
 from manydg.training.placing import place
 from manydg.training.precision import AS_WRITTEN, Speed
@@ -76,6 +77,8 @@ def fit(
     check_training_labels(target, train)
     metric = selection_metric(config, target)
     algorithm = _build(config, target, train, backbone)
+    if current_team() is not None:
+        check_divisible(type(algorithm))
     if algorithm.sampling == "whole":
         hears.started(config.algorithm, 0, 1)
         algorithm.fit_whole(train, config.seed)

@@ -10,6 +10,7 @@ from torch import Tensor
 from manydg.algorithms import Algorithm
 from manydg.data.columns import Ragged
 from manydg.data.dataset import Batch, DomainDataset
+from manydg.training.distributed import current_team, predict_together
 
 ROWS_AT_ONCE = 4096
 _VALUES_AT_ONCE = 1 << 24
@@ -41,7 +42,9 @@ def predict_probabilities(algorithm: Algorithm, dataset: DomainDataset) -> Tenso
     algorithm.eval()
     predict = _predict_patients if algorithm.uses_patients else _predict_samples
     with torch.inference_mode():
-        return algorithm.target.probabilities(predict(algorithm, dataset))
+        team = current_team()
+        logits = predict(algorithm, dataset) if team is None else predict_together(team, predict, algorithm, dataset)
+        return algorithm.target.probabilities(logits)
 
 
 def _predict_samples(algorithm: Algorithm, dataset: DomainDataset) -> Tensor:

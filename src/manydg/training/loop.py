@@ -10,6 +10,8 @@ import itertools
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +26,12 @@ from manydg.errors import DataError, StorageError, TrainingError
 from manydg.evaluation.metrics import choose_threshold, score
 from manydg.training.checkpoint import pack_optimizer, read_tensors, same_device, unpack_optimizer, write_tensors
 from manydg.training.config import TrainingConfig
+from manydg.training.distributed import by_leader, current_team, part_ways
 from manydg.training.inference import device_of, predict_probabilities
-from manydg.training.precision import at_speed, settle_speed
+from manydg.training.precision import PLAIN, at_speed, settle_speed
 from manydg.training.reporting import Reporter
 from manydg.training.rooms import lengths_of
-from manydg.training.steps import Terms, read_terms, steps_for
+from manydg.training.steps import Steps, Terms, read_terms, steps_for
 
 CHECKPOINT = "checkpoint.safetensors"
 _STEPS_BETWEEN_CHECKS = 200
@@ -66,6 +69,9 @@ class TrainingLoop:
         self.checkpoint = None if folder is None else folder / CHECKPOINT
         self.optimizers = algorithm.optimizers(config.lr, config.weight_decay)
         self.speed = settle_speed(config, algorithm, train, device_of(algorithm))
+        if current_team() is not None and self.speed.captures:
+            # Exchanges between processes are not part of a captured step.
+            self.speed = replace(self.speed, execution=PLAIN)
         self.domains, self.lengths = train.domains.cpu(), lengths_of(train)
         self.history: list[dict[str, Any]] = []
         self.best_epoch = 0
@@ -75,12 +81,22 @@ class TrainingLoop:
         """Train to the end, from the checkpoint if there is one."""
         if self.checkpoint is not None and self.checkpoint.exists():
             self._resume(self.checkpoint)
-        self.steps = steps_for(self.algorithm, self.train, self.optimizers, device_of(self.algorithm), self.speed)
+        self.steps = self._make_steps()
         done = len(self.history)
         self.reporter.started(self.config.algorithm, self.config.epochs, done + 1)
         for epoch in range(done + 1, self.config.epochs + 1):
             self._run_epoch(epoch)
+        if current_team() is not None:
+            part_ways(self.algorithm)
         self.algorithm.load_state_dict(self.best)
+
+    def _make_steps(self) -> Steps:
+        team, device = current_team(), device_of(self.algorithm)
+        if team is None:
+            return steps_for(self.algorithm, self.train, self.optimizers, device, self.speed)
+        from manydg.training.sharing import SharedSteps
+
+        return SharedSteps(team, self.algorithm, self.train, self.optimizers, device)
 
     @property
     def selection_rule(self) -> str:
@@ -107,7 +123,7 @@ class TrainingLoop:
             self.best_epoch = epoch
             self.best = {name: tensor.detach().clone() for name, tensor in self.algorithm.state_dict().items()}
         if self.checkpoint is not None:
-            self._save(self.checkpoint)
+            by_leader(partial(self._save, self.checkpoint))
         self.reporter.epoch_ended(entry)
 
     def _is_best(self, val: Mapping[str, float | None]) -> bool:

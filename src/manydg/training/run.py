@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from manydg.training.calibration import fit_calibration, write_calibration
 from manydg.training.checkpoint import read_tensors, write_tensors
 from manydg.training.config import TrainingConfig, fingerprint, pick_device
 from manydg.training.context import as_trained, with_context
+from manydg.training.distributed import by_leader, current_team
 from manydg.training.fit import fit, rebuild
 from manydg.training.inference import predict_probabilities
 from manydg.training.loop import CHECKPOINT
@@ -108,7 +110,7 @@ def train(
     parts = _check_split(dataset, settled, split)
     identity = _identity(dataset, settled, parts, backbone)
     if folder is not None:
-        _claim(folder, identity)
+        by_leader(partial(_claim, folder, identity))
         if (folder / RECORD).exists():
             (folder / CHECKPOINT).unlink(missing_ok=True)
             return open_run(folder, backbone=backbone, device=device)
@@ -148,9 +150,12 @@ def _train_and_score(
     info["source"] = provenance.get("source")
     # Names of columns, by which a later table can say which rows are of one patient, and when.
     info["roles"] = {role: provenance.get("options", {}).get(role) for role in ("patient", "time")}
+    if (team := current_team()) is not None:
+        record["processes"] = team.size
     if folder is not None:
-        write_calibration(folder, fit_calibration(fitted.algorithm, sides, predictions))
-        _write(folder, fitted.algorithm, config, schema, record, predictions, split, dataset, info)
+        calibration = fit_calibration(fitted.algorithm, sides, predictions)
+        by_leader(partial(write_calibration, folder, calibration))
+        by_leader(partial(_write, folder, fitted.algorithm, config, schema, record, predictions, split, dataset, info))
     reporter.finished(record)
     return Run(fitted.algorithm, record, schema, folder, info)
 

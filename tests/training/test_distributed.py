@@ -1,0 +1,162 @@
+"""Several processes train the model that one process would have trained."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from manydg.algorithms import ALGORITHMS as REGISTRY
+from manydg.algorithms import Algorithm
+from manydg.data.build import from_arrays
+from manydg.data.dataset import DomainDataset
+from manydg.errors import ConfigError
+from manydg.training.distributed import check_divisible
+from manydg.training.run import open_run, train
+from manydg.training.sharing import shares
+
+OPTIONS = ["--epochs", "3", "--batch-size", "16", "--lr", "0.01", "--device", "cpu", "--backbone-option", "dropout=0"]
+ALGORITHMS = ("base", "ema", "irm", "coral", "dann", "groupdro", "pcl", "arm")
+
+
+def torchrun(arguments: list[str], processes: int = 2) -> subprocess.CompletedProcess[str]:
+    """Run a Python module or file in several real processes."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    done = subprocess.run([*launcher, *arguments], capture_output=True, text=True, env=environment, timeout=300)
+    return done
+
+
+def uneven() -> DomainDataset:
+    """Patients with one, two, three and more samples, so that some rows stand alone and shares differ in size."""
+    rng = np.random.default_rng(0)
+    who = np.repeat(np.arange(24), np.arange(24) % 7 + 1)
+    label = rng.integers(0, 3, len(who))
+    x = rng.normal(size=(3, 6))[label] + rng.normal(size=(24, 6))[who] * 0.5 + rng.normal(size=(len(who), 6)) * 0.3
+    return from_arrays(x, label, who, kind="classes")
+
+
+@settings(max_examples=60, deadline=None)
+@given(pairs=st.integers(0, 20), lone=st.integers(0, 20), size=st.integers(1, 5))
+def test_shares_hold_every_row_once_and_partners_together(pairs: int, lone: int, size: int) -> None:
+    rows = 2 * pairs + lone
+    if pairs + lone < size:
+        with pytest.raises(ConfigError, match="cannot be shared"):
+            shares(rows, pairs, size)
+        return
+    parts = [set(part.tolist()) for part in shares(rows, pairs, size)]
+    assert sorted(row for part in parts for row in part) == list(range(rows))
+    assert all(parts)
+    for part in parts:
+        assert {(row + pairs) % (2 * pairs) for row in part if row < 2 * pairs} == {r for r in part if r < 2 * pairs}
+    sizes = [len(part) for part in parts]
+    assert max(sizes) - min(sizes) <= 2
+
+
+def assert_same_weights(found: Algorithm, expected: Algorithm) -> None:
+    """Nearly all weights agree closely.
+
+    Not each of them: where the true gradient is zero (a bias right before batch normalisation, a unit that is off) Adam
+    blows the rounding error up to whole steps.
+    """
+    for name, tensor in expected.state_dict().items():
+        if name.endswith(".bias") or "running" in name:
+            continue
+        close = torch.isclose(found.state_dict()[name], tensor, atol=1e-4, rtol=1e-3).float().mean()
+        assert float(close) > 0.99, name
+
+
+def test_two_processes_reach_the_result_of_one(commands: Any, tmp_path: Path) -> None:
+    uneven().save(tmp_path / "data")
+    code, alone, err = commands.run("train", tmp_path / "data", *OPTIONS, "--out", tmp_path / "one")
+    assert code == 0, err
+    done = torchrun(["-m", "manydg", "train", str(tmp_path / "data"), *OPTIONS, "--out", str(tmp_path / "two")])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == alone
+    assert done.stderr.count("epoch   1/3") == 1
+    one, two = open_run(tmp_path / "one"), open_run(tmp_path / "two")
+    assert_same_weights(two.algorithm, one.algorithm)
+    with (
+        np.load(tmp_path / "one" / "predictions.npz") as first,
+        np.load(tmp_path / "two" / "predictions.npz") as second,
+    ):
+        np.testing.assert_allclose(second["probabilities"], first["probabilities"], atol=1e-3)
+        assert np.array_equal(first["row"], second["row"])
+    assert two.record["processes"] == 2
+    for before, after in zip(one.record["history"], two.record["history"], strict=True):
+        assert after["losses"] == pytest.approx(before["losses"], abs=1e-4)
+        assert after["val"] == pytest.approx(before["val"], abs=1e-6)
+    assert {file.name for file in (tmp_path / "one").iterdir()} == {file.name for file in (tmp_path / "two").iterdir()}
+
+
+SCRIPT = """
+import json, sys
+from manydg.data.storage import open_dataset
+from manydg.training.distributed import joined
+from manydg.training.distributed import check_divisible
+from manydg.training.run import train
+
+data, out, names = open_dataset(sys.argv[1]), sys.argv[2], sys.argv[3].split(",")
+with joined("cpu") as team:
+    for name in names:
+        options = {"dropout": 0.0}
+        train(data, algorithm=name, epochs=2, batch_size=16, lr=0.01, backbone_options=options, out=f"{out}/{name}")
+"""
+
+
+def test_losses_that_tie_rows_together_are_those_of_one_process(tmp_path: Path) -> None:
+    data = uneven()
+    data.save(tmp_path / "data")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = torchrun([str(tmp_path / "script.py"), str(tmp_path / "data"), str(tmp_path / "two"), ",".join(ALGORITHMS)])
+    assert done.returncode == 0, done.stderr
+    for name in ALGORITHMS:
+        one = train(
+            data, algorithm=name, epochs=2, batch_size=16, lr=0.01, backbone_options={"dropout": 0.0}, device="cpu"
+        )
+        two = open_run(tmp_path / "two" / name)
+        np.testing.assert_allclose(two.predict_proba(data), one.predict_proba(data), atol=2e-3, err_msg=name)
+        assert two.record["history"][-1]["losses"] == pytest.approx(one.record["history"][-1]["losses"], rel=1e-3)
+
+
+def test_what_processes_cannot_share_is_refused_with_the_reason(
+    dataset_of: Callable[..., DomainDataset], tmp_path: Path
+) -> None:
+    dataset_of().save(tmp_path / "data")
+    arguments = ["-m", "manydg", "train", str(tmp_path / "data"), "--algorithm", "mldg", "--out"]
+    done = torchrun([*arguments, str(tmp_path / "run"), "--epochs", "1", "--device", "cpu"])
+    assert done.returncode != 0
+    assert "MLDG cannot be trained by several processes: its inner steps need gradients of single" in done.stderr
+    assert not (tmp_path / "run" / "run.json").exists()
+
+
+@pytest.mark.parametrize("algorithm", ["mldg", "sagnet", "mixstyle", "condadv", "boosting"])
+def test_every_algorithm_that_looks_past_the_backbone_says_why_it_is_not_shared(algorithm: str) -> None:
+    with pytest.raises(ConfigError, match="without torchrun"):
+        check_divisible(REGISTRY.get(algorithm))
+
+
+def test_a_folder_of_another_run_stops_all_processes_with_one_reason(
+    dataset_of: Callable[..., DomainDataset], tmp_path: Path
+) -> None:
+    dataset_of().save(tmp_path / "data")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "identity.json").write_text(json.dumps({"identity": "another"}))
+    done = torchrun(
+        ["-m", "manydg", "train", str(tmp_path / "data"), "--out", str(tmp_path / "run"), "--device", "cpu"]
+    )
+    assert done.returncode != 0
+    assert "holds a run of other data" in done.stderr
+    assert "process 0 had to stop" in done.stderr
+    # The launcher shows where it stopped itself; our processes show no traceback.
+    assert done.stderr.count("Traceback") == 1
