@@ -38,6 +38,13 @@ Epochs = Annotated[int | None, typer.Option(min=1, help="Training epochs.", show
 BatchSize = Annotated[int | None, typer.Option(min=2, help="Samples per step.", show_default="256")]
 LearningRate = Annotated[float | None, typer.Option("--lr", help="Learning rate of Adam.", show_default="5e-4")]
 WeightDecay = Annotated[float | None, typer.Option(help="Weight decay.", show_default="1e-5")]
+Context = Annotated[
+    str | None,
+    typer.Option(
+        help="Show each patient's other unlabelled samples to the learner: none, offline (all) or causal (earlier).",
+        show_default="what the algorithm is made for",
+    ),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show which runs it would do, and how long they take.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Workers = Annotated[int, typer.Option(min=1, help="Runs side by side on this machine.")]

@@ -27,6 +27,7 @@ class Typed:
     backbone: str | None
     backbone_option: list[str]
     set_: list[str]
+    context: str | None = None
 
     def options(self, dataset: Path, algorithm: str | None = None) -> Options:
         """The options of runs on a dataset; where one algorithm runs alone, its settings may be named without it."""
@@ -40,7 +41,7 @@ class Typed:
             console.print(f"settings: {base.origin}{_how_to_see(base.origin)}")
         training = {
             name: getattr(self, name)
-            for name in ("epochs", "batch_size", "lr", "weight_decay")
+            for name in ("epochs", "batch_size", "lr", "weight_decay", "context")
             if getattr(self, name) is not None
         }
         sets = {_whose(name, algorithm): value for name, value in parse_settings(self.set_).items()}

@@ -14,6 +14,7 @@ from manydg.cli._options import (
     BackboneOption,
     BatchSize,
     Config,
+    Context,
     Dataset,
     Device,
     DryRun,
@@ -38,6 +39,7 @@ def compare(
     batch_size: BatchSize = None,
     lr: LearningRate = None,
     weight_decay: WeightDecay = None,
+    context: Context = None,
     backbone: Backbone = None,
     backbone_option: BackboneOption = [],  # noqa: B006 - typer reads the default, nobody changes it
     set_: Setting = [],  # noqa: B006
@@ -56,7 +58,7 @@ def compare(
     from manydg.experiments.compare import plan_comparison
     from manydg.experiments.study import Study
 
-    typed = Typed(config, epochs, batch_size, lr, weight_decay, backbone, backbone_option, set_)
+    typed = Typed(config, epochs, batch_size, lr, weight_decay, backbone, backbone_option, set_, context)
     options, names = typed.options(dataset), names_in(algorithms)
     if dry_run:
         runs = plan_comparison(names, seeds, options)

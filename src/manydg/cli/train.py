@@ -12,6 +12,7 @@ from manydg.cli._options import (
     BackboneOption,
     BatchSize,
     Config,
+    Context,
     Dataset,
     Device,
     Epochs,
@@ -31,6 +32,7 @@ def train(
     batch_size: BatchSize = None,
     lr: LearningRate = None,
     weight_decay: WeightDecay = None,
+    context: Context = None,
     backbone: Backbone = None,
     backbone_option: BackboneOption = [],  # noqa: B006 - typer reads the default, nobody changes it
     set_: Setting = [],  # noqa: B006
@@ -46,7 +48,7 @@ def train(
     from manydg.data.storage import open_dataset
     from manydg.training.run import train as train_run
 
-    typed = Typed(config, epochs, batch_size, lr, weight_decay, backbone, backbone_option, set_)
+    typed = Typed(config, epochs, batch_size, lr, weight_decay, backbone, backbone_option, set_, context)
     asked = typed.options(dataset, algorithm).of(algorithm, seed)
     data = open_dataset(dataset)
     run = train_run(data, asked, out=out, device=device, name=dataset.resolve().name, reporter=EpochLines())
