@@ -17,7 +17,8 @@ SHARES = tuple(round(0.05 * step, 2) for step in range(21))
 COLUMNS = (
     "model", "ECE as given", "ECE calibrated", "Brier as given", "Brier calibrated", "ECE within a patient",
     "Brier within a patient", "promised coverage", "coverage", "coverage of the worst class", "size of sets",
-    "promised share of patients",    "share of patients covered", "size of their sets", "promised false alarms", "called unlike",
+    "promised share of patients", "share of patients covered", "size of their sets", "promised false alarms",
+    "called unlike",
 )  # fmt: skip
 
 
