@@ -8,11 +8,12 @@ its record's ``experiments``.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from manydg.data.storage import write_atomically
+from manydg.data.storage import disk_error, write_atomically
 from manydg.errors import StorageError
 from manydg.training.config import fingerprint
 
@@ -96,6 +97,18 @@ def collect(folder: Path) -> None:
     """Write ``results.jsonl`` anew from the runs in the folder: it never misses one or holds one twice."""
     lines = [json.dumps(record) for record in read_runs(folder)]
     write_atomically(folder / RESULTS, "".join(line + "\n" for line in lines))
+
+
+def append(folder: Path, record: Record) -> None:
+    """Add a run's record to ``results.jsonl``; writing all of it after each of thousands of runs would take longer."""
+    file = folder / RESULTS
+    try:
+        with file.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(record) + "\n")
+            lines.flush()
+            os.fsync(lines.fileno())
+    except OSError as error:
+        raise disk_error(error, file) from error
 
 
 def read_results(folder: str | Path) -> list[dict[str, Any]]:

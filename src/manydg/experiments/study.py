@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import multiprocessing
-import os
-import threading
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from manydg.data.dataset import DomainDataset
 from manydg.data.storage import open_dataset, remove_leftovers, write_atomically
-from manydg.errors import ManyDGError, TrainingError, warn_plainly
+from manydg.errors import ManyDGError
 from manydg.experiments.describe import describe_study
+from manydg.experiments.engines import current_engine
 from manydg.experiments.options import Options, as_options, spelled_out
 from manydg.experiments.procedures import PROCEDURES
 from manydg.experiments.records import (
@@ -30,6 +24,7 @@ from manydg.experiments.records import (
     RUNS,
     STATUS,
     STUDY,
+    append,
     collect,
     mark_use,
     read_record,
@@ -183,34 +178,23 @@ class Study:
         for key, run, record in self._do(todo, workers, board):
             if record["status"] == "failed":
                 write_atomically(self._place(key) / FAILURE, json.dumps(record, indent=1))
-            collect(self.folder)
+            append(self.folder, read_run(self._place(key)))
             board.run_ended(run, record)
+        # A run that failed before has two lines by now, unless everything was done already.
+        if todo:
+            collect(self.folder)
 
     def _do(
         self, todo: Sequence[tuple[str, PlannedRun]], workers: int, board: Board
     ) -> Iterator[tuple[str, PlannedRun, dict[str, Any]]]:
-        jobs = [(key, run, self._job(key, run)) for key, run in todo]
-        if workers <= 1:
-            for key, run, job in jobs:
-                board.run_started(run, self._place(key) / STATUS)
-                yield key, run, do_run(job)
-            return
-        context = multiprocessing.get_context("spawn")
-        with (
-            _killed_worker_named(self.folder),
-            ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker) as pool,
-        ):
-            waiting: dict[Future[dict[str, Any]], tuple[str, PlannedRun]] = {}
-            queue = iter(jobs)
-            while True:
-                for key, run, job in itertools.islice(queue, workers - len(waiting)):
-                    board.run_started(run, self._place(key) / STATUS)
-                    waiting[pool.submit(do_run, job)] = (key, run)
-                if not waiting:
-                    return
-                for future in wait(waiting, return_when=FIRST_COMPLETED).done:
-                    key, run = waiting.pop(future)
-                    yield key, run, future.result()
+        runs = dict(todo)
+        jobs = [self._job(key, run) for key, run in todo]
+
+        def started(job: Mapping[str, Any]) -> None:
+            board.run_started(runs[job["key"]], self._place(job["key"]) / STATUS)
+
+        for job, record in current_engine().run(do_run, jobs, started, workers):
+            yield job["key"], runs[job["key"]], record
 
     def _job(self, key: str, run: PlannedRun) -> dict[str, Any]:
         return {
@@ -265,31 +249,3 @@ def grid(
     """Every algorithm with every seed, all algorithms of one seed before the next seed."""
     names, asked = list(algorithms), as_options(options)
     return [PlannedRun(experiment, asked.of(name, seed)) for seed in seeds for name in names]
-
-
-@contextmanager
-def _killed_worker_named(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except BrokenProcessPool as error:
-        raise TrainingError(
-            f"a worker process was killed, most likely for want of memory; finished runs are kept in {folder}: "
-            "run the same command again, with fewer workers"
-        ) from error
-
-
-def _start_worker() -> None:
-    """One thread per worker; its warnings are plain lines; and it ends with the process that started it."""
-    import torch
-
-    torch.set_num_threads(1)
-    warn_plainly()
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=_die_with, args=(parent,), daemon=True).start()
-
-
-def _die_with(parent: Any) -> None:
-    # A worker whose parent was killed would wait for work for ever, or write into a study that goes on elsewhere.
-    parent.join()
-    os._exit(1)
