@@ -1,8 +1,8 @@
 """ManyDG's training on a CPU: seconds per 1,000 samples, the package against the plain implementation.
 
 Both train the same networks with the same losses on the same data, one epoch of each in turn; the fastest epoch counts.
-The spectrogram that the package works out once is timed apart. Processor seconds (of all threads) are given beside those
-of the clock: they hardly change when other programs keep the machine busy.
+The spectrogram that the package works out once is timed apart. Processor seconds (of all threads) are given beside
+those of the clock: they hardly change when other programs keep the machine busy.
 """
 
 from __future__ import annotations
