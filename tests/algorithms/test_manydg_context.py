@@ -104,8 +104,13 @@ def test_prediction_uses_the_average_of_all_weights(
     assert torch.allclose(averaged, algorithm(batch.inputs)[0], atol=1e-6)
 
 
+def test_there_is_no_z_where_nothing_trains_it(small_mlp: Callable[[DomainDataset], Backbone]) -> None:
+    data = make()
+    assert set(built(small_mlp, data).embed(data.take(torch.arange(96)).inputs)) == {"v"}
+
+
 @pytest.mark.parametrize("directions", [0, 1, 3])
 def test_the_two_parts_of_v_add_up_to_it(small_mlp: Callable[[DomainDataset], Backbone], directions: int) -> None:
     data = make()
-    found = built(small_mlp, data, directions=directions).eval().embed(data.take(torch.arange(96)).inputs)
+    found = built(small_mlp, data, directions=directions, contrast=0.1).eval().embed(data.take(torch.arange(96)).inputs)
     assert torch.allclose(found["parallel"] + found["orthogonal"], found["v"], atol=1e-5)

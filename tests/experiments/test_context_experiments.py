@@ -40,7 +40,7 @@ def nights() -> DomainDataset:
 
 @pytest.fixture(scope="module")
 def run(nights: DomainDataset) -> Run:
-    return trained(nights, algorithm="manydg-context")
+    return trained(nights, algorithm="manydg-context", settings={"contrast": 0.1})
 
 
 def trained(data: DomainDataset, **options: Any) -> Run:

@@ -1,8 +1,8 @@
 """ManyDG with context: what is the patient's is read from a set of the patient's samples, not from one.
 
 The inputs hold the patient's context (:mod:`manydg.data.context`), so that features v and domain factor z are functions
-of a set of unlabelled samples of the patient. z is kept from collapsing by telling patients apart: of all samples in
-the batch, the partner of a sample is to have the z most like its own.
+of a set of unlabelled samples of the patient. Where z is wanted it is kept from collapsing by telling patients apart:
+of all samples in the batch, the partner of a sample is to have the z most like its own. See ``docs/method.md``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ManyDGContextSettings(Hyperparameters):
     hidden: int = setting(32, 8, 128, "width of the head's hidden layer")
     average: float = setting(0.999, 0.99, 0.9999, "decay of the moving average of the weights that predict")
     hide: float = setting(0.1, 0.02, 0.5, "share of the training samples whose context is hidden")
-    contrast: float = setting(0.1, 0.01, 1.0, "weight of telling patients apart by z")
+    contrast: float = setting(0.0, 0.0, 1.0, "weight of telling patients apart by z", log=False)
     temperature: float = setting(0.1, 0.02, 0.5, "temperature of the contrast")
     directions: int = setting(0, 0, 8, "number of directions q(v) that are projected out of v", log=False)
 
@@ -43,8 +43,8 @@ class ManyDGContext(Algorithm):
     """A head on features of the sample and its patient's context, predicted with averaged weights.
 
     In a share of the training samples the context is hidden, so that a patient of whom nothing is known yet is
-    predicted as by a model without context. Without directions to project out, z is trained on features that it does
-    not change: it says who a patient is like, and the prediction does not depend on it.
+    predicted as by a model without context. The domain factor z is there only where it is asked for, by a weight of the
+    contrast or by directions to project out: neither was found to help prediction.
     """
 
     Settings = ManyDGContextSettings
@@ -94,6 +94,8 @@ class ManyDGContext(Algorithm):
 
     def embed(self, inputs: Inputs) -> dict[str, Tensor]:
         _, features, factors = self._evaluated(inputs)
+        if not self.settings.contrast and not self.settings.directions:
+            return {"v": features}
         factor = factors.mean(dim=1)
         parallel, orthogonal = orthogonal_projection(features, factor)
         return {"v": features, "z": factor, "parallel": parallel, "orthogonal": orthogonal}

@@ -10,6 +10,8 @@ from manydg.experiments._experiment import Experiment, Figure, Record, Request
 from manydg.experiments._fold import mean_and_sd
 from manydg.experiments.study import PlannedRun, grid
 
+CONTRAST = 0.1
+"""Weight of the contrast, without which the method with context has no z."""
 _SIGNS = {"v": "v", "z": "z", "parallel": "v∥z", "orthogonal": "v⊥z"}
 _SIDES = {"all": "all patients", "test": "unseen patients"}
 
@@ -21,7 +23,11 @@ class PatientProbe(Experiment):
     title = "Is z a patient?"
 
     def plan(self, request: Request) -> list[PlannedRun]:
-        return grid("compare", ("manydg", "manydg-context"), range(request.seeds), request.options)
+        ours = [
+            PlannedRun("patient-probe", request.options.of("manydg-context", seed, contrast=CONTRAST))
+            for seed in range(request.seeds)
+        ]
+        return grid("compare", ("manydg",), range(request.seeds), request.options) + ours
 
     def fold(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, Figure]:
         found: dict[tuple[str, str, str], list[tuple[float, float]]] = {}
