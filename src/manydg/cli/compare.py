@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from manydg.cli._engine import Address, CpusPerRun, Engine, GpusPerRun, runs_on
 from manydg.cli._options import (
     Backbone,
     BackboneOption,
@@ -45,6 +46,10 @@ def compare(
     set_: Setting = [],  # noqa: B006
     device: Device = "auto",
     workers: Workers = 1,
+    engine: Engine = "local",
+    address: Address = None,
+    cpus_per_run: CpusPerRun = None,
+    gpus_per_run: GpusPerRun = None,
     dry_run: DryRun = False,
 ) -> None:
     """Compare algorithms over several patient splits.
@@ -64,17 +69,18 @@ def compare(
         runs = plan_comparison(names, seeds, options)
         show_plan(Study(out, dataset, runs, dataset.resolve().name, device), workers)
         return
-    compare_runs(
-        dataset,
-        names,
-        seeds,
-        out,
-        options=options,
-        workers=workers,
-        device=device,
-        board=study_board(),
-        command=command_line(),
-    )
+    with runs_on(engine, address, cpus_per_run, gpus_per_run, workers) as at_once:
+        compare_runs(
+            dataset,
+            names,
+            seeds,
+            out,
+            options=options,
+            workers=at_once,
+            device=device,
+            board=study_board(),
+            command=command_line(),
+        )
     show_summary(out)
 
 

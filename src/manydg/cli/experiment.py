@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from manydg.cli._engine import Address, CpusPerRun, Engine, GpusPerRun, runs_on
 from manydg.cli._options import (
     Backbone,
     BackboneOption,
@@ -46,6 +47,10 @@ def experiment(
     set_: Setting = [],  # noqa: B006
     device: Device = "auto",
     workers: Workers = 1,
+    engine: Engine = "local",
+    address: Address = None,
+    cpus_per_run: CpusPerRun = None,
+    gpus_per_run: GpusPerRun = None,
     dry_run: DryRun = False,
 ) -> None:
     """Run one of the paper's experiments on a dataset.
@@ -70,17 +75,18 @@ def experiment(
             print(f"{name}: {note}")
         show_plan(Study(out, dataset, runs, dataset.resolve().name, device), workers)
         return
-    conduct(
-        name,
-        dataset,
-        out,
-        request,
-        workers=workers,
-        device=device,
-        board=study_board(),
-        command=command_line(),
-        say=console.print,
-    )
+    with runs_on(engine, address, cpus_per_run, gpus_per_run, workers) as at_once:
+        conduct(
+            name,
+            dataset,
+            out,
+            request,
+            workers=at_once,
+            device=device,
+            board=study_board(),
+            command=command_line(),
+            say=console.print,
+        )
     show_summary(out)
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from manydg.cli._engine import Address, CpusPerRun, Engine, GpusPerRun, runs_on
 from manydg.cli._options import Device, DryRun, Workers
 
 
@@ -19,6 +20,10 @@ def paper(
     synthetic: Annotated[bool, typer.Option("--synthetic", help="Make up twins of all four datasets instead.")] = False,
     scale: Annotated[str, typer.Option(help="full, small or smoke: how many patients, splits and epochs.")] = "full",
     workers: Workers = 1,
+    engine: Engine = "local",
+    address: Address = None,
+    cpus_per_run: CpusPerRun = None,
+    gpus_per_run: GpusPerRun = None,
     device: Device = "auto",
     dry_run: DryRun = False,
 ) -> None:
@@ -45,15 +50,16 @@ def paper(
             show_plan(chapter.study(out / "results", device), workers)
         return
     chapters = ready(found, place, out, size, workers, console.print)
-    page = run_paper(
-        chapters,
-        out,
-        workers=workers,
-        device=device,
-        board=study_board,
-        command=command_line(),
-        say=console.print,
-    )
+    with runs_on(engine, address, cpus_per_run, gpus_per_run, workers) as at_once:
+        page = run_paper(
+            chapters,
+            out,
+            workers=at_once,
+            device=device,
+            board=study_board,
+            command=command_line(),
+            say=console.print,
+        )
     print(f"wrote {page}")
 
 

@@ -42,16 +42,24 @@ def train(
 
     The patients are split into training, validation and test. The epoch is chosen on the validation patients and the
     test patients are scored once. If the command is stopped, run it again: it goes on where it was.
+    Several processes share the work of each step when started as 'torchrun --nproc-per-node N -m manydg train ...'.
     """
     from manydg.cli._progress import EpochLines, console
     from manydg.cli._settings import Typed
     from manydg.data.storage import open_dataset
+    from manydg.training.distributed import joined
+    from manydg.training.reporting import Silent
     from manydg.training.run import train as train_run
 
     typed = Typed(config, epochs, batch_size, lr, weight_decay, backbone, backbone_option, set_, context)
     asked = typed.options(dataset, algorithm).of(algorithm, seed)
     data = open_dataset(dataset)
-    run = train_run(data, asked, out=out, device=device, name=dataset.resolve().name, reporter=EpochLines())
+    with joined(device) as team:
+        speaks = team is None or team.leads
+        reporter = EpochLines() if speaks else Silent()
+        run = train_run(data, asked, out=out, device=device, name=dataset.resolve().name, reporter=reporter)
+    if not speaks:
+        return
     record = run.record
     chosen = f"epoch {record['epoch']}, {record['selection_rule']}" if record["epoch"] else record["selection_rule"]
     console.print(f"chosen: {chosen}")

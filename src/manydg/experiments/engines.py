@@ -1,0 +1,267 @@
+"""Where the runs of a study are done: in this process, in processes of this machine, or on a Ray cluster.
+
+An engine is chosen for a block of code, as in ``with using(RayEngine("auto")): compare(...)``; every study within the
+block uses it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from manydg.errors import ConfigError, TrainingError, unknown_name, warn_plainly
+
+ENGINES = ("local", "ray")
+Job = Mapping[str, Any]
+Record = dict[str, Any]
+Do = Callable[[Job], Record]
+Started = Callable[[Job], None]
+_RETRIES = 5
+_SECONDS_BETWEEN_LOOKS = 2.0
+
+
+class Engine(Protocol):
+    """Does jobs, in any order."""
+
+    def run(self, do: Do, jobs: Sequence[Job], started: Started, workers: int) -> Iterator[tuple[Job, Record]]:
+        """Each job with its record, as they end.
+
+        Parameters
+        ----------
+        do : callable
+            Does one job; an importable function.
+        jobs : sequence of mapping
+            JSON values; what a job leaves behind is in its ``folder``, where it goes on if it is started again.
+        started : callable
+            Hears of each job that begins.
+        workers : int
+            Most jobs side by side.
+        """
+        ...
+
+
+class LocalEngine:
+    """This machine: one job after the other in this process, or several processes."""
+
+    def run(self, do: Do, jobs: Sequence[Job], started: Started, workers: int) -> Iterator[tuple[Job, Record]]:
+        if workers <= 1:
+            for job in jobs:
+                started(job)
+                yield job, do(job)
+            return
+        context = multiprocessing.get_context("spawn")
+        with (
+            _killed_worker_named(),
+            ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker) as pool,
+        ):
+            waiting: dict[Future[Record], Job] = {}
+            queue = iter(jobs)
+            while True:
+                for job in itertools.islice(queue, workers - len(waiting)):
+                    started(job)
+                    waiting[pool.submit(do, job)] = job
+                if not waiting:
+                    return
+                for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+                    yield waiting.pop(future), future.result()
+
+
+@dataclass(frozen=True)
+class RayEngine:
+    """A Ray cluster: every job is a task with the CPUs and GPUs it needs, done again elsewhere if its node is lost.
+
+    Datasets and results folders must be on a disk that every node sees under the same path; a job that is done again
+    goes on from its last checkpoint there. Every node must run the same version of the program.
+
+    Parameters
+    ----------
+    address : str, optional
+        Of the cluster; ``auto`` for the one this machine is part of. Without it, one is started for the block on this
+        machine alone.
+    cpus, gpus : float, optional
+        What each run needs. By default one CPU, and one GPU where the study asks for one or may use one and the cluster
+        has some; a quarter lets four runs share a GPU.
+    """
+
+    address: str | None = None
+    cpus: float = 1.0
+    gpus: float | None = None
+
+    def run(self, do: Do, jobs: Sequence[Job], started: Started, workers: int) -> Iterator[tuple[Job, Record]]:
+        if not jobs:
+            return
+        with self._connected() as ray:
+            gpus = self._gpus(ray, jobs[0]["device"])
+            task = ray.remote(num_cpus=self.cpus, num_gpus=gpus, max_retries=_RETRIES)(_do_elsewhere)
+            waiting: dict[Any, Job] = {}
+            queue = iter(jobs)
+            try:
+                while True:
+                    room = min(workers, _places(ray, self.cpus, gpus)) - len(waiting)
+                    for job in itertools.islice(queue, max(0, room)):
+                        started(job)
+                        waiting[task.remote(do, json.dumps(_absolute(job)))] = job
+                    if not waiting:
+                        return
+                    done, _ = ray.wait(list(waiting), timeout=_SECONDS_BETWEEN_LOOKS)
+                    for reference in done:
+                        yield waiting.pop(reference), _result(ray, reference)
+            finally:
+                for reference in waiting:
+                    ray.cancel(reference, force=True)
+
+    @contextmanager
+    def _connected(self) -> Iterator[Any]:
+        ray = _import_ray()
+        if ray.is_initialized():
+            yield ray
+            return
+        try:
+            ray.init(
+                address=self.address or "local", log_to_driver=False, logging_level="ERROR", configure_logging=False
+            )
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise ConfigError(
+                f"no Ray cluster answers at '{self.address}' ({reason}): start one with 'ray start --head', or leave "
+                "out --address to use this machine"
+            ) from error
+        try:
+            yield ray
+        finally:
+            ray.shutdown()
+
+    def _gpus(self, ray: Any, device: str) -> float:
+        if self.gpus is not None:
+            return self.gpus
+        if device == "cpu":
+            return 0.0
+        if device == "auto":
+            return 1.0 if ray.cluster_resources().get("GPU", 0) >= 1 else 0.0
+        return 1.0
+
+
+_chosen: ContextVar[Engine] = ContextVar("engine")
+
+
+@contextmanager
+def using(engine: Engine) -> Iterator[None]:
+    """Studies within the block do their runs with an engine."""
+    token = _chosen.set(engine)
+    try:
+        yield
+    finally:
+        _chosen.reset(token)
+
+
+def current_engine() -> Engine:
+    """The engine chosen, or this machine."""
+    return _chosen.get(None) or LocalEngine()
+
+
+def engine_named(name: str, address: str | None = None, cpus: float | None = None, gpus: float | None = None) -> Engine:
+    """The engine that a command was asked for."""
+    if name not in ENGINES:
+        raise unknown_name("engine", name, ENGINES)
+    if name == "local":
+        if address is not None or cpus is not None or gpus is not None:
+            raise ConfigError("--address, --cpus-per-run and --gpus-per-run are for a cluster: add --engine ray")
+        return LocalEngine()
+    _import_ray()
+    return RayEngine(address, 1.0 if cpus is None else cpus, gpus)
+
+
+def _import_ray() -> Any:
+    try:
+        import ray
+    except ImportError:
+        raise ConfigError("--engine ray needs the package 'ray': pip install 'manydg[ray]'") from None
+    return ray
+
+
+def _places(ray: Any, cpus: float, gpus: float) -> int:
+    """How many jobs the cluster can do at a time, as it is now; one at least, which then waits for a node."""
+    there = ray.cluster_resources()
+    limits = [there.get("CPU", 0) / cpus] if cpus else []
+    limits += [there.get("GPU", 0) / gpus] if gpus else []
+    return max(1, int(min(limits, default=1)))
+
+
+def _absolute(job: Job) -> dict[str, Any]:
+    """The job with paths that hold wherever it is done."""
+    from manydg.training.version import code_version
+
+    places = {name: str(Path(job[name]).resolve()) for name in ("dataset", "folder")}
+    return {**job, **places, "code_version": code_version()}
+
+
+def _do_elsewhere(do: Do, text: str) -> str:
+    """Do a job on a node of a cluster; JSON in, JSON out."""
+    import platform
+
+    from manydg.training.version import code_version
+
+    warn_plainly()
+    job = json.loads(text)
+    for name in ("dataset", "folder"):
+        if not Path(job[name]).is_dir():
+            raise ConfigError(
+                f"the node {platform.node()} does not see {job[name]}: put datasets and results where every node of "
+                "the cluster sees them under the same path"
+            )
+    if job.pop("code_version") != code_version():
+        raise ConfigError(f"the node {platform.node()} runs another version of the program: install the same on all")
+    return json.dumps(do(job))
+
+
+def _result(ray: Any, reference: Any) -> Record:
+    try:
+        record: Record = json.loads(ray.get(reference))
+        return record
+    except ray.exceptions.RayTaskError as error:
+        cause = error.cause if isinstance(getattr(error, "cause", None), ConfigError) else None
+        raise cause or TrainingError(f"a run failed on the cluster: {str(error).splitlines()[-1]}") from error
+    except ray.exceptions.RayError as error:
+        raise TrainingError(
+            f"a run's worker was lost {_RETRIES + 1} times ({type(error).__name__}), perhaps for want of memory; "
+            "finished runs are kept: run the same command again, with more --cpus-per-run so that fewer share a node"
+        ) from error
+
+
+@contextmanager
+def _killed_worker_named() -> Iterator[None]:
+    try:
+        yield
+    except BrokenProcessPool as error:
+        raise TrainingError(
+            "a worker process was killed, most likely for want of memory; finished runs are kept: "
+            "run the same command again, with fewer workers"
+        ) from error
+
+
+def _start_worker() -> None:
+    """One thread per worker; its warnings are plain lines; and it ends with the process that started it."""
+    import torch
+
+    torch.set_num_threads(1)
+    warn_plainly()
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_die_with, args=(parent,), daemon=True).start()
+
+
+def _die_with(parent: Any) -> None:
+    # A worker whose parent was killed would wait for work for ever, or write into a study that goes on elsewhere.
+    parent.join()
+    os._exit(1)
