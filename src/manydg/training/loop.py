@@ -9,17 +9,18 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from manydg.algorithms import Algorithm
+from manydg.data.blocks import BlockPlan, plan_in_blocks
 from manydg.data.dataset import DomainDataset
 from manydg.data.sampling import EpochPlan, plan_epoch
 from manydg.errors import DataError, StorageError, TrainingError
@@ -28,6 +29,7 @@ from manydg.training.checkpoint import pack_optimizer, read_tensors, same_device
 from manydg.training.config import TrainingConfig
 from manydg.training.distributed import by_leader, current_team, part_ways
 from manydg.training.inference import device_of, predict_probabilities
+from manydg.training.memory import reading_ahead, rows_of_window
 from manydg.training.precision import PLAIN, at_speed, settle_speed
 from manydg.training.reporting import Reporter
 from manydg.training.rooms import lengths_of
@@ -73,6 +75,7 @@ class TrainingLoop:
             # Exchanges between processes are not part of a captured step.
             self.speed = replace(self.speed, execution=PLAIN)
         self.domains, self.lengths = train.domains.cpu(), lengths_of(train)
+        self.window, self.blocks = rows_of_window(train), cast("BlockPlan | None", None)
         self.history: list[dict[str, Any]] = []
         self.best_epoch = 0
         self.best: dict[str, Tensor] = {}
@@ -108,14 +111,15 @@ class TrainingLoop:
     def _run_epoch(self, epoch: int) -> None:
         start = time.perf_counter()
         torch.manual_seed(self.config.seed * 1_000_003 + epoch)
-        sampling, seed = self.algorithm.sampling, self.config.seed
-        plan = plan_epoch(sampling, self.domains, self.config.batch_size, seed, epoch, self.lengths)
+        plan = self._plan(epoch)
         self.algorithm.train()
         with at_speed(self.speed, self.algorithm.backbone, device_of(self.algorithm)):
             losses = self._run_steps(plan, epoch)
         trained = time.perf_counter()
         val = {} if self.val is None else self._validate(self.val, epoch, len(plan))
         entry = {"epoch": epoch, "losses": losses, "val": val, "seconds": trained - start}
+        if self.blocks is not None:
+            entry["order"] = f"windows of about {self.window} rows on disk, {len(self.blocks.windows)} of them"
         if self.val is not None and (watched := self._watch(self.val)):
             entry["val_terms"] = watched
         self.history.append(entry)
@@ -125,6 +129,18 @@ class TrainingLoop:
         if self.checkpoint is not None:
             by_leader(partial(self._save, self.checkpoint))
         self.reporter.epoch_ended(entry)
+
+    def _plan(self, epoch: int) -> EpochPlan:
+        """The epoch's order: of all samples, or by windows where they do not fit in memory."""
+        sampling, batch_size, seed = self.algorithm.sampling, self.config.batch_size, self.config.seed
+        if self.window is None:
+            return plan_epoch(sampling, self.domains, batch_size, seed, epoch, self.lengths)
+        self.blocks = plan_in_blocks(sampling, self.train, batch_size, seed, epoch, self.window)
+        return self.blocks.plan
+
+    def _steps_of(self, plan: EpochPlan) -> Iterator[Callable[[], Terms]]:
+        steps = self.steps.run(plan)
+        return steps if self.blocks is None else reading_ahead(self.train, self.blocks, steps)
 
     def _is_best(self, val: Mapping[str, float | None]) -> bool:
         if self.val is None or self.best_epoch == 0:
@@ -137,7 +153,7 @@ class TrainingLoop:
         counts: dict[str, int] = {}
         block: list[Terms] = []
         size = _STEPS_BETWEEN_CHECKS if device_of(self.algorithm).type == "cpu" else len(plan)
-        for step, do_step in enumerate(self.steps.run(plan)):
+        for step, do_step in enumerate(self._steps_of(plan)):
             self.algorithm.progress.fill_((epoch - 1 + step / len(plan)) / self.config.epochs)
             block.append(do_step())
             if len(block) == size or step == len(plan) - 1:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import resource
-
 import torch
 from torch import Tensor
 
@@ -12,6 +9,7 @@ from manydg.algorithms import Algorithm
 from manydg.data.columns import Column, Ragged
 from manydg.data.dataset import DomainDataset
 from manydg.training.distributed import processes_here
+from manydg.training.memory import memory_of_machine
 
 _SHARE_OF_MEMORY = 8
 
@@ -24,7 +22,7 @@ def place(dataset: DomainDataset, algorithm: Algorithm, device: torch.device) ->
     """
     if device.type != "cuda":
         return algorithm.backbone.precompute(
-            dataset, device, _memory_of_machine() // (_SHARE_OF_MEMORY * processes_here())
+            dataset, device, memory_of_machine() // (_SHARE_OF_MEMORY * processes_here())
         )
     # Convolutions of few channels are fastest with the channels last, in the data and in the weights.
     algorithm.backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -34,13 +32,6 @@ def place(dataset: DomainDataset, algorithm: Algorithm, device: torch.device) ->
         return ready
     free, _ = torch.cuda.mem_get_info(device)
     return ready.to(device) if _bytes_of(ready) < free / 2 else ready
-
-
-def _memory_of_machine() -> int:
-    """Bytes of memory, or fewer where the process has a limit; not what is free, so that every run does the same."""
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limits = [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA)]
-    return min([physical, *(limit for limit in limits if limit != resource.RLIM_INFINITY)])
 
 
 def _bytes_of(dataset: DomainDataset) -> int:

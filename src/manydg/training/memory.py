@@ -1,0 +1,73 @@
+"""How much memory there is, and training on data that do not fit in it."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from manydg.data.blocks import BlockPlan, bytes_per_row, read_ahead
+from manydg.data.dataset import DomainDataset
+
+T = TypeVar("T")
+_SHARE_OF_DATA = 0.5
+_SHARE_OF_WINDOW = 0.125
+
+
+def memory_of_machine() -> int:
+    """Bytes of memory, or fewer where the process or its container has a limit.
+
+    Not what is free at the moment, so that every run does the same.
+    """
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA)]
+    known = [limit for limit in limits if limit != resource.RLIM_INFINITY]
+    return min([physical, *known, *_container_limits()])
+
+
+def _container_limits() -> list[int]:
+    """Limits of the control groups this process is in, of either version; none where there are none."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        _, kinds, place = line.split(":", 2)
+        root, name = ("", "memory.max") if not kinds else ("memory", "memory.limit_in_bytes")
+        if kinds and "memory" not in kinds.split(","):
+            continue
+        # Within a container the group's own folder is the root.
+        for folder in (place.strip("/"), ""):
+            try:
+                text = (Path("/sys/fs/cgroup") / root / folder / name).read_text().strip()
+            except OSError:
+                continue
+            found += [int(text)] if text.isdigit() else []
+    return found
+
+
+def rows_of_window(train: DomainDataset) -> int | None:
+    """How many rows to hold in memory at a time, where a dataset on disk exceeds half of the memory; else ``None``."""
+    if train.device.type != "cpu":
+        return None
+    memory, each = memory_of_machine(), bytes_per_row(train)
+    if each * len(train) <= _SHARE_OF_DATA * memory:
+        return None
+    return max(2, int(_SHARE_OF_WINDOW * memory / each))
+
+
+def reading_ahead(dataset: DomainDataset, blocks: BlockPlan, steps: Iterator[T]) -> Iterator[T]:
+    """The same steps; while those of one window are done, the next window is read from disk."""
+    with ThreadPoolExecutor(max_workers=1) as reader:
+        coming, ahead = 0, reader.submit(read_ahead, dataset, blocks.windows[0])
+        for number, step in enumerate(steps):
+            if coming < len(blocks.windows) and number == blocks.first_steps[coming]:
+                ahead.result()
+                coming += 1
+                if coming < len(blocks.windows):
+                    ahead = reader.submit(read_ahead, dataset, blocks.windows[coming])
+            yield step
