@@ -46,6 +46,13 @@ Context = Annotated[
     ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show which runs it would do, and how long they take.")]
+Precision = Annotated[
+    str | None, typer.Option(help="Arithmetic of training: auto, float32, tf32 or bf16.", show_default="auto")
+]
+Execution = Annotated[
+    str | None,
+    typer.Option(help="Steps: auto, plain, captured, compiled (on a GPU) or deterministic.", show_default="auto"),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Workers = Annotated[int, typer.Option(min=1, help="Runs side by side on this machine.")]
 

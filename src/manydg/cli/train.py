@@ -16,7 +16,9 @@ from manydg.cli._options import (
     Dataset,
     Device,
     Epochs,
+    Execution,
     LearningRate,
+    Precision,
     Setting,
     WeightDecay,
 )
@@ -37,6 +39,8 @@ def train(
     backbone_option: BackboneOption = [],  # noqa: B006 - typer reads the default, nobody changes it
     set_: Setting = [],  # noqa: B006
     device: Device = "auto",
+    precision: Precision = None,
+    execution: Execution = None,
 ) -> None:
     """Train one algorithm and score it on unseen patients.
 
@@ -53,6 +57,8 @@ def train(
 
     typed = Typed(config, epochs, batch_size, lr, weight_decay, backbone, backbone_option, set_, context)
     asked = typed.options(dataset, algorithm).of(algorithm, seed)
+    speed = {"precision": precision, "execution": execution}
+    asked = asked.replace(**{name: value for name, value in speed.items() if value is not None})
     data = open_dataset(dataset)
     with joined(device) as team:
         speaks = team is None or team.leads
