@@ -30,6 +30,15 @@ ORDER = (
     "mldg",
     "simd1",
     "simd2",
+    "ema",
+    "swad",
+    "coral",
+    "vrex",
+    "groupdro",
+    "eqrm",
+    "mixstyle",
+    "bn-adapt",
+    "arm",
     "boosting",
 )
 """The plain model and the controls first, then the rivals, then algorithms not named here; ManyDG ends a table."""

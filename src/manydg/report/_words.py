@@ -21,6 +21,15 @@ ALGORITHMS = {
     "simd1": "SimD1",
     "simd2": "SimD2",
     "boosting": "Gradient boosting",
+    "ema": "EMA",
+    "swad": "SWAD",
+    "coral": "CORAL",
+    "vrex": "V-REx",
+    "groupdro": "GroupDRO",
+    "eqrm": "EQRM",
+    "mixstyle": "MixStyle",
+    "bn-adapt": "Batch-norm adaptation",
+    "arm": "ARM",
 }
 METRICS = {
     "accuracy": "accuracy",

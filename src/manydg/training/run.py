@@ -144,7 +144,9 @@ def _train_and_score(
         name=name, run=identity, seconds=time.perf_counter() - start, device=str(place),
     )  # fmt: skip
     schema = InputSchema.of(shown)
-    record["context"] = schema.settings.get("context", {"mode": "none"})
+    # Adapting to a patient at prediction is context too: all samples of the patient that are there.
+    by_algorithm = {"mode": "offline", "by": "algorithm"} if fitted.algorithm.uses_patients else {"mode": "none"}
+    record["context"] = schema.settings.get("context", by_algorithm)
     info = {key: dataset.info[key] for key in ("vocabularies", "settings") if key in dataset.info}
     provenance = dataset.info.get("provenance", {})
     info["source"] = provenance.get("source")
