@@ -159,7 +159,7 @@ def test_spectrograms_that_do_not_fit_are_worked_out_at_every_step(monkeypatch: 
     data = eeg()
     backbone = build_backbone("sleep-cnn", InputSchema.of(data))
     assert backbone.precompute(data, CPU, 4 * len(data) * 2 * 129 * 43 - 1) is data
-    monkeypatch.setattr(placing, "_memory_of_machine", lambda: 1 << 10)
+    monkeypatch.setattr(placing, "memory_of_machine", lambda: 1 << 10)
     assert place(data, built(data, "base", backbone), CPU) is data
 
 
@@ -169,7 +169,7 @@ def test_a_cached_spectrogram_trains_as_the_signal_does(monkeypatch: pytest.Monk
     config = TrainingConfig(algorithm="base", backbone_options={"dropout": 0.0}, epochs=2, batch_size=8)
     curves = []
     for memory in (1 << 40, 0):
-        monkeypatch.setattr(placing, "_memory_of_machine", lambda memory=memory: memory)
+        monkeypatch.setattr(placing, "memory_of_machine", lambda memory=memory: memory)
         curves.append([entry["losses"]["supervised"] for entry in fit(config, data, None, CPU).history])
     np.testing.assert_allclose(curves[0], curves[1], rtol=1e-3)
 
