@@ -20,7 +20,14 @@ from manydg.errors import StorageError
 from manydg.training.checkpoint import read_tensors
 from manydg.training.run import train
 
-FILES = {"identity.json", "model.safetensors", "predictions.npz", "run.json", "split.json"}
+FILES = {
+    "calibration.safetensors",
+    "identity.json",
+    "model.safetensors",
+    "predictions.npz",
+    "run.json",
+    "split.json",
+}
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +93,8 @@ def test_a_run_killed_before_each_of_its_writes_ends_with_the_same_bits(
             assert code_again == 0, err
             assert_same_run(tmp_path / "killed", tmp_path / "whole")
             shutil.rmtree(tmp_path / "killed")
-    # The run's name, a checkpoint for each epoch, the weights, the split, the predictions and the record.
-    assert number == 8
+    # The name, a checkpoint for each epoch, the weights, the split, the predictions, the calibration and the record.
+    assert number == 9
 
 
 def test_the_installed_command_itself_survives_a_kill(dataset: Path, tmp_path: Path) -> None:

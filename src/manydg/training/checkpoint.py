@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -26,8 +26,10 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, 
     text = json.dumps({"checksum": _checksum(plain), **meta})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(plain, partial, metadata={"manydg": text})
-        with partial.open("rb") as file:
+        # Not safetensors' own writing to a file: it goes through a temporary one of its own that a kill leaves behind.
+        with partial.open("wb") as file:
+            file.write(save(plain, metadata={"manydg": text}))
+            file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
     except OSError as error:

@@ -111,6 +111,8 @@ def joined(device: str = "auto") -> Iterator[Team | None]:
     _current = Team(dist.get_rank(), dist.get_world_size(), place)
     try:
         yield _current
+        # One that leaves while another still works takes the connections of both with it.
+        dist.barrier()
     finally:
         _current = None
         dist.destroy_process_group()

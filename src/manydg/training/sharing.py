@@ -10,7 +10,6 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.nn import functional as together
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from manydg.algorithms import Algorithm, Optimizers
@@ -37,7 +36,7 @@ def shares(rows: int, pairs: int, size: int) -> list[Tensor]:
     Examples
     --------
     >>> [share.tolist() for share in shares(rows=8, pairs=3, size=2)]
-    [[0, 3, 6], [1, 2, 4, 5, 7]]
+    [[0, 3, 6, 7], [1, 2, 4, 5]]
     """
     if pairs + (rows - 2 * pairs) < size:
         raise ConfigError(
@@ -164,9 +163,25 @@ def _normalise(team: Team, layer: _BatchNorm, alone: Callable[[Tensor], Tensor],
     return finished
 
 
+class _SumOverProcesses(torch.autograd.Function):
+    """A sum whose every summand has the gradients that all processes have of the total."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        total = values.detach().clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        total = gradients[0].contiguous().clone()
+        dist.all_reduce(total)
+        return total
+
+
 def _sum(values: Tensor) -> Tensor:
     """The sum over processes, through which gradients flow back to all of them."""
-    return cast("Tensor", together.all_reduce(values))  # type: ignore[no-untyped-call]
+    return cast("Tensor", _SumOverProcesses.apply(values))  # type: ignore[no-untyped-call]
 
 
 @torch.no_grad()
