@@ -8,11 +8,12 @@ STAMP := $(VENV)/.installed
 demo: $(STAMP)
 	$(BIN)/manydg demo --out demo-results
 
+# One thread for each of the two test processes: threads that wait for one another are many times slower.
 test: lint
-	$(BIN)/pytest -n 2 -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow"
 
 test-slow: $(STAMP)
-	$(BIN)/pytest -m slow
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
