@@ -36,6 +36,7 @@ def paper(
     from manydg.cli.compare import command_line
     from manydg.errors import ConfigError
     from manydg.experiments.paper import gather, ready, run_paper, scale_named, unprepared
+    from manydg.report import write_report
 
     if (raw is None) == (not synthetic):
         raise ConfigError("say where the data are with --raw DIR, or --synthetic to make them up")
@@ -51,7 +52,7 @@ def paper(
         return
     chapters = ready(found, place, out, size, workers, console.print)
     with runs_on(engine, address, cpus_per_run, gpus_per_run, workers) as at_once:
-        page = run_paper(
+        results = run_paper(
             chapters,
             out,
             workers=at_once,
@@ -60,7 +61,7 @@ def paper(
             command=command_line(),
             say=console.print,
         )
-    print(f"wrote {page}")
+    print(f"wrote {write_report(results, out / 'report.html')}")
 
 
 def register(app: typer.Typer) -> None:

@@ -1,4 +1,4 @@
-"""All of the paper: every experiment on every dataset at hand, one report at the end."""
+"""All of the paper: every experiment on every dataset at hand."""
 
 from __future__ import annotations
 
@@ -199,15 +199,13 @@ def run_paper(
     command: str = "",
     say: Say = print,
 ) -> Path:
-    """Run every experiment on every dataset and write the report.
+    """Run every experiment on every dataset.
 
     Returns
     -------
     Path
-        The page.
+        The results folder, for the report.
     """
-    from manydg.report import write_report
-
     results = out / "results"
     for chapter in chapters:
         say(f"{chapter.name}: {', '.join(chapter.requests)}")
@@ -222,7 +220,7 @@ def run_paper(
             commands=dict.fromkeys(chapter.requests, command),
             say=lambda line, name=chapter.name: say(f"{name}, {line}"),  # type: ignore[misc]
         )
-    return write_report(results, out / "report.html")
+    return results
 
 
 def unprepared(found: Sequence[Found], out: Path) -> list[Found]:
