@@ -9,16 +9,17 @@ patient: a stay is not a patient, and splitting by stay would put one person on 
 
 One row of the result is one hour of one stay:
 
-=================  ====================================================================================================
-``uniquepid``      the patient
-``stay_id``        the stay in intensive care (eICU's ``patientunitstayid``)
-``clock``          hours, for ordering: the hour of the stay, each later stay of a patient 10,000 hours after the one
-                   before (eICU does not tell the time between hospital stays)
-``label``          kidney injury at that hour
-``value_*``        the last value measured in the stay up to that hour; empty before the first
-``measured_*``     1 where it was measured in that very hour
-``static_*``       age, sex (1 male, 0 female), height, weight, and the hour of the stay
-=================  ====================================================================================================
+===================  ==================================================================================================
+``uniquepid``        the patient
+``stay_id``          the stay in intensive care (eICU's ``patientunitstayid``)
+``unitvisitnumber``  its number within the hospital stay, as eICU has it
+``stay``             its place among the patient's stays, from 1 (by year, hospital stay and number within it)
+``hour``             of the stay
+``label``            kidney injury at that hour
+``value_*``          the last value measured in the stay up to that hour; empty before the first
+``measured_*``       1 where it was measured in that very hour
+``static_*``         age, sex (1 male, 0 female), height, weight, and the hour of the stay
+===================  ==================================================================================================
 """
 
 from __future__ import annotations
@@ -28,11 +29,9 @@ from pathlib import Path
 
 import polars as pl
 
-BETWEEN_STAYS = 10_000
-
 
 def join(hourly: Path, eicu: Path) -> pl.DataFrame:
-    """The table described above, sorted by patient and clock."""
+    """The table described above, sorted by stay and hour."""
     values = pl.read_parquet(hourly / "dyn.parquet").sort("stay_id", "time")
     measured = [name for name in values.columns if name not in ("stay_id", "time")]
     hours = values.select(
@@ -48,16 +47,15 @@ def join(hourly: Path, eicu: Path) -> pl.DataFrame:
         pl.col("height").alias("static_height"),
         pl.col("weight").alias("static_weight"),
     )
-    hour = (pl.col("time").dt.total_minutes() / 60).alias("static_hour")
+    hour = pl.col("time").dt.total_minutes() / 60
     table = (
         pl.read_parquet(hourly / "outc.parquet")
         .join(hours, on=["stay_id", "time"], how="inner", validate="1:1")
         .join(static, on="stay_id", how="inner", validate="m:1")
         .join(_stays(eicu), on="stay_id", how="inner", validate="m:1")
-        .with_columns(hour, pl.col("label").cast(pl.Int8))
-        .with_columns((pl.col("static_hour") + BETWEEN_STAYS * pl.col("stay_number")).alias("clock"))
+        .with_columns(hour.alias("hour"), hour.alias("static_hour"), pl.col("label").cast(pl.Int8))
     )
-    return table.drop("time", "stay_number").sort("uniquepid", "clock")
+    return table.drop("time").sort("stay_id", "hour")
 
 
 def _stays(eicu: Path) -> pl.DataFrame:
@@ -67,7 +65,8 @@ def _stays(eicu: Path) -> pl.DataFrame:
     return stays.sort("uniquepid", *order).select(
         pl.col("patientunitstayid").cast(pl.Int32).alias("stay_id"),
         "uniquepid",
-        (pl.int_range(pl.len()).over("uniquepid")).alias("stay_number"),
+        "unitvisitnumber",
+        (pl.int_range(pl.len()).over("uniquepid") + 1).alias("stay"),
     )
 
 
@@ -82,7 +81,7 @@ def main() -> None:
         f"wrote {out}: {table.height:,} hours ({positive:,} with injury) of {table['uniquepid'].n_unique():,} patients"
     )
     print(
-        f"next: manydg prepare table {out} --patient uniquepid --target label --time clock "
+        f"next: manydg prepare table {out} --patient uniquepid --target label --session stay --time hour "
         "--features 'value_*' 'measured_*' 'static_*' --missing keep --out kidney"
     )
 

@@ -139,8 +139,7 @@ def _table(run: Run, raw: Path, out: Path, options: PredictOptions) -> list[Path
             f"{raw}: {int(gaps.sum())} rows have empty features, the first is row {row}, but the model was trained on "
             "complete rows: fill them in or leave those rows out"
         )
-    roles = _known(run, "roles")
-    whose, times = read_roles(raw, roles.get("patient"), roles.get("time"))
+    whose, times = read_roles(raw, _known(run, "roles"), settings.get("session_gap"))
     rows = pl.DataFrame({"row": np.arange(len(values))})
     # Where the table does not say whose a row is, every row is taken for a patient of its own.
     patients = np.arange(len(values)) if whose is None else whose

@@ -40,6 +40,9 @@ def prepare_table(
     ],
     out: Out,
     time: Annotated[str | None, typer.Option(metavar="COL", help="Column of the time of a sample.")] = None,
+    session: Annotated[
+        str | None, typer.Option(metavar="COL", help="Column of the night or stay that times are counted within.")
+    ] = None,
     kind: Kind = None,
     classes: Classes = None,
     missing: Missing = "refuse",
@@ -62,6 +65,7 @@ def prepare_table(
             kind=kind,
             classes=_names(classes),
             time=time,
+            session=session,
             missing=missing,
             overwrite=overwrite,
         )
@@ -125,5 +129,5 @@ def _say_what_was_written(out: Path) -> None:
     for key, shape in shapes.items():
         typer.echo(f"  input {key.removeprefix('inputs.')}: {' x '.join(map(str, shape))} float32 a sample")
     if left_out := info["provenance"]["options"].get("left_out_of_features"):
-        typer.echo(f"  not used as features, being patient, target or time: {', '.join(left_out)}")
+        typer.echo(f"  not used as features, being patient, target, time or session: {', '.join(left_out)}")
     typer.echo(f"  content {description['content_hash']}")

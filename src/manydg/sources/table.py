@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -14,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from manydg.errors import DataError, StorageError
+from manydg.errors import ConfigError, DataError, StorageError
 from manydg.sources._dense import write_dense
 from manydg.sources._provenance import CohortFlow, provenance
+from manydg.sources._sessions import lay_out, session_gap
 
 _NULLS = ["", "NA", "N/A", "null", "NULL"]
 _SHOWN = 12
@@ -33,6 +34,7 @@ def prepare(
     kind: str | None = None,
     classes: Sequence[str] | None = None,
     time: str | None = None,
+    session: str | None = None,
     missing: str = "refuse",
     overwrite: bool = False,
 ) -> Path:
@@ -49,13 +51,17 @@ def prepare(
     target : str or sequence of str
         Column of the class. Several columns, or patterns such as ``vote_*``, are expert votes or several labels.
     features : sequence of str
-        Columns, or patterns such as ``EEG_*``. The patient, target and time columns are never among them.
+        Columns, or patterns such as ``EEG_*``. The patient, target, time and session columns are never among them.
     kind : {"classes", "votes", "binary", "multilabel"}, optional
         What the target is, where it cannot be told from its values.
     classes : sequence of str, optional
         Names of the classes in the order of their codes; otherwise sorted.
     time : str, optional
         Column of the time of a sample, a number or a date.
+    session : str, optional
+        Column of the night, stay or recording that a sample belongs to, where times are counted within it. A patient's
+        sessions follow each other in the order of their values (numbers, dates, or names such as ``N2``, ``N10``), and
+        no context takes a neighbour over their borders.
     missing : {"refuse", "keep"}
         Whether an empty value among the features is an error, or a measurement not taken.
     overwrite : bool
@@ -68,7 +74,10 @@ def prepare(
     """
     path = Path(file)
     table, columns = _open(path)
-    roles = _choose(columns, path, patient, [target] if isinstance(target, str) else target, features, time)
+    if session is not None and time is None:
+        raise ConfigError("a session column needs a time column, which orders the samples within a session: give time")
+    targets = [target] if isinstance(target, str) else target
+    roles = _choose(columns, path, patient, targets, features, time, session)
     frame = _collect(table.select(roles.columns()), path)
     flow = CohortFlow()
     flow.add("rows of the table", patients=frame[roles.patient].n_unique(), samples=frame.height)
@@ -77,20 +86,28 @@ def prepare(
         "target": target if isinstance(target, str) else list(target),
         "features": list(features),
         "time": time,
+        "session": session,
         "missing": missing,
         "left_out_of_features": roles.left_out,
     }
+    patients = _numbers_or_text(frame, roles.patient, "patient", path)
+    times = None if roles.time is None else _times(frame, roles.time, path)
+    settings: dict[str, Any] = {"features": roles.features}
+    if roles.session is not None and times is not None:
+        sessions = _sessions(frame, roles.session, path)
+        settings["session_gap"] = session_gap(patients, sessions, times)
+        times = lay_out(patients, sessions, times, settings["session_gap"])
     return write_dense(
         out,
         _feature_values(frame, roles.features, path),
         _labels(frame, roles.targets, path),
-        _numbers_or_text(frame, roles.patient, "patient", path),
+        patients,
         place=lambda position: f"feature '{roles.features[position[0]]}'",
         kind=kind,
         classes=classes if classes is not None or len(roles.targets) == 1 else roles.targets,
-        times=None if roles.time is None else _times(frame, roles.time, path),
+        times=times,
         missing=missing,
-        info={"settings": {"features": roles.features}, **provenance("table", [path], options, flow)},
+        info={"settings": settings, **provenance("table", [path], options, flow)},
         overwrite=overwrite,
     )
 
@@ -102,27 +119,35 @@ class _Roles:
     patient: str
     targets: list[str]
     time: str | None
+    session: str | None
     features: list[str]
     left_out: list[str]
 
     def columns(self) -> list[str]:
         """Every column that is needed, once."""
-        others = [self.patient, *self.targets, *([] if self.time is None else [self.time])]
+        others = [self.patient, *self.targets, *(name for name in (self.time, self.session) if name is not None)]
         return list(dict.fromkeys([*self.features, *others]))
 
 
 def _choose(
-    columns: Sequence[str], path: Path, patient: str, targets: Sequence[str], features: Sequence[str], time: str | None
+    columns: Sequence[str],
+    path: Path,
+    patient: str,
+    targets: Sequence[str],
+    features: Sequence[str],
+    time: str | None,
+    session: str | None,
 ) -> _Roles:
     (who,) = _columns([patient], columns, path, "patient")
     labels = _columns(targets, columns, path, "target")
     when = None if time is None else _columns([time], columns, path, "time")[0]
+    sitting = None if session is None else _columns([session], columns, path, "session")[0]
     chosen = _columns(features, columns, path, "feature")
-    reserved = {who, *labels, when}
+    reserved = {who, *labels, when, sitting}
     names = [name for name in chosen if name not in reserved]
     if not names:
         raise DataError(f"{path}: the patterns {list(features)} leave no feature besides patient, target and time")
-    return _Roles(who, labels, when, names, [name for name in chosen if name in reserved])
+    return _Roles(who, labels, when, sitting, names, [name for name in chosen if name in reserved])
 
 
 def _open(path: Path) -> tuple[pl.LazyFrame, list[str]]:
@@ -188,14 +213,31 @@ def read_features(file: str | Path, names: Sequence[str]) -> npt.NDArray[np.floa
 
 
 def read_roles(
-    file: str | Path, patient: str | None, time: str | None
+    file: str | Path, roles: Mapping[str, str | None], gap: float | None = None
 ) -> tuple[npt.NDArray[Any] | None, npt.NDArray[np.float64] | None]:
-    """Whose each row of a new table is, and when it was taken, ``(rows,)``; ``None`` where there is no such column."""
+    """Whose each row of a new table is, and when it was taken, ``(rows,)``; ``None`` where there is no such column.
+
+    Parameters
+    ----------
+    roles : mapping
+        Columns by what they are for: ``patient``, ``time``, ``session``.
+    gap : float, optional
+        ``session_gap`` of the data the model was trained on; sessions are laid out with it.
+    """
     path = Path(file)
     table, columns = _open(path)
-    frame = _collect(table.select([name for name in (patient, time) if name in columns]), path)
-    whose = _numbers_or_text(frame, patient, "patient", path) if patient in frame.columns and patient else None
-    return whose, _times(frame, time, path) if time in frame.columns and time else None
+    named = {role: name for role, name in roles.items() if name in columns}
+    frame = _collect(table.select(list(dict.fromkeys(named.values()))), path)
+    whose = _numbers_or_text(frame, named["patient"], "patient", path) if "patient" in named else None
+    times = _times(frame, named["time"], path) if "time" in named else None
+    if whose is None or times is None or gap is None or roles.get("session") is None:
+        return whose, times
+    if "session" not in named:
+        raise DataError(
+            f"{path} has no column '{roles['session']}': the model was trained on samples of several sessions of a "
+            "patient, and times in the table are counted within a session; add the column"
+        )
+    return whose, lay_out(whose, _sessions(frame, named["session"], path), times, gap)
 
 
 def _feature_values(frame: pl.DataFrame, names: Sequence[str], path: Path) -> npt.NDArray[np.float32]:
@@ -250,6 +292,13 @@ def _labels(frame: pl.DataFrame, targets: Sequence[str], path: Path) -> npt.NDAr
         if column.dtype.kind not in "fiub":
             raise DataError(f"{path}: target column '{name}' is text; several target columns hold votes or 0 and 1")
     return np.stack([column.astype(np.float64) for column in columns], axis=1)
+
+
+def _sessions(frame: pl.DataFrame, name: str, path: Path) -> npt.NDArray[Any]:
+    """Numbers and names as they are; dates in seconds."""
+    if frame[name].dtype.is_temporal():
+        return _times(frame, name, path)
+    return _numbers_or_text(frame, name, "session", path)
 
 
 def _times(frame: pl.DataFrame, name: str, path: Path) -> npt.NDArray[np.float64]:

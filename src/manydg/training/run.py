@@ -151,7 +151,7 @@ def _train_and_score(
     provenance = dataset.info.get("provenance", {})
     info["source"] = provenance.get("source")
     # Names of columns, by which a later table can say which rows are of one patient, and when.
-    info["roles"] = {role: provenance.get("options", {}).get(role) for role in ("patient", "time")}
+    info["roles"] = {role: provenance.get("options", {}).get(role) for role in ("patient", "time", "session")}
     if (team := current_team()) is not None:
         record["processes"] = team.size
     if folder is not None:
