@@ -62,7 +62,9 @@ def test_context_tells_what_a_value_alone_cannot(nights: DomainDataset, run: Run
 
 def test_a_model_with_context_remakes_it_from_the_samples_it_is_given(nights: DomainDataset, run: Run) -> None:
     part = nights.select(np.arange(80))
-    assert np.array_equal(run.predict_proba(part), run.predict_proba(add_context(part)))
+    assert np.array_equal(
+        run.predict_proba(part), run.predict_proba(add_context(part, strength=run.record["context"]["strength"]))
+    )
     alone = limit_context(part, 0)
     assert not np.allclose(run.predict_proba(part), run.predict_proba(alone))
 

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from manydg.data._timeline import Timeline
 from manydg.data.context import add_context
 from manydg.data.dataset import DomainDataset
+from manydg.data.schema import InputSchema
 from manydg.data.storage import open_dataset
 from manydg.errors import ConfigError, DataError
 from manydg.predict import predict_raw
@@ -148,3 +149,13 @@ def test_prediction_of_a_new_table_keeps_nights_apart(tmp_path: Path) -> None:
     whole, other, alone = answers
     assert whole[8:] == other[8:] == alone
     assert whole[:8] != other[:8]
+
+
+def test_a_model_takes_another_table_whose_nights_are_longer(tmp_path: Path) -> None:
+    first = prepared(write(tmp_path))
+    (tmp_path / "other").mkdir()
+    epochs = [30, 1, 4, 0, 2, 7, 9, 8]
+    second = prepared(write(tmp_path / "other", epoch=epochs))
+    gaps = [data.info["settings"]["session_gap"] for data in (first, second)]
+    assert gaps == [3.0, 30.0]
+    InputSchema.of(first).check(InputSchema.of(second))

@@ -47,6 +47,11 @@ def spectral_context(
     }
 
 
+def usual_level(signal: Tensor, spectrum: Spectrum) -> Tensor:
+    """Mean over time of each sample's log spectrogram, ``(rows, channels * frequencies)``."""
+    return _moments(signal, spectrum)[0]
+
+
 def _moments(signal: Tensor, spectrum: Spectrum) -> tuple[Tensor, Tensor, tuple[int, ...]]:
     """Mean and mean square over the frames of each sample's spectrogram, ``(rows, channels * frequencies)`` each."""
     firsts, seconds, shape = [], [], signal.shape[1:3]

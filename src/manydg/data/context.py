@@ -15,14 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from manydg.data._context_spectra import Spectrum, spectral_context
+from manydg.data._context_spectra import Spectrum, spectral_context, usual_level
 from manydg.data._context_table import table_context
 from manydg.data._timeline import Timeline
 from manydg.data.columns import Ragged
+from manydg.data.context_strength import known_rows, samples_until_known
 from manydg.data.dataset import DomainDataset
 from manydg.errors import ConfigError, DataError, unknown_name
 
 COLUMN = "context"
+_STRENGTH = 5.0
 MODES = ("offline", "causal")
 PARTS = {
     "offline": ("relative", "before", "after", "before-level", "after-level", "extremes", "age", "difference", "clock"),
@@ -49,8 +51,10 @@ class ContextOptions:
         lowest and the highest value so far; ``age``: time since the value changed; ``clock``: time since the start.
     scales : tuple of int
         How many neighbouring samples the means are of; powers of two.
-    strength : float
-        With ``m`` other samples, what is usual for the patient has the weight ``m / (m + strength)``.
+    strength : float, optional
+        With ``m`` other samples, what is usual for the patient has the weight ``m / (m + strength)``. Left open it is
+        5; a training run that leaves it open reads it off its training patients instead
+        (:func:`manydg.data.context_strength.samples_until_known`), and its model keeps that number.
     gap : float, optional
         A pause longer than this begins a new session, over whose border no neighbours are taken. By default the
         dataset's ``info["settings"]["session_gap"]``, if it has one.
@@ -59,7 +63,7 @@ class ContextOptions:
     mode: str = "offline"
     parts: tuple[str, ...] | None = None
     scales: tuple[int, ...] = (1, 4, 16)
-    strength: float = 5.0
+    strength: float | None = None
     gap: float | None = None
 
     def __post_init__(self) -> None:
@@ -70,7 +74,7 @@ class ContextOptions:
                 raise unknown_name(f"part of {self.mode} context", part, PARTS[self.mode])
         if any(scale < 1 or scale & (scale - 1) for scale in self.scales):
             raise ConfigError(f"the scales of context are powers of two (1, 2, 4, ...); got {list(self.scales)}")
-        if not self.strength > 0:
+        if self.strength is not None and not self.strength > 0:
             raise ConfigError(f"the strength of context is {self.strength}; it must be positive")
 
     @staticmethod
@@ -132,7 +136,7 @@ def add_context(
     for signal in _columns(whole, 3, 4):
         if spectrum is None and signal.ndim == 3:
             raise DataError("context of signals is made of their spectrograms: give the transform as spectrum=")
-        added |= spectral_context(signal, timeline, chosen.mode, chosen.strength, spectrum or torch.Tensor)
+        added |= spectral_context(signal, timeline, chosen.mode, chosen.strength or _STRENGTH, spectrum or torch.Tensor)
     settings = {**dataset.info.get("settings", {}), "context": chosen.to_json()}
     info = {**dataset.info, "settings": settings}
     return dataclasses.replace(whole, columns={**whole.columns, **added}, info=info, stored_hash=None)
@@ -163,6 +167,18 @@ def limit_context(dataset: DomainDataset, others: int) -> DomainDataset:
     domains[timeline.order] = piece
     names = np.array([f"piece {number}" for number in range(int(piece.max()) + 1)])
     return dataclasses.replace(dataset, domains=domains, patients=names, stored_hash=None)
+
+
+def known_after(dataset: DomainDataset, spectrum: Spectrum | None = None) -> float | None:
+    """The strength of context that suits a dataset: see :func:`manydg.data.context_strength.samples_until_known`.
+
+    Only inputs and times are read. Give training patients.
+    """
+    part = dataset.select(known_rows(dataset)).compact()
+    columns = [column.flatten(1) for column in _columns(part, 1, 2)]
+    if spectrum is not None:
+        columns += [usual_level(signal, spectrum) for signal in _columns(part, 3, 4)]
+    return samples_until_known(torch.cat(columns, dim=1), part.domains, part.times) if columns else None
 
 
 def unsupported(dataset: DomainDataset) -> str | None:
@@ -200,14 +216,16 @@ def _settle(dataset: DomainDataset, options: ContextOptions) -> ContextOptions:
         if ordered:
             raise DataError(f"the parts {ordered} of context need the time of every sample, and the dataset has none")
     gap = options.gap if options.gap is not None else dataset.info.get("settings", {}).get("session_gap")
-    return dataclasses.replace(options, parts=parts or DEFAULT_PARTS[options.mode], gap=gap)
+    strength = _STRENGTH if options.strength is None else options.strength
+    return dataclasses.replace(options, parts=parts or DEFAULT_PARTS[options.mode], gap=gap, strength=strength)
 
 
 def _assemble(values: Tensor, timeline: Timeline, options: ContextOptions) -> Tensor:
     """Context in the order of the dataset, float32 ``(rows, n)``; a block of columns is in memory at a time."""
     parts = options.parts or ()
     blocks = [_clock(timeline, options.mode)] if "clock" in parts else []
-    blocks += list(table_context(values, timeline, options.mode, parts, options.scales, options.strength))
+    strength = options.strength or _STRENGTH
+    blocks += list(table_context(values, timeline, options.mode, parts, options.scales, strength))
     context = blocks[0].new_empty(len(timeline), sum(block.shape[1] for block in blocks))
     start = 0
     for block in blocks:

@@ -10,6 +10,9 @@ from manydg.data.columns import Ragged
 from manydg.data.dataset import DomainDataset
 from manydg.errors import DataError
 
+_OF_THE_DATA = frozenset({"session_gap"})
+"""Settings that say how one dataset lies in time: new data may have others."""
+
 
 @dataclass(frozen=True)
 class ColumnSchema:
@@ -48,7 +51,8 @@ class InputSchema:
             columns[name] = ColumnSchema(str(column.dtype).removeprefix("torch."), tuple(column.shape[1:]), nesting)
         vocabularies = dataset.info.get("vocabularies", {})
         sizes = {name: len(words) for name, words in vocabularies.items()} | dict(dataset.info.get("sizes", {}))
-        return InputSchema(columns, sizes, dict(dataset.info.get("settings", {})))
+        settings = {key: value for key, value in dataset.info.get("settings", {}).items() if key not in _OF_THE_DATA}
+        return InputSchema(columns, sizes, settings)
 
     def to_json(self) -> dict[str, Any]:
         columns = {

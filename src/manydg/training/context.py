@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
 from manydg.algorithms import ALGORITHMS
 from manydg.backbones import build_backbone
-from manydg.data.context import ContextOptions, add_context, has_context, has_signals, unsupported
+from manydg.data.context import ContextOptions, add_context, has_context, has_signals, known_after, unsupported
 from manydg.data.dataset import DomainDataset
 from manydg.data.schema import InputSchema
 from manydg.training.config import TrainingConfig
@@ -30,12 +33,19 @@ def context_mode(config: TrainingConfig, dataset: DomainDataset) -> str:
 
 
 def with_context(
-    dataset: DomainDataset, config: TrainingConfig, device: torch.device, backbone: nn.Module | None = None
+    dataset: DomainDataset,
+    config: TrainingConfig,
+    device: torch.device,
+    backbone: nn.Module | None = None,
+    training: npt.NDArray[np.int64] | None = None,
 ) -> DomainDataset:
     """The dataset with the context that a configuration asks for; made on the GPU where it fits.
 
     Parameters
     ----------
+    training : array, optional
+        Rows of the training patients, off which the strength of context is read where the configuration leaves it
+        open; all rows if not given.
     backbone : nn.Module, optional
         Whose spectrograms the context of signals is made of; that of the configuration if not given.
     """
@@ -51,8 +61,11 @@ def with_context(
     if device.type == "cuda" and spectrum is None:
         needed = 40 * sum(column.nbytes for column in dataset.columns.values() if isinstance(column, torch.Tensor))
         placed = dataset.to(device) if needed < torch.cuda.mem_get_info(device)[0] else dataset
-    options = ContextOptions.from_mapping(mode, config.context_options).to_json()
-    return add_context(placed, spectrum=spectrum, **options)
+    options = ContextOptions.from_mapping(mode, config.context_options)
+    if options.strength is None:
+        known = placed if training is None else placed.select(training)
+        options = dataclasses.replace(options, strength=known_after(known, spectrum))
+    return add_context(placed, spectrum=spectrum, **options.to_json())
 
 
 def as_trained(dataset: DomainDataset, schema: InputSchema, backbone: nn.Module | None = None) -> DomainDataset:

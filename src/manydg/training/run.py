@@ -133,7 +133,7 @@ def _train_and_score(
     if place.type == "cuda":
         torch.cuda.reset_peak_memory_stats(place)
     target_of(dataset.target).check(dataset.targets)
-    shown = with_context(dataset, config, place, backbone)
+    shown = with_context(dataset, config, place, backbone, split.train)
     sides = {side: shown.select(getattr(split, side)) for side in ("train", "val", "test")}
     fitted = fit(
         config, sides["train"], sides["val"], place, backbone=backbone, folder=folder, reporter=reporter
