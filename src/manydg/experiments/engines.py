@@ -20,15 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from manydg._ray import ENGINES, RETRIES, SECONDS_BETWEEN_LOOKS, connected, import_ray, places
 from manydg.errors import ConfigError, TrainingError, unknown_name, warn_plainly
 
-ENGINES = ("local", "ray")
 Job = Mapping[str, Any]
 Record = dict[str, Any]
 Do = Callable[[Job], Record]
 Started = Callable[[Job], None]
-_RETRIES = 5
-_SECONDS_BETWEEN_LOOKS = 2.0
 
 
 class Engine(Protocol):
@@ -101,46 +99,25 @@ class RayEngine:
     def run(self, do: Do, jobs: Sequence[Job], started: Started, workers: int) -> Iterator[tuple[Job, Record]]:
         if not jobs:
             return
-        with self._connected() as ray:
+        with connected(self.address) as ray:
             gpus = self._gpus(ray, jobs[0]["device"])
-            task = ray.remote(num_cpus=self.cpus, num_gpus=gpus, max_retries=_RETRIES)(_do_elsewhere)
+            task = ray.remote(num_cpus=self.cpus, num_gpus=gpus, max_retries=RETRIES)(_do_elsewhere)
             waiting: dict[Any, Job] = {}
             queue = iter(jobs)
             try:
                 while True:
-                    room = min(workers, _places(ray, self.cpus, gpus)) - len(waiting)
+                    room = min(workers, places(ray, self.cpus, gpus)) - len(waiting)
                     for job in itertools.islice(queue, max(0, room)):
                         started(job)
                         waiting[task.remote(do, json.dumps(_absolute(job)))] = job
                     if not waiting:
                         return
-                    done, _ = ray.wait(list(waiting), timeout=_SECONDS_BETWEEN_LOOKS)
+                    done, _ = ray.wait(list(waiting), timeout=SECONDS_BETWEEN_LOOKS)
                     for reference in done:
                         yield waiting.pop(reference), _result(ray, reference)
             finally:
                 for reference in waiting:
                     ray.cancel(reference, force=True)
-
-    @contextmanager
-    def _connected(self) -> Iterator[Any]:
-        ray = _import_ray()
-        if ray.is_initialized():
-            yield ray
-            return
-        try:
-            ray.init(
-                address=self.address or "local", log_to_driver=False, logging_level="ERROR", configure_logging=False
-            )
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise ConfigError(
-                f"no Ray cluster answers at '{self.address}' ({reason}): start one with 'ray start --head', or leave "
-                "out --address to use this machine"
-            ) from error
-        try:
-            yield ray
-        finally:
-            ray.shutdown()
 
     def _gpus(self, ray: Any, device: str) -> float:
         if self.gpus is not None:
@@ -178,24 +155,8 @@ def engine_named(name: str, address: str | None = None, cpus: float | None = Non
         if address is not None or cpus is not None or gpus is not None:
             raise ConfigError("--address, --cpus-per-run and --gpus-per-run are for a cluster: add --engine ray")
         return LocalEngine()
-    _import_ray()
+    import_ray()
     return RayEngine(address, 1.0 if cpus is None else cpus, gpus)
-
-
-def _import_ray() -> Any:
-    try:
-        import ray
-    except ImportError:
-        raise ConfigError("--engine ray needs the package 'ray': pip install 'manydg[ray]'") from None
-    return ray
-
-
-def _places(ray: Any, cpus: float, gpus: float) -> int:
-    """How many jobs the cluster can do at a time, as it is now; one at least, which then waits for a node."""
-    there = ray.cluster_resources()
-    limits = [there.get("CPU", 0) / cpus] if cpus else []
-    limits += [there.get("GPU", 0) / gpus] if gpus else []
-    return max(1, int(min(limits, default=1)))
 
 
 def _absolute(job: Job) -> dict[str, Any]:
@@ -234,7 +195,7 @@ def _result(ray: Any, reference: Any) -> Record:
         raise cause or TrainingError(f"a run failed on the cluster: {str(error).splitlines()[-1]}") from error
     except ray.exceptions.RayError as error:
         raise TrainingError(
-            f"a run's worker was lost {_RETRIES + 1} times ({type(error).__name__}), perhaps for want of memory; "
+            f"a run's worker was lost {RETRIES + 1} times ({type(error).__name__}), perhaps for want of memory; "
             "finished runs are kept: run the same command again, with more --cpus-per-run so that fewer share a node"
         ) from error
 

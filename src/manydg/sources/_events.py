@@ -6,7 +6,7 @@ that the whole of a large database fits in about 16 bytes a row and is sorted on
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,24 +97,18 @@ class EventStore:
                 (number, local, time[rows].copy(), word[rows].astype(np.int32), values[rows].copy())
             )
 
-    def pieces_of(self, fields: Sequence[str]) -> Iterator[Piece]:
-        """The rows held of some fields, in the pieces in which they came."""
+    def pieces(self) -> Iterator[Piece]:
+        """The rows held, in the pieces in which they came."""
         for block, pieces in self._bins.items():
             for number, *arrays in pieces:
-                if self.fields[number].name in fields:
-                    yield Piece(self.fields[number].name, block, arrays)
+                yield Piece(self.fields[number].name, block, arrays)
 
-    def words_of(self, fields: Sequence[str]) -> dict[str, list[str]]:
-        """The words of some fields, in the order of their numbers."""
-        return {name: list(self._words[self._numbers[name]]) for name in fields}
-
-    def set_words(self, words: Mapping[str, Sequence[str]]) -> None:
-        """Number the words of some fields as :meth:`words_of` gave them."""
-        for name, found in words.items():
-            self._words[self._numbers[name]] = {word: at for at, word in enumerate(found)}
+    def words(self) -> dict[str, list[str]]:
+        """The words of each field, in the order of their numbers."""
+        return {field.name: list(table) for field, table in zip(self.fields, self._words, strict=True)}
 
     def put(self, field: str, block: int, arrays: Sequence[Array]) -> None:
-        """Take back a piece that :meth:`pieces_of` gave."""
+        """Take back a piece that :meth:`pieces` gave."""
         local, time, word, value = arrays
         self._bins[block].append((self._numbers[field], local, time, word, value))
 

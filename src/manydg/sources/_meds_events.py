@@ -13,7 +13,6 @@ from manydg.sources._event_rows import ranges
 from manydg.sources._events import EventStore
 from manydg.sources._lookup import Array, CategoryMap, SampleIndex
 from manydg.sources._meds_tables import BIRTH, reading
-from manydg.sources._provenance import CohortFlow
 
 OTHER = "<other>"
 STATIC_NAMES = ("age_over_100", "age_missing")
@@ -26,24 +25,72 @@ _NEVER = np.iinfo(np.int64).min
 
 @dataclass(frozen=True)
 class Clock:
-    """What is known of each sample's time.
+    """What is known of the samples' subjects and times; a subject's samples stand together.
 
     Parameters
     ----------
-    hours : array ``(samples,)``
-        From the subject's first event to the prediction.
-    static : array ``(samples, 2)``
-        Age at the prediction in hundreds of years, 0 where birth is not known, and a flag that says so.
+    subjects, begins, counts : array ``(subjects,)``
+        Each subject's id, its first sample, and how many it has.
+    when : array ``(samples,)``
+        The time of each prediction, in microseconds.
+    beginning, birth : array ``(subjects,)``
+        Microseconds of each subject's first event (or prediction, if that is earlier), and of birth.
     """
 
-    hours: npt.NDArray[np.float64]
-    static: npt.NDArray[np.float32]
+    subjects: npt.NDArray[np.int64]
+    begins: npt.NDArray[np.int64]
+    counts: npt.NDArray[np.int64]
+    when: npt.NDArray[np.int64]
+    beginning: npt.NDArray[np.int64]
+    birth: npt.NDArray[np.int64]
+
+    @staticmethod
+    def of(samples: pl.DataFrame, known: pl.DataFrame) -> Clock:
+        """From ``subject_id`` and ``prediction_time``, sorted by subject, and what :func:`survey` found."""
+        subjects, begins, counts = np.unique(samples["subject_id"].to_numpy(), return_index=True, return_counts=True)
+        when = samples["prediction_time"].dt.epoch("us").to_numpy()
+        merged = known.group_by("subject_id").agg(pl.col("first", "birth").min())
+        found = pl.DataFrame({"subject_id": subjects}).join(merged, on="subject_id", how="left", maintain_order="left")
+        first, birth = (found[name].fill_null(_NEVER).to_numpy() for name in ("first", "birth"))
+        beginning = np.where(first == _NEVER, when[begins], np.minimum(first, when[begins]))
+        return Clock(subjects, begins, counts, when, beginning, birth)
+
+    @property
+    def hours(self) -> npt.NDArray[np.float64]:
+        """From each subject's first event to the prediction, ``(samples,)``."""
+        hours: npt.NDArray[np.float64] = (self.when - np.repeat(self.beginning, self.counts)) / _HOUR
+        return hours
+
+    @property
+    def static(self) -> npt.NDArray[np.float32]:
+        """Age at the prediction in hundreds of years, 0 where birth is not known, and a flag that says so."""
+        birth = np.repeat(self.birth, self.counts)
+        known = (birth != _NEVER) & (birth <= self.when)
+        age = np.where(known, (self.when - np.where(known, birth, self.when)) / _CENTURY, 0.0)
+        return np.stack([age, ~known], axis=1).astype(np.float32)
 
 
-def read_events(
-    store: EventStore, events: pl.LazyFrame, place: str | Path, samples: pl.DataFrame, flow: CohortFlow
-) -> Clock:
-    """Read all events of the samples' subjects.
+def survey(events: pl.LazyFrame, place: str | Path) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """What must be known of all events before any of them can be laid out.
+
+    Returns
+    -------
+    prefixes : DataFrame
+        ``prefix`` (what stands before ``//`` in a code) and ``len``, how often.
+    subjects : DataFrame
+        ``subject_id``, and microseconds of the ``first`` event and of ``birth``.
+    """
+    time, code = pl.col("time").dt.epoch("us"), pl.col("code")
+    born = time.filter((code == BIRTH) | code.str.starts_with(f"{BIRTH}//")).min()
+    with reading(place):
+        prefix = code.str.split("//").list.first()
+        prefixes = events.group_by(prefix.alias("prefix")).len().collect(engine="streaming")
+        subjects = events.group_by("subject_id").agg(first=time.min(), birth=born).collect()
+    return prefixes.drop_nulls(), subjects
+
+
+def read_events(store: EventStore, events: pl.LazyFrame, place: str | Path, clock: Clock) -> dict[str, int]:
+    """Read the events of the samples' subjects; returns counts by reason.
 
     Parameters
     ----------
@@ -53,14 +100,9 @@ def read_events(
         ``subject_id``, ``time``, ``code``, ``numeric_value``.
     place : path
         Where they lie, for messages.
-    samples : DataFrame
-        ``subject_id`` and ``prediction_time``, sorted by subject.
+    clock : Clock
     """
-    subjects, begins, counts = np.unique(samples["subject_id"].to_numpy(), return_index=True, return_counts=True)
-    when = samples["prediction_time"].dt.epoch("us").to_numpy()
-    first, birth = _first_and_birth(events, place, subjects)
-    beginning = np.where(first == _NEVER, when[begins], np.minimum(first, when[begins]))
-    index = SampleIndex(subjects)
+    index = SampleIndex(clock.subjects)
     fields, words = _code_maps(store)
     category = pl.col("code").fill_null("").cast(pl.Categorical(pl.Categories.random()))
     time, value = pl.col("time").dt.epoch("us"), pl.col("numeric_value")
@@ -74,13 +116,13 @@ def read_events(
             noted["left_out_other_subject"] -= batch.height
             # A row without a time says what always holds: it stands with the subject's first event.
             stamp = batch["time"].fill_null(_NEVER).to_numpy()
-            stamp = np.where(stamp == _NEVER, beginning[subject], stamp)
-            row = np.repeat(np.arange(len(subject)), counts[subject])
-            sample = ranges(begins[subject], counts[subject])
-            seen = stamp[row] <= when[sample]
+            stamp = np.where(stamp == _NEVER, clock.beginning[subject], stamp)
+            row = np.repeat(np.arange(len(subject)), clock.counts[subject])
+            sample = ranges(clock.begins[subject], clock.counts[subject])
+            seen = stamp[row] <= clock.when[sample]
             noted["left_out_after_prediction"] += int((~seen).sum())
             row, sample = row[seen], sample[seen]
-            second = np.floor_divide(stamp[row] - when[sample], _SECOND)
+            second = np.floor_divide(stamp[row] - clock.when[sample], _SECOND)
             field, word = fields(batch["code"])[row], words(batch["code"])[row]
             noted["left_out_unknown_kind"] += int((field < 0).sum())
             number = batch["numeric_value"].fill_null(np.nan).to_numpy()[row]
@@ -88,28 +130,7 @@ def read_events(
                 of = field == at
                 store.add(store.fields[at].name, sample[of], second[of], word[of], _finite(number[of]))
     noted["left_out_other_subject"] += noted["rows"]
-    flow.add("rows of the data", **noted)
-    hours = (when - np.repeat(beginning, counts)) / _HOUR
-    return Clock(hours, _static(when, np.repeat(birth, counts)))
-
-
-def _first_and_birth(
-    events: pl.LazyFrame, place: str | Path, subjects: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Microseconds of each subject's first event and of birth, ``(subjects,)`` each."""
-    time, code = pl.col("time").dt.epoch("us"), pl.col("code")
-    wanted = pl.LazyFrame({"subject_id": subjects})
-    born = time.filter((code == BIRTH) | code.str.starts_with(f"{BIRTH}//")).min()
-    with reading(place):
-        found = events.group_by("subject_id").agg(first=time.min(), birth=born)
-        frame = wanted.join(found, on="subject_id", how="left", maintain_order="left").collect()
-    return frame["first"].fill_null(_NEVER).to_numpy(), frame["birth"].fill_null(_NEVER).to_numpy()
-
-
-def _static(when: npt.NDArray[np.int64], birth: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-    known = (birth != _NEVER) & (birth <= when)
-    age = np.where(known, (when - np.where(known, birth, when)) / _CENTURY, 0.0)
-    return np.stack([age, ~known], axis=1).astype(np.float32)
+    return noted
 
 
 def _code_maps(store: EventStore) -> tuple[CategoryMap, CategoryMap]:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import polars as pl
 
+from manydg.data._files import disk_errors
 from manydg.errors import DataError
+from manydg.sources._lookup import Array, CategoryMap, SampleIndex
 from manydg.sources._ndc import normalise_ndc, read_ndc_map
 from manydg.sources._provenance import CohortFlow
 from manydg.sources._tables import Table
 
 TABLES = ("admissions", "diagnoses_icd", "procedures_icd", "prescriptions")
 LEAST_COVERAGE = 0.5
+_BATCH = 250_000
+_NO_ID = -(1 << 62)
 _KEYS = ["subject_id", "hadm_id"]
 _TIME_FORMATS = ("%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M", "%Y-%m-%d")
 
@@ -34,6 +41,54 @@ class Records:
     diagnoses: pl.DataFrame
     procedures: pl.DataFrame
     drugs: pl.DataFrame
+
+
+@dataclass(frozen=True)
+class TableTask:
+    """A table of codes to read.
+
+    Parameters
+    ----------
+    table : Table
+    visits : DataFrame
+        As :func:`read_admissions` gives them.
+    most : int, optional
+        Keep only so many most frequent codes.
+    ndc_map : path, optional
+        Where given, the table holds prescriptions.
+    place : path, optional
+        File to keep the codes in.
+    """
+
+    table: Table
+    visits: pl.DataFrame
+    most: int | None = None
+    ndc_map: Path | None = None
+    place: Path | None = None
+
+
+def read_table(task: TableTask, flow: CohortFlow) -> pl.DataFrame:
+    """``hadm_id`` and ``code`` of a table, each pair once."""
+    if task.ndc_map is not None:
+        return read_drugs(task.table, task.ndc_map, task.visits, flow)
+    return read_codes(task.table, task.visits, flow, most=task.most)
+
+
+def keep_table(task: TableTask) -> dict[str, Any]:
+    """Read a table and keep its codes in a file; returns the steps of its cohort flow."""
+    assert task.place is not None
+    flow = CohortFlow()
+    codes = read_table(task, flow)
+    with disk_errors(task.place.parent):
+        codes.write_ipc(task.place)
+    return {"flow": flow.to_json(), "kept": {task.place.name: task.place.stat().st_size}}
+
+
+def kept_table(task: TableTask) -> pl.DataFrame:
+    """The codes that :func:`keep_table` kept."""
+    assert task.place is not None
+    with disk_errors(task.place.parent):
+        return pl.read_ipc(task.place)
 
 
 def read_admissions(table: Table, flow: CohortFlow) -> pl.DataFrame:
@@ -101,38 +156,79 @@ def read_codes(table: Table, visits: pl.DataFrame, flow: CohortFlow, *, most: in
 
 def read_drugs(table: Table, ndc_map: str | Path, visits: pl.DataFrame, flow: CohortFlow) -> pl.DataFrame:
     """Drug classes (ATC, four characters) prescribed in each visit."""
-    mapping = read_ndc_map(ndc_map)
+    prescribed = _Prescribed(read_ndc_map(ndc_map), visits)
     # As categories the few thousand different products are looked up once each, not once a prescription.
-    product = pl.col("ndc").cast(pl.Categorical(pl.Categories.random()))
+    product = pl.col("ndc").fill_null("").cast(pl.Categorical(pl.Categories.random()))
     with table.reading(_KEYS):
-        rows = table.scan(integers=_KEYS, texts=["ndc"]).with_columns(product).collect(engine="streaming")
-    products = rows.select("ndc").unique().drop_nulls()
-    products = products.with_columns(normalise_ndc(pl.col("ndc").cast(pl.String)).alias("product"))
-    products = products.join(mapping.rename({"ndc": "product", "atc": "code"}), on="product", how="left")
-    joined = rows.join(products.with_columns(pl.col("code").cast(pl.Categorical)), on="ndc", how="left")
-    counts = joined.group_by(*_KEYS, "code").agg(times=pl.len(), with_ndc=pl.col("product").is_not_null().sum())
-    total, with_ndc = rows.height, int(counts["with_ndc"].sum())
-    mapped = counts.drop_nulls().with_columns(pl.col("code").cast(pl.String))
-    covered = _sum(mapped)
+        scan = table.scan(integers=_KEYS, texts=["ndc"]).with_columns(product)
+        for batch in scan.collect_batches(chunk_size=_BATCH, engine="streaming"):
+            prescribed.add(batch)
+    counts, pairs = prescribed.counts, prescribed.pairs()
+    total, covered = counts["rows"], counts["mapped"]
     if total == 0:
         raise DataError(f"{table.path} holds no rows: download it again")
     if covered < LEAST_COVERAGE * total:
         raise DataError(
-            f"{ndc_map} maps only {covered} of {total} prescriptions ({covered / total:.0%}; {with_ndc} have an NDC at "
-            f"all), under half: use a mapping made for this database"
+            f"{ndc_map} maps only {covered} of {total} prescriptions ({covered / total:.0%}; {counts['with_ndc']} have "
+            f"an NDC at all), under half: use a mapping made for this database"
         )
-    known = mapped.join(visits.select(_KEYS), on=_KEYS, how="semi")
-    pairs = known.select("hadm_id", "code").unique()
     flow.add(
         f"rows of {table.name}",
         rows=total,
-        left_out_without_ndc=total - with_ndc,
-        left_out_not_in_mapping=with_ndc - covered,
-        left_out_unknown_admission=covered - _sum(known),
-        left_out_repeated=_sum(known) - pairs.height,
+        left_out_without_ndc=total - counts["with_ndc"],
+        left_out_not_in_mapping=counts["with_ndc"] - covered,
+        left_out_unknown_admission=covered - counts["known"],
+        left_out_repeated=counts["known"] - pairs.height,
         codes=pairs["code"].n_unique(),
     )
     return pairs
+
+
+class _Prescribed:
+    """Counts prescriptions and collects the drug classes of each visit, batch by batch.
+
+    Parameters
+    ----------
+    mapping : DataFrame
+        ``ndc`` and ``atc``.
+    visits : DataFrame
+        ``subject_id`` and ``hadm_id``.
+    """
+
+    def __init__(self, mapping: pl.DataFrame, visits: pl.DataFrame) -> None:
+        self._classes = mapping["atc"].unique().sort()
+        self._mapping = mapping.join(pl.DataFrame({"atc": self._classes}).with_row_index("class"), on="atc")
+        self._class_of = CategoryMap(self._look_up, np.int32)
+        self._visit_of = SampleIndex(visits["hadm_id"].to_numpy())
+        self._admissions, self._subjects = visits["hadm_id"], visits["subject_id"].to_numpy()
+        self._found: list[npt.NDArray[np.int64]] = []
+        self.counts = {"rows": 0, "with_ndc": 0, "mapped": 0, "known": 0}
+
+    def _look_up(self, products: pl.Series) -> Array:
+        """The number of each product's class; -1 for a product outside the mapping, -2 for what is no product."""
+        ndc = pl.DataFrame({"ndc": products}).select(normalise_ndc(pl.col("ndc")))
+        found = ndc.join(self._mapping, on="ndc", how="left", maintain_order="left")
+        number = pl.when(pl.col("ndc").is_null()).then(-2).otherwise(pl.col("class").cast(pl.Int32).fill_null(-1))
+        return found.select(number.alias("number"))["number"].to_numpy()
+
+    def add(self, batch: pl.DataFrame) -> None:
+        drug = self._class_of(batch["ndc"])
+        subject, admission = (batch[name].fill_null(_NO_ID).to_numpy() for name in _KEYS)
+        rows = np.flatnonzero(drug >= 0)
+        visit = self._visit_of(admission[rows])
+        known = (visit >= 0) & (self._subjects[visit] == subject[rows])
+        self.counts["rows"] += batch.height
+        self.counts["with_ndc"] += int((drug > -2).sum())
+        self.counts["mapped"] += len(rows)
+        self.counts["known"] += int(known.sum())
+        key = visit[known].astype(np.int64) * len(self._classes) + drug[rows[known]]
+        self._found.append(pl.Series(key).unique().to_numpy())
+
+    def pairs(self) -> pl.DataFrame:
+        """``hadm_id`` and ``code``, each pair once."""
+        key = pl.Series(np.concatenate([*self._found, np.zeros(0, np.int64)])).unique().to_numpy()
+        visit, drug = np.divmod(key, max(1, len(self._classes)))
+        return pl.DataFrame({"hadm_id": self._admissions.gather(visit), "code": self._classes.gather(drug)})
 
 
 def keep_listed_drugs(drugs: pl.DataFrame, path: str | Path, flow: CohortFlow) -> pl.DataFrame:
@@ -148,10 +244,6 @@ def keep_listed_drugs(drugs: pl.DataFrame, path: str | Path, flow: CohortFlow) -
 
 def _left(before: pl.DataFrame, after: pl.DataFrame) -> int:
     return before["code"].n_unique() - after["code"].n_unique()
-
-
-def _sum(frame: pl.DataFrame) -> int:
-    return int(frame["times"].sum())
 
 
 def _time(column: str) -> pl.Expr:

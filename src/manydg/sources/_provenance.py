@@ -34,6 +34,10 @@ class CohortFlow:
         """Note what is left after a step; any counts may be named (patients, samples, rows, left_out, ...)."""
         self._steps.append({"step": step, **{name: int(count) for name, count in counts.items()}})
 
+    def extend(self, steps: Iterable[Mapping[str, Any]]) -> None:
+        """Note steps that another flow gave as JSON values."""
+        self._steps.extend(dict(step) for step in steps)
+
     def to_json(self) -> list[dict[str, Any]]:
         """The steps as JSON values, in order."""
         return [dict(step) for step in self._steps]

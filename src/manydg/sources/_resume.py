@@ -12,24 +12,13 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
-from multiprocessing import get_context
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from manydg.errors import ConfigError, StorageError
+from manydg.errors import ConfigError, ManyDGError, StorageError
 from manydg.sources._provenance import Progress
-
-
-@dataclass(frozen=True)
-class Job:
-    """One piece of work: a name that is unique in the run, the files it depends on, and what the function is given."""
-
-    name: str
-    files: tuple[Path, ...]
-    argument: Any
+from manydg.sources._spread import Job, WorkerLostError, current_spread
 
 
 class WorkFolder:
@@ -45,22 +34,44 @@ class WorkFolder:
     """
 
     def __init__(self, out: Path, source: str, options: Mapping[str, Any]) -> None:
-        self.path = out.with_name(f".{out.name}.work")
-        self._context = json.dumps([source, dict(options)], sort_keys=True, default=str)
+        # Absolute, since a job may be done by a process elsewhere.
+        self.path = out.absolute().with_name(f".{out.name}.work")
+        self._context = _digest([source, dict(options)])
 
     def load(self, job: Job) -> Any | None:
-        """A finished piece, or ``None`` where there is none or where its files have changed since."""
+        """A finished piece, or ``None`` where there is none or where what it depends on has changed since."""
         try:
             piece = json.loads(self._place(job).read_text())
-            return piece["result"] if piece["key"] == self._key(job) else None
-        except (OSError, ValueError, KeyError, TypeError):
+            if piece["key"] != self._key(job.name, job.files):
+                return None
+            result = piece["result"]
+            kept = result.get("kept", {}) if isinstance(result, dict) else {}
+            whole = all((self.path / name).stat().st_size == size for name, size in kept.items())
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
+        return result if whole else None
 
     def save(self, job: Job, result: Any) -> None:
-        """Keep a finished piece; it appears whole or not at all."""
+        """Keep a finished piece; it appears whole or not at all.
+
+        Larger things go into files of their own first (see :meth:`room_for`), whose names and sizes stand in the
+        result under ``kept``.
+        """
         from manydg.data.storage import write_atomically
 
-        write_atomically(self._place(job), json.dumps({"key": self._key(job), "result": result}))
+        text = json.dumps({"key": self._key(job.name, job.files), "result": result})
+        write_atomically(self._place(job), text)
+
+    def room_for(self, name: str, files: tuple[Path, ...]) -> Path:
+        """Where the job of this name may write files of its own: a path to which it adds endings.
+
+        What the job depends on is part of the name, so that pieces of other runs are never taken for its own.
+        """
+        from manydg.data._files import disk_errors
+
+        with disk_errors(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        return self.path / self._key(name, files)
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
@@ -68,15 +79,41 @@ class WorkFolder:
     def _place(self, job: Job) -> Path:
         return self.path / (hashlib.blake2b(job.name.encode(), digest_size=12).hexdigest() + ".json")
 
-    def _key(self, job: Job) -> str:
-        files = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in job.files]
-        return hashlib.blake2b(json.dumps([self._context, job.name, files]).encode(), digest_size=16).hexdigest()
+    def _key(self, name: str, files: Sequence[Path]) -> str:
+        return _digest([self._context, name, states_of(files)])
+
+
+def states_of(files: Sequence[Path]) -> list[list[Any]]:
+    """What shows whether files have changed: name, size and time of the last change."""
+    return [[file.name, (state := file.stat()).st_size, state.st_mtime_ns] for file in files]
+
+
+def _digest(values: Any) -> str:
+    text = json.dumps(values, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+@contextmanager
+def work_folder(out: Path, source: str, options: Mapping[str, Any]) -> Iterator[WorkFolder]:
+    """A work folder for as long as it is of use: it goes when the block ends, or fails because of the data.
+
+    It stays after a kill, an interrupt, and the loss of a worker.
+    """
+    work = WorkFolder(out, source, options)
+    try:
+        yield work
+    except WorkerLostError:
+        raise
+    except ManyDGError:
+        work.remove()
+        raise
+    work.remove()
 
 
 def run_jobs(
     function: Callable[[Any], Any], jobs: Sequence[Job], work: WorkFolder, *, workers: int, title: str
 ) -> list[Any]:
-    """Run a function over all jobs, in this process or several, and keep each result as soon as it is there.
+    """Run a function over all jobs that are not done yet, and keep each result as soon as it is there.
 
     Parameters
     ----------
@@ -85,7 +122,8 @@ def run_jobs(
     jobs : sequence of Job
     work : WorkFolder
     workers : int
-        How many processes; 1 stays in this one.
+        How many processes; 1 stays in this one. On a cluster (:func:`manydg.sources._spread.spreading`) 1 sets no
+        limit.
 
     Returns
     -------
@@ -96,34 +134,13 @@ def run_jobs(
         raise ConfigError(f"the number of workers must be 1 or more, not {workers}")
     results = {job.name: work.load(job) for job in jobs}
     missing = [job for job in jobs if results[job.name] is None]
-    run = _in_processes if workers > 1 and len(missing) > 1 else _in_turn
     with Progress(title, total=len(jobs)) as progress:
         progress.advance(len(jobs) - len(missing))
-        for job, result in run(function, missing, workers):
+        for job, result in current_spread().run(function, missing, workers):
             work.save(job, result)
             results[job.name] = result
             progress.advance()
     return [results[job.name] for job in jobs]
-
-
-def _in_turn(function: Callable[[Any], Any], jobs: Sequence[Job], workers: int) -> Iterator[tuple[Job, Any]]:
-    for job in jobs:
-        yield job, function(job.argument)
-
-
-def _in_processes(function: Callable[[Any], Any], jobs: Sequence[Job], workers: int) -> Iterator[tuple[Job, Any]]:
-    # Spawned, not forked: a fork of a process whose numerical libraries run threads can hang.
-    with ProcessPoolExecutor(min(workers, len(jobs)), mp_context=get_context("spawn")) as pool:
-        futures: dict[Future[Any], Job] = {pool.submit(function, job.argument): job for job in jobs}
-        try:
-            for future in as_completed(futures):
-                yield futures[future], future.result()
-        except BrokenProcessPool as error:
-            raise StorageError(
-                "a worker process was killed, perhaps for want of memory: run the same command with fewer workers"
-            ) from error
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def make_ready(out: Path, *, overwrite: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,15 @@ import polars as pl
 from manydg.data.columns import Column
 from manydg.data.dataset import TargetSpec
 from manydg.data.storage import DatasetWriter
-from manydg.errors import ConfigError, DataError, ManyDGError, unknown_name
+from manydg.errors import ConfigError, DataError, unknown_name
 from manydg.sources._eicu_events import EVENT_TABLES, FIELDS, FIELDS_OF, KINDS, EventReader
 from manydg.sources._eicu_stays import STATIC_NAMES, read_stays, readmitted, static_features
-from manydg.sources._event_cache import TableCache
+from manydg.sources._event_cache import keep_events, put_back
 from manydg.sources._event_rows import BLOCK
 from manydg.sources._events import EventBlock, EventStore, Vocabulary, join_blocks
-from manydg.sources._provenance import CohortFlow, Progress, describe_files, provenance
-from manydg.sources._resume import WorkFolder, make_ready
+from manydg.sources._provenance import CohortFlow, describe_files, provenance
+from manydg.sources._resume import WorkFolder, make_ready, run_jobs, work_folder
+from manydg.sources._spread import Job
 from manydg.sources._tables import Table, find_tables
 from manydg.sources._twin_eicu import synthesize
 
@@ -53,7 +55,7 @@ def prepare(
     out : path
         The dataset folder to write.
     workers : int
-        Tables read at the same time; polars uses its own threads within a table.
+        Processes, each of which reads a table; polars uses threads of its own within one.
     limit_patients : int, optional
         Keep only this many patients, the first in the order of ``uniquepid``.
     without : sequence of str
@@ -70,7 +72,8 @@ def prepare(
     Path
         The dataset folder.
     """
-    make_ready(Path(out), overwrite=overwrite)
+    raw, out = Path(raw).absolute(), Path(out)
+    make_ready(out, overwrite=overwrite)
     _check(limit_patients, within_days, min_gap, min_events, max_events, min_count)
     left_out = _left_out_tables(without)
     tables = find_tables(raw, ("patient", *EVENT_TABLES), source="eicu", without=left_out)
@@ -83,18 +86,13 @@ def prepare(
         "max_events": max_events,
         "min_count": min_count,
     }
-    work = WorkFolder(Path(out), "eicu", {"limit_patients": limit_patients, "version": 1, "block": BLOCK})
-    try:
-        _make(Path(out), tables, options, workers, overwrite, TableCache(work))
-    except ManyDGError:
-        work.remove()
-        raise
-    work.remove()
-    return Path(out)
+    with work_folder(out, "eicu", {"limit_patients": limit_patients, "version": 2, "block": BLOCK}) as work:
+        _make(out, tables, options, workers, overwrite, work)
+    return out
 
 
 def _make(
-    out: Path, tables: Mapping[str, Table], options: Mapping[str, Any], workers: int, overwrite: bool, cache: TableCache
+    out: Path, tables: Mapping[str, Table], options: Mapping[str, Any], workers: int, overwrite: bool, work: WorkFolder
 ) -> None:
     flow = CohortFlow()
     limits = {name: options[name] for name in ("min_events", "max_events")}
@@ -102,7 +100,7 @@ def _make(
         files = pool.submit(describe_files, [table.path for table in tables.values()])
         stays = _limit(read_stays(tables["patient"], flow), options["limit_patients"], flow)
         labels = readmitted(stays, within_days=options["within_days"], min_gap=options["min_gap"])
-        store = _read_events(tables, stays, workers, flow, cache)
+        store = _read_events(tables, stays, workers, flow, work)
         vocabulary = store.vocabulary(options["min_count"])
         info = {
             "name": "eicu",
@@ -117,7 +115,7 @@ def _make(
 
 
 def prepare_for_prediction(
-    raw: str | Path, vocabularies: Mapping[str, Sequence[str]], settings: Mapping[str, Any], *, workers: int = 1
+    raw: str | Path, vocabularies: Mapping[str, Sequence[str]], settings: Mapping[str, Any]
 ) -> tuple[dict[str, Column], pl.DataFrame]:
     """New unit stays as a trained model's inputs; whether the patient came back need not be known.
 
@@ -141,7 +139,9 @@ def prepare_for_prediction(
     tables = find_tables(raw, ("patient", *EVENT_TABLES), source="eicu", without=left_out)
     flow = CohortFlow()
     stays = read_stays(tables["patient"], flow)
-    store = _read_events(tables, stays, workers, flow)
+    store = EventStore(FIELDS, stays.height)
+    for table in _event_tables(tables):
+        EventReader(store, *_ids_and_ends(stays)).read(table)
     vocabulary = Vocabulary(list(vocabularies["events"]), list(settings["code_fields"]))
     limits = {"min_events": settings.get("min_events", 1), "max_events": settings.get("max_events")}
     samples, columns = join_blocks(store.blocks(vocabulary, **limits))
@@ -188,29 +188,46 @@ def _limit(stays: pl.DataFrame, limit: int | None, flow: CohortFlow) -> pl.DataF
     return kept
 
 
+@dataclass(frozen=True)
+class _TableTask:
+    """A table to read: the stays' ids and last minutes ``(stays,)``, and where its rows are to be kept."""
+
+    table: Table
+    stays: npt.NDArray[np.int64]
+    last: npt.NDArray[np.int64]
+    place: Path
+
+
+def _read_table(task: _TableTask) -> dict[str, Any]:
+    """Read one table and keep its rows; returns their description and the counts by reason."""
+    fields = [field for field in FIELDS if field.name in FIELDS_OF[task.table.name]]
+    store = EventStore(fields, len(task.stays))
+    counts = EventReader(store, task.stays, task.last).read(task.table)
+    return {"counts": counts, **keep_events(store, task.place)}
+
+
 def _read_events(
-    tables: Mapping[str, Table], stays: pl.DataFrame, workers: int, flow: CohortFlow, cache: TableCache | None = None
+    tables: Mapping[str, Table], stays: pl.DataFrame, workers: int, flow: CohortFlow, work: WorkFolder
 ) -> EventStore:
-    store = EventStore(FIELDS, stays.height)
-    last = stays["unitdischargeoffset"].fill_null(_NO_END).to_numpy()
-    reader = EventReader(store, stays["patientunitstayid"].to_numpy(), last)
-    wanted = [tables[name] for name in EVENT_TABLES if name in tables]
-
-    def read(table: Table) -> dict[str, int]:
-        if cache is None:
-            return reader.read(table)
+    ids, last = _ids_and_ends(stays)
+    tasks, jobs = [], []
+    for table in _event_tables(tables):
         files = (table.path, tables["patient"].path)
-        return cache.read(table.name, FIELDS_OF[table.name], files, store, lambda: reader.read(table))
-
-    with Progress("reading tables", total=len(wanted)) as progress, ThreadPoolExecutor(max(1, workers)) as pool:
-        try:
-            for table, job in [(table, pool.submit(read, table)) for table in wanted]:
-                flow.add(f"rows of {table.name}", **job.result())
-                progress.advance()
-        finally:
-            # After an error or an interrupt the tables still waiting are not begun.
-            pool.shutdown(cancel_futures=True)
+        tasks.append(_TableTask(table, ids, last, work.room_for(table.name, files)))
+        jobs.append(Job(table.name, files, tasks[-1]))
+    store = EventStore(FIELDS, stays.height)
+    for task, found in zip(tasks, run_jobs(_read_table, jobs, work, workers=workers, title="tables"), strict=True):
+        flow.add(f"rows of {task.table.name}", **found["counts"])
+        put_back(store, found, task.place)
     return store
+
+
+def _event_tables(tables: Mapping[str, Table]) -> list[Table]:
+    return [tables[name] for name in EVENT_TABLES if name in tables]
+
+
+def _ids_and_ends(stays: pl.DataFrame) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    return stays["patientunitstayid"].to_numpy(), stays["unitdischargeoffset"].fill_null(_NO_END).to_numpy()
 
 
 def _settings(

@@ -26,7 +26,8 @@ from manydg.sources._iiic_parts import (
 )
 from manydg.sources._iiic_rules import CLASSES, FEW_VOTES, FLAT, KEPT, LOUD, NOT_FINITE, Rules
 from manydg.sources._provenance import CohortFlow, Progress, provenance
-from manydg.sources._resume import Job, WorkFolder, make_ready, run_jobs, wrong_folder
+from manydg.sources._resume import WorkFolder, make_ready, run_jobs, wrong_folder
+from manydg.sources._spread import Job
 from manydg.sources._twin_iiic import synthesize
 
 __all__ = ["prepare", "synthesize"]
@@ -72,7 +73,7 @@ def prepare(
     vote_order : sequence of str
         Which class each column of the votes is, where the file does not say.
     """
-    raw, out = Path(raw), Path(out)
+    raw, out = Path(raw).absolute(), Path(out)
     rules = Rules(min_votes, unvoted, scale, max_amplitude, flat_below, tuple(vote_order))
     if limit_patients is not None and limit_patients < 1:
         raise ConfigError(f"the limit on patients must be 1 or more, not {limit_patients}")

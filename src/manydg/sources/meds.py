@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from manydg.data.columns import Column
 from manydg.data.dataset import TargetSpec
 from manydg.data.storage import DatasetWriter
 from manydg.errors import ConfigError, DataError
-from manydg.sources._events import EventStore, Field, Vocabulary, join_blocks
-from manydg.sources._meds_events import OTHER, STATIC_NAMES, read_events
+from manydg.sources._events import EventBlock, EventStore, Field, Vocabulary, join_blocks
+from manydg.sources._meds_events import STATIC_NAMES, Clock, read_events, survey
+from manydg.sources._meds_shards import Shards
 from manydg.sources._meds_tables import (
     data_files,
     label_files,
@@ -26,13 +28,12 @@ from manydg.sources._meds_tables import (
     scan_events,
 )
 from manydg.sources._provenance import CohortFlow, describe_files, provenance
-from manydg.sources._resume import make_ready
+from manydg.sources._resume import make_ready, states_of, work_folder
 from manydg.sources._twin_meds import synthesize
 
 __all__ = ["prepare", "prepare_for_prediction", "synthesize"]
 
 KIND_RULES = ("prefix", "one")
-_MOST_KINDS = 32
 
 
 def prepare(
@@ -60,7 +61,7 @@ def prepare(
         A label file, or a folder of them: ``subject_id``, ``prediction_time`` and one of ``boolean_value``,
         ``integer_value``, ``categorical_value``. Only events up to the prediction time are used.
     workers : int
-        Accepted for the sake of one interface; polars uses its own threads.
+        Processes, each of which reads a file; polars uses threads of its own within one.
     kinds : {"prefix", "one"}
         Whether what stands before ``//`` in a code is its kind of event, or all codes are of one kind.
     min_events, max_events, min_count : int
@@ -71,54 +72,72 @@ def prepare(
     Path
         The dataset folder.
     """
-    make_ready(Path(out), overwrite=overwrite)
+    raw, out, labels = Path(raw).absolute(), Path(out), Path(labels).absolute()
+    make_ready(out, overwrite=overwrite)
     _check(kinds, limit_patients, min_events, max_events, min_count)
-    files = data_files(raw)
-    flow = CohortFlow()
+    files, flow = data_files(raw), CohortFlow()
     samples = _limit(read_labels(labels, flow), limit_patients, flow)
     spec, codes = _encode(samples["label"])
-    events = scan_events(files)
-    fields = _fields(events, raw, kinds)
-    store = EventStore(fields, samples.height)
-    clock = read_events(store, events, raw, samples, flow)
-    vocabulary = store.vocabulary(min_count)
-    info = {
-        "name": Path(raw).resolve().name,
-        "vocabularies": {"events": vocabulary.words},
-        "settings": {
-            "source": "meds",
-            "event_kinds": [field.name for field in fields],
-            "code_fields": vocabulary.fields,
-            "static_names": list(STATIC_NAMES),
-            "kinds": kinds,
-            "min_events": min_events,
-            "max_events": max_events,
-        },
-    }
     options = {
-        "labels": Path(labels).name,
+        "labels": labels.name,
         "kinds": kinds,
         "limit_patients": limit_patients,
         "min_events": min_events,
         "max_events": max_events,
         "min_count": min_count,
     }
-    with DatasetWriter(out, spec, info, overwrite=overwrite) as writer:
-        patients, hours = samples["subject_id"].to_numpy(), clock.hours
-        kept: list[npt.NDArray[np.int64]] = []
-        for block in store.blocks(vocabulary, min_events=min_events, max_events=max_events, ticks_per_minute=60):
-            rows = block.samples
-            if len(rows):
-                columns = block.columns | {"static": clock.static[rows]}
-                writer.append(columns, codes[rows], patients[rows], hours[rows])
-            kept.append(rows)
-        chosen = np.concatenate(kept)
-        if not len(chosen):
-            raise DataError(f"no label has {min_events} or more events before it: is it the label file of these data?")
-        step = f"samples with {min_events} or more events up to the prediction time"
-        flow.add(step, patients=len(np.unique(patients[chosen])), samples=len(chosen))
-        writer.info |= provenance("meds", describe_files([*files, *label_files(labels)]), options, flow)
-    return Path(out)
+    read = [*files, *label_files(labels)]
+    # A subject's first event and the most frequent kinds are known from all files, so that one which changes changes
+    # what is read of the others.
+    decisive = {"limit_patients": limit_patients, "kinds": kinds, "version": 1, "files": states_of(read)}
+    with work_folder(out, "meds", decisive) as work, ThreadPoolExecutor(1) as pool:
+        described = pool.submit(describe_files, read)
+        shards = Shards(raw, files, work, workers)
+        fields, clock = shards.survey(samples, kinds)
+        store = shards.read(fields, clock, flow)
+        vocabulary = store.vocabulary(min_count)
+        info = _info(raw.resolve().name, vocabulary, kinds, min_events, max_events)
+        with DatasetWriter(out, spec, info, overwrite=overwrite) as writer:
+            blocks = store.blocks(vocabulary, min_events=min_events, max_events=max_events, ticks_per_minute=60)
+            _write(writer, blocks, samples, codes, clock, flow, min_events)
+            writer.info |= provenance("meds", described.result(), options, flow)
+    return out
+
+
+def _info(name: str, vocabulary: Vocabulary, kinds: str, min_events: int, max_events: int | None) -> dict[str, Any]:
+    settings = {
+        "source": "meds",
+        "event_kinds": [field["name"] for field in vocabulary.fields],
+        "code_fields": vocabulary.fields,
+        "static_names": list(STATIC_NAMES),
+        "kinds": kinds,
+        "min_events": min_events,
+        "max_events": max_events,
+    }
+    return {"name": name, "vocabularies": {"events": vocabulary.words}, "settings": settings}
+
+
+def _write(
+    writer: DatasetWriter,
+    blocks: Iterator[EventBlock],
+    samples: pl.DataFrame,
+    codes: npt.NDArray[np.int64],
+    clock: Clock,
+    flow: CohortFlow,
+    min_events: int,
+) -> None:
+    patients, hours, static = samples["subject_id"].to_numpy(), clock.hours, clock.static
+    kept: list[npt.NDArray[np.int64]] = []
+    for block in blocks:
+        rows = block.samples
+        if len(rows):
+            writer.append(block.columns | {"static": static[rows]}, codes[rows], patients[rows], hours[rows])
+        kept.append(rows)
+    chosen = np.concatenate(kept)
+    if not len(chosen):
+        raise DataError(f"no label has {min_events} or more events before it: is it the label file of these data?")
+    step = f"samples with {min_events} or more events up to the prediction time"
+    flow.add(step, patients=len(np.unique(patients[chosen])), samples=len(chosen))
 
 
 def prepare_for_prediction(
@@ -157,7 +176,8 @@ def prepare_for_prediction(
         raise DataError(f"{raw} holds no subject with an event in time, so there is nothing to predict from")
     names = settings["event_kinds"]
     store = EventStore([Field(name, kind) for kind, name in enumerate(names)], samples.height)
-    clock = read_events(store, events, raw, samples, CohortFlow())
+    clock = Clock.of(samples, survey(events, raw)[1])
+    read_events(store, events, raw, clock)
     vocabulary = Vocabulary(list(vocabularies["events"]), list(settings["code_fields"]))
     limits = {"min_events": settings.get("min_events", 1), "max_events": settings.get("max_events")}
     rows, columns = join_blocks(store.blocks(vocabulary, **limits, ticks_per_minute=60))
@@ -195,16 +215,3 @@ def _encode(labels: pl.Series) -> tuple[TargetSpec, npt.NDArray[np.int64]]:
     kind = "binary" if names == ("0", "1") else "classes"
     codes = labels.replace_strict({value: code for code, value in enumerate(found)}, return_dtype=pl.Int64)
     return TargetSpec(kind, names), codes.to_numpy()
-
-
-def _fields(events: pl.LazyFrame, raw: str | Path, kinds: str) -> list[Field]:
-    if kinds == "one":
-        return [Field("event", 0)]
-    with reading(raw):
-        prefix = pl.col("code").str.split("//").list.first()
-        frame = events.group_by(prefix.alias("prefix")).len().collect(engine="streaming")
-    frame = frame.filter(pl.col("prefix").is_not_null()).sort(["len", "prefix"], descending=[True, False])
-    names = sorted(frame["prefix"].head(_MOST_KINDS - 1))
-    if frame.height > len(names):
-        names.append(OTHER)
-    return [Field(name, kind) for kind, name in enumerate(names)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,17 @@ from manydg.errors import ConfigError, DataError
 from manydg.sources._mimic_tables import (
     TABLES,
     Records,
+    TableTask,
     keep_listed_drugs,
+    keep_table,
+    kept_table,
     read_admissions,
-    read_codes,
-    read_drugs,
+    read_table,
 )
-from manydg.sources._ndc import read_interactions
-from manydg.sources._provenance import CohortFlow, Progress, describe_files, provenance
-from manydg.sources._resume import make_ready
+from manydg.sources._ndc import read_interactions, read_ndc_map
+from manydg.sources._provenance import CohortFlow, describe_files, provenance
+from manydg.sources._resume import WorkFolder, make_ready, run_jobs, work_folder
+from manydg.sources._spread import Job
 from manydg.sources._tables import Table, find_tables
 from manydg.sources._twin_mimic3 import synthesize
 from manydg.sources._visits import codes_by_visit, multi_hot, visit_columns
@@ -59,7 +63,7 @@ def prepare(
     ndc_map : path
         CSV table with the columns ``ndc`` and ``atc``.
     workers : int
-        Tables read at the same time; polars uses its own threads within a table.
+        Processes, each of which reads a table; polars uses threads of its own within one.
     limit_patients : int, optional
         Keep only this many patients of the cohort, the lowest numbers first.
     min_visits : int
@@ -76,9 +80,11 @@ def prepare(
     Path
         The dataset folder.
     """
-    make_ready(Path(out), overwrite=overwrite)
+    raw, out = Path(raw).absolute(), Path(out)
+    make_ready(out, overwrite=overwrite)
     _check(min_visits, limit_patients, max_diagnoses)
     tables = find_tables(raw, TABLES, source="mimic3")
+    read_ndc_map(ndc_map)  # A mapping that cannot be read is better known before the tables are.
     options = {
         "ndc_map": Path(ndc_map).name,
         "min_visits": min_visits,
@@ -89,17 +95,22 @@ def prepare(
     }
     named = [Path(file) for file in (ndc_map, drugs, ddi, ddi_atc) if file is not None]
     flow = CohortFlow()
-    with ThreadPoolExecutor(1) as pool:
+    with (
+        work_folder(out, "mimic3", {"max_diagnoses": max_diagnoses, "version": 1}) as work,
+        ThreadPoolExecutor(1) as pool,
+    ):
         files = pool.submit(describe_files, [*(table.path for table in tables.values()), *named])
-        records = _read(tables, ndc_map, drugs, max_diagnoses, workers, flow)
+        records = _read(tables, Path(ndc_map).absolute(), max_diagnoses, workers, flow, work)
+        if drugs is not None:
+            records = replace(records, drugs=keep_listed_drugs(records.drugs, drugs, flow))
         records = _cohort(records, min_visits, limit_patients, flow)
         vocabularies = _vocabularies(records)
         pairs = [] if ddi is None else read_interactions(ddi, vocabularies["drugs"], compounds=ddi_atc)
         settings = {"source": "mimic3", "drug_interactions": pairs}
         info = {"name": "mimic3", "vocabularies": vocabularies, "settings": settings}
         info |= provenance("mimic3", files.result(), options, flow)
-    _write(records, vocabularies, Path(out), info, overwrite)
-    return Path(out)
+        _write(records, vocabularies, out, info, overwrite)
+    return out
 
 
 def prepare_for_prediction(
@@ -134,7 +145,9 @@ def prepare_for_prediction(
     if ndc_map is None:
         raise ConfigError("the drugs of earlier visits need a mapping from NDC to ATC: name it (--ndc-map)")
     tables = find_tables(raw, TABLES, source="mimic3")
-    records = _read(tables, ndc_map, None, None, 1, CohortFlow())
+    visits = read_admissions(tables["admissions"], CohortFlow())
+    found = [read_table(task, CohortFlow()) for task in _tasks(tables, visits, Path(ndc_map), None)]
+    records = Records(visits, *found)
     usable = records.visits
     for frame in (records.diagnoses, records.procedures):
         usable = usable.join(frame, on="hadm_id", how="semi", maintain_order="left")
@@ -158,33 +171,35 @@ def _check(min_visits: int, limit: int | None, max_diagnoses: int | None) -> Non
             raise ConfigError(f"{name} must be at least 1, not {value}")
 
 
+def _tasks(
+    tables: Mapping[str, Table], visits: pl.DataFrame, ndc_map: Path, max_diagnoses: int | None
+) -> list[TableTask]:
+    return [
+        TableTask(tables["diagnoses_icd"], visits, most=max_diagnoses),
+        TableTask(tables["procedures_icd"], visits),
+        TableTask(tables["prescriptions"], visits, ndc_map=ndc_map),
+    ]
+
+
 def _read(
     tables: Mapping[str, Table],
-    ndc_map: str | Path,
-    drugs: str | Path | None,
+    ndc_map: Path,
     max_diagnoses: int | None,
     workers: int,
     flow: CohortFlow,
+    work: WorkFolder,
 ) -> Records:
     visits = read_admissions(tables["admissions"], flow)
-    # Each reader notes into a flow of its own, so that the steps keep their order however the threads run.
-    notes = [CohortFlow() for _ in range(3)]
-    with Progress("reading tables", total=3) as progress, ThreadPoolExecutor(max(1, workers)) as pool:
-        jobs = [
-            pool.submit(read_codes, tables["diagnoses_icd"], visits, notes[0], most=max_diagnoses),
-            pool.submit(read_codes, tables["procedures_icd"], visits, notes[1]),
-            pool.submit(read_drugs, tables["prescriptions"], ndc_map, visits, notes[2]),
-        ]
-        found = []
-        for job in jobs:
-            found.append(job.result())
-            progress.advance()
-    for note in notes:
-        for step in note.to_json():
-            flow.add(step.pop("step"), **step)
-    if drugs is not None:
-        found[2] = keep_listed_drugs(found[2], drugs, flow)
-    return Records(visits, found[0], found[1], found[2])
+    jobs = []
+    for task in _tasks(tables, visits, ndc_map, max_diagnoses):
+        files = tuple(filter(None, (task.table.path, tables["admissions"].path, task.ndc_map)))
+        place = work.room_for(task.table.name, files)
+        jobs.append(Job(task.table.name, files, replace(task, place=place)))
+    frames = []
+    for job, found in zip(jobs, run_jobs(keep_table, jobs, work, workers=workers, title="tables"), strict=True):
+        flow.extend(found["flow"])
+        frames.append(kept_table(job.argument))
+    return Records(visits, *frames)
 
 
 def _cohort(records: Records, min_visits: int, limit: int | None, flow: CohortFlow) -> Records:

@@ -13,7 +13,7 @@ from manydg.data.storage import DatasetWriter
 from manydg.errors import ConfigError, DataError
 from manydg.sources._edf import read_epochs
 from manydg.sources._provenance import CohortFlow, Progress, provenance
-from manydg.sources._resume import Job, WorkFolder, make_ready, run_jobs, wrong_folder
+from manydg.sources._resume import WorkFolder, make_ready, run_jobs, wrong_folder
 from manydg.sources._sleep_night import (
     CHANNELS,
     EPOCH_SAMPLES,
@@ -27,6 +27,7 @@ from manydg.sources._sleep_night import (
     night_offsets,
     plan_night,
 )
+from manydg.sources._spread import Job
 from manydg.sources._twin_sleep import synthesize
 
 __all__ = ["prepare", "synthesize"]
@@ -66,7 +67,7 @@ def prepare(
     unpaired : {"refuse", "skip"}
         What to do about a PSG without its hypnogram, or the reverse.
     """
-    raw, out = Path(raw), Path(out)
+    raw, out = Path(raw).absolute(), Path(out)
     _check_options(wake_margin, limit_patients, unpaired)
     make_ready(out, overwrite=overwrite)
     found = find_nights(raw, study)

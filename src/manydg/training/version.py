@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from functools import cache
-from pathlib import Path
 
 import manydg
+from manydg._code import source_digest
 
 _DECISIVE = ("data", "backbones", "algorithms", "training", "evaluation", "targets.py")
 
@@ -14,11 +13,4 @@ _DECISIVE = ("data", "backbones", "algorithms", "training", "evaluation", "targe
 @cache
 def code_version() -> str:
     """Package version and a hash of the source that decides results; the same on every machine."""
-    root = Path(__file__).parents[1]
-    digest = hashlib.blake2b(digest_size=5)
-    for part in _DECISIVE:
-        place = root / part
-        for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
-            digest.update(file.relative_to(root).as_posix().encode())
-            digest.update(file.read_bytes())
-    return f"{manydg.__version__}+{digest.hexdigest()}"
+    return f"{manydg.__version__}+{source_digest(_DECISIVE)}"

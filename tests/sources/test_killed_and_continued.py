@@ -1,0 +1,121 @@
+"""A ``manydg prepare`` that is killed goes on from its finished pieces and ends with the very same bytes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import polars as pl
+import pytest
+
+from manydg.data.storage import read_description
+from manydg.sources import _meds_shards, eicu, meds, mimic3
+
+# Dies by SIGKILL when it begins its n-th piece of work.
+PROGRAM = """
+import importlib, json, os, signal, sys
+module, function, source, raw, out, options, die_at = json.loads(sys.argv[1])
+place, begun = importlib.import_module(module), []
+real = getattr(place, function)
+def dying(task):
+    begun.append(task)
+    if len(begun) == die_at:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(task)
+setattr(place, function, dying)
+importlib.import_module(source).prepare(raw, out, **options)
+"""
+SOURCES = {"mimic3": mimic3, "meds": meds, "eicu": eicu}
+WORK: dict[str, tuple[ModuleType, str, int]] = {
+    "mimic3": (mimic3, "keep_table", 3),
+    "meds": (_meds_shards, "_read_file", 3),
+    "eicu": (eicu, "_read_table", 5),
+}
+
+
+def synthesize(source: str, raw: Path) -> dict[str, Any]:
+    """Raw files in several pieces; returns the options that prepare needs."""
+    if source == "mimic3":
+        mimic3.synthesize(raw, patients=80, seed=1)
+        return {"ndc_map": str(raw / "ndc_to_atc.csv")}
+    if source == "meds":
+        meds.synthesize(raw, patients=60, seed=1)
+        rows = pl.read_parquet(raw / "data" / "0.parquet")
+        for shard, (_, part) in enumerate(rows.group_by(pl.col("subject_id") % 3, maintain_order=True)):
+            part.write_parquet(raw / "data" / f"{shard}.parquet")
+        return {"labels": str(raw / "labels" / "readmission.parquet")}
+    eicu.synthesize(raw, patients=40, seed=1)
+    return {}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def killed(source: str, folder: Path, options: dict[str, Any]) -> None:
+    """Prepare ``folder/out`` in a process that dies when it begins its last piece."""
+    place, function, pieces = WORK[source]
+    told = [
+        place.__name__,
+        function,
+        SOURCES[source].__name__,
+        str(folder / "raw"),
+        str(folder / "out"),
+        options,
+        pieces,
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(told)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == -9, done.stderr
+    assert not (folder / "out").exists()
+
+
+@pytest.mark.parametrize("source", WORK)
+def test_a_killed_prepare_reuses_its_finished_pieces_and_ends_with_the_same_bytes(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = synthesize(source, tmp_path / "raw")
+    place, function, pieces = WORK[source]
+    begun: list[Any] = []
+    real = getattr(place, function)
+    monkeypatch.setattr(place, function, lambda task: begun.append(task) or real(task))
+    whole = SOURCES[source].prepare(tmp_path / "raw", tmp_path / "whole", **options)
+    assert len(begun) == pieces
+    killed(source, tmp_path, options)
+    begun.clear()
+    out = SOURCES[source].prepare(tmp_path / "raw", tmp_path / "out", **options)
+    assert len(begun) == 1, "all but the piece in which it was killed should have been taken over"
+    assert contents(out) == contents(whole)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "raw", "whole"]
+
+
+@pytest.mark.parametrize("source", ["mimic3", "meds"])
+def test_a_command_killed_at_any_of_its_writes_can_be_run_again(source: str, commands: Any, tmp_path: Path) -> None:
+    options = synthesize(source, tmp_path / "raw")
+    arguments = ["prepare", source, tmp_path / "raw"]
+    arguments += [word for key, value in options.items() for word in (f"--{key.replace('_', '-')}", value)]
+    code, _, err = commands.run(*arguments, "--out", tmp_path / "whole")
+    assert code == 0, err
+    for number in range(1, 20):
+        code, _, err = commands.run(*arguments, "--out", tmp_path / "out", die_at=number)
+        if code == 0:
+            break
+        assert code == -9, err
+        assert not (tmp_path / "out").exists()
+    assert code == 0
+    assert 3 < number < 20
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def test_pieces_of_other_options_are_not_taken_over(tmp_path: Path) -> None:
+    options = synthesize("mimic3", tmp_path / "raw")
+    killed("mimic3", tmp_path, options)
+    few = mimic3.prepare(tmp_path / "raw", tmp_path / "out", max_diagnoses=5, **options)
+    fresh = mimic3.prepare(tmp_path / "raw", tmp_path / "fresh", max_diagnoses=5, **options)
+    assert contents(few) == contents(fresh)
+    assert len(read_description(few)["info"]["vocabularies"]["diagnoses"]) <= 6
