@@ -1,23 +1,33 @@
-"""Batches of fixed shape, which a GPU can replay: the same features and gradients as batches of any shape."""
+"""Batches of fixed shape, which a GPU can replay: the same features and gradients as batches of any shape.
+
+That a step neither waits for the device nor copies from the host is checked without a GPU: tensors without values
+(torch's meta device) cannot be looked at, and every operation that meets one of them and a tensor of the host is seen.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from manydg.algorithms import ALGORITHMS, build_algorithm
 from manydg.backbones import Backbone, build_backbone
 from manydg.backbones._fixed_layout import FixedLayout
 from manydg.backbones._layout import Layout
 from manydg.data.build import from_arrays
 from manydg.data.columns import Column, Ragged, Room, offsets_from_lengths
-from manydg.data.dataset import DomainDataset
+from manydg.data.dataset import Batch, DomainDataset
 from manydg.data.sampling import EpochPlan, plan_epoch
 from manydg.data.schema import InputSchema
+from manydg.errors import ConfigError
+from manydg.targets import target_of
 from manydg.training.rooms import RoomTable, holds, join_rooms, lengths_of, with_headroom
 
 ROWS = 30
@@ -141,3 +151,62 @@ def test_rooms_hold_every_step_of_a_plan(name: str) -> None:
     assert holds(larger, needs[0])
     assert holds(larger, needs[1])
     assert not holds(needs[0], larger)
+
+
+def measurements() -> DomainDataset:
+    rng = np.random.default_rng(0)
+    return from_arrays(rng.normal(size=(ROWS, 5)), np.arange(ROWS) % 3, np.arange(ROWS) // 3)
+
+
+def with_gaps() -> DomainDataset:
+    rng = np.random.default_rng(0)
+    values = np.where(rng.random((ROWS, 5)) < 0.2, np.nan, rng.normal(size=(ROWS, 5)))
+    return from_arrays(values, np.arange(ROWS) % 2, np.arange(ROWS) // 3, missing=True)
+
+
+def spectrograms() -> DomainDataset:
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(ROWS, 2, 129, 43)).astype(np.float32)
+    return from_arrays({"spectrogram": values}, np.arange(ROWS) % 3, np.arange(ROWS) // 3)
+
+
+class NothingFromTheHost(TorchDispatchMode):
+    """Raises where an operation meets a tensor of the host and one of the device."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        tensors = [leaf for leaf in tree_leaves((args, kwargs, found)) if isinstance(leaf, torch.Tensor)]
+        if len({tensor.device.type for tensor in tensors}) > 1:
+            raise AssertionError(f"{function} meets the host and the device: {[t.device.type for t in tensors]}")
+        return found
+
+
+CAPTURED: dict[str, Callable[[], DomainDataset]] = {
+    **TASKS, "mlp": measurements, "tabular": with_gaps, "sleep-cnn": spectrograms,
+}  # fmt: skip
+STATIC = [name for name in ALGORITHMS.names() if ALGORITHMS.get(name).static_step]
+
+
+@pytest.mark.parametrize("backbone", CAPTURED)
+@pytest.mark.parametrize("algorithm", STATIC)
+def test_a_step_that_may_be_replayed_asks_the_device_nothing(algorithm: str, backbone: str) -> None:
+    if ALGORITHMS.get(algorithm).sampling == "whole":
+        pytest.skip("not trained by steps")
+    data = CAPTURED[backbone]()
+    try:
+        model = build_algorithm(algorithm, built(backbone, data), target_of(data.target), data.n_patients).train()
+    except ConfigError as refusal:
+        pytest.skip(str(refusal))
+    rows = torch.tensor([0, 3, 6, 9, 1, 4, 7, 10])
+    (need,) = RoomTable(data).of_plan(EpochPlan(rows, (0, len(rows)), (0,)))
+    model, rows = model.to("meta"), rows.to("meta")
+    there = {name: column.to("meta") for name, column in data.columns.items()}
+    targets, domains = data.targets.to("meta"), data.domains.to("meta")
+    with NothingFromTheHost():
+        inputs = {
+            name: column.take_padded(rows, need[name]) if isinstance(column, Ragged) else column[rows]
+            for name, column in there.items()
+        }
+        batch = Batch(inputs, targets[rows], domains[rows], 4)
+        terms = model.losses(batch)
+        sum(terms.values()).backward()

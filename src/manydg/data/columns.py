@@ -109,7 +109,7 @@ class Ragged:
         codes = self.values.values
         assert isinstance(codes, Tensor)
         taken = codes[torch.where(owner < room.items - 1, source, spot % max(1, len(codes)))]
-        bounds[-1] = room.inner
+        bounds[-1:].fill_(room.inner)  # set by index, a number is copied from the host, which no graph may hold
         return Ragged(Ragged(taken, bounds), offsets, room.longest)
 
     def to(self, device: torch.device | str) -> Ragged:
