@@ -8,11 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from manydg.data.build import from_arrays
 from manydg.data.context import add_context, limit_context
 from manydg.data.dataset import DomainDataset
-from manydg.experiments._context import elapsed, retrieval_rates, scores_by_count, scores_by_elapsed, sessions_of
+from manydg.experiments._context import (
+    elapsed,
+    retrieval_rates,
+    scores_by_count,
+    scores_by_elapsed,
+    sessions_apart,
+    sessions_of,
+)
 from manydg.experiments._experiment import Request
 from manydg.experiments.catalogue import EXPERIMENTS
 from manydg.experiments.options import Options
@@ -118,11 +126,28 @@ def test_every_sample_is_scored_in_one_bin_of_time(nights: DomainDataset, run: R
 
 def test_z_finds_the_other_night_of_the_same_person(nights: DomainDataset, run: Run) -> None:
     rates = retrieval_rates(run, nights)
-    rate, chance, queries = rates["z"]
-    assert queries == 48
-    assert chance == pytest.approx(1 / 47)
-    assert rate > 0.5
-    assert set(rates) == {"v", "z", "parallel", "orthogonal"}
+    found = rates["all", "z"]
+    assert found.queries == 48
+    assert found.chance == pytest.approx(1 / 47)
+    assert found.rate > 0.5
+    assert {name for _, name in rates} == {"v", "z", "parallel", "orthogonal", "inputs"}
+
+
+def test_some_people_ask_and_everybody_s_nights_answer(nights: DomainDataset, run: Run) -> None:
+    few = (nights.domains < 3).numpy()
+    found = retrieval_rates(run, nights, {"few": few})["few", "z"]
+    assert found.queries == 6
+    assert found.chance == pytest.approx(1 / 47)
+
+
+def test_one_night_tells_the_probe_nothing_of_the_other(nights: DomainDataset, run: Run) -> None:
+    sessions = sessions_of(nights)
+    assert sessions is not None
+    first = np.flatnonzero(sessions == 0)
+    whole = run.prepare(sessions_apart(nights, sessions)).columns["context"]
+    alone = run.prepare(nights.select(first)).columns["context"]
+    assert isinstance(whole, torch.Tensor)
+    assert torch.equal(whole[torch.from_numpy(first)], alone)
 
 
 @pytest.mark.parametrize("name", ["cold-start", "patient-probe"])

@@ -168,7 +168,10 @@ def half_sessions(patients: npt.NDArray[Any]) -> IntArray:
 
 
 def patient_retrieval(
-    embeddings: npt.NDArray[Any], patients: npt.NDArray[Any], sessions: npt.NDArray[Any] | None = None
+    embeddings: npt.NDArray[Any],
+    patients: npt.NDArray[Any],
+    sessions: npt.NDArray[Any] | None = None,
+    asks: npt.NDArray[np.bool_] | None = None,
 ) -> Retrieval:
     """How often the nearest other session by mean embedding (cosine) belongs to the same person.
 
@@ -178,10 +181,14 @@ def patient_retrieval(
     patients : (samples,)
     sessions : (samples,), optional
         Night or visit of each sample, counted within the patient; by default each patient's two halves.
+    asks : (samples,) of bool, optional
+        Whose sessions ask; those of all patients answer.
     """
     means, owners = _session_means(embeddings, patients, half_sessions(patients) if sessions is None else sessions)
     same = (owners[:, None] == owners[None, :]) & ~np.eye(len(owners), dtype=bool)
     asking = same.any(axis=1)
+    if asks is not None:
+        asking &= np.isin(owners, _codes(patients)[asks])
     if not asking.any():
         return Retrieval(math.nan, math.nan, 0)
     likeness = means @ means.T

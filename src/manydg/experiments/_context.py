@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from manydg.data.context import limit_context
 from manydg.data.dataset import DomainDataset
 from manydg.data.splits import load_split
 from manydg.evaluation.metrics import score
-from manydg.evaluation.probes import patient_retrieval
+from manydg.evaluation.probes import Retrieval, half_sessions, patient_retrieval
 from manydg.experiments._fold import Series
 from manydg.training.inference import embed_dataset
 from manydg.training.run import Run, open_run
@@ -23,6 +25,7 @@ from manydg.training.run import Run, open_run
 COUNTS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 BINS = 8
 EMBEDDINGS = ("v", "z", "parallel", "orthogonal")
+ALL: Mapping[str, npt.NDArray[np.bool_] | None] = MappingProxyType({"all": None})
 Scores = dict[str, float]
 ByMetric = dict[str, Series]
 
@@ -79,16 +82,67 @@ def sessions_of(part: DomainDataset) -> npt.NDArray[np.int64] | None:
     return np.asarray(found.cpu().numpy(), np.int64)
 
 
-def retrieval_rates(run: Run, part: DomainDataset) -> dict[str, tuple[float, float, int]]:
-    """By embedding: how often the session most like a session is of the same patient, by chance, and the sessions."""
-    embeddings = embed_dataset(run.algorithm, run.prepare(part))
-    who, sessions = part.domains.cpu().numpy(), sessions_of(part)
-    found = {}
-    for name in EMBEDDINGS:
-        if name in embeddings:
-            result = patient_retrieval(embeddings[name].numpy(), who, sessions)
-            found[name] = (result.rate, result.chance, result.queries)
+def retrieval_rates(
+    run: Run, data: DomainDataset, sides: Mapping[str, npt.NDArray[np.bool_] | None] = ALL
+) -> dict[tuple[str, str], Retrieval]:
+    """By side and embedding: how often the session most like a session is of the same patient.
+
+    Every session is shown to the run as if it were a patient of its own: context made of both nights of a person
+    would tell each night about the other.
+
+    Parameters
+    ----------
+    sides : mapping of str to array or None
+        Which samples' sessions ask, ``(samples,)`` of bool; ``None`` for all. All sessions of ``data`` answer.
+
+    Returns
+    -------
+    dict
+        The inputs themselves, where they are measurements, count as an embedding.
+    """
+    who, known = data.domains.cpu().numpy(), sessions_of(data)
+    sessions = _halves(data) if known is None else known
+    embeddings = embed_dataset(run.algorithm, run.prepare(sessions_apart(data, sessions)))
+    shown = {name: embeddings[name].numpy() for name in EMBEDDINGS if name in embeddings}
+    if (table := _measurements(data)) is not None:
+        shown["inputs"] = table
+    return {
+        (side, name): patient_retrieval(values, who, sessions, asks)
+        for side, asks in sides.items()
+        for name, values in shown.items()
+    }
+
+
+def sessions_apart(data: DomainDataset, sessions: npt.NDArray[np.int64]) -> DomainDataset:
+    """The same samples, every session a patient of its own."""
+    both = np.stack([data.domains.cpu().numpy(), sessions], axis=1)
+    names, codes = np.unique(both, axis=0, return_inverse=True)
+    return dataclasses.replace(
+        data,
+        domains=torch.from_numpy(codes.reshape(-1)).to(data.device),
+        patients=np.array([f"session {number}" for number in range(len(names))]),
+        stored_hash=None,
+    )
+
+
+def _halves(data: DomainDataset) -> npt.NDArray[np.int64]:
+    """The earlier and the later half of each patient's samples."""
+    order = _timeline(data).order.cpu().numpy()
+    found = np.empty(len(order), np.int64)
+    found[order] = half_sessions(data.domains.cpu().numpy()[order])
     return found
+
+
+def _measurements(data: DomainDataset) -> npt.NDArray[np.float32] | None:
+    """Tables of measurements in deviations from the mean, 0 where missing, ``(samples, n)``."""
+    columns = [data.column(name) for name in sorted(data.columns)]
+    dense = [column for column in columns if isinstance(column, torch.Tensor) and column.ndim <= 2]
+    if len(dense) < len(columns):
+        return None
+    values = torch.cat([column.flatten(1).to(torch.float32) for column in dense], dim=1)
+    centred = values - values.nanmean(dim=0)
+    scale = centred.square().nanmean(dim=0).sqrt()
+    return torch.nan_to_num(centred / scale.clamp_min(1e-12)).cpu().numpy()
 
 
 def gather(series: ByMetric, name: str, scores: Mapping[float, Mapping[str, float | None]], shift: float = 0.0) -> None:

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from manydg.experiments._context import retrieval_rates, tested_part
+import numpy as np
+
+from manydg.data.splits import load_split
+from manydg.evaluation.probes import Retrieval
+from manydg.experiments._context import retrieval_rates
 from manydg.experiments._experiment import Experiment, Figure, Record, Request
 from manydg.experiments._fold import mean_and_sd
 from manydg.experiments.study import PlannedRun, grid
+from manydg.training.run import open_run
 
 CONTRAST = 0.1
 """Weight of the contrast, without which the method with context has no z."""
-_SIGNS = {"v": "v", "z": "z", "parallel": "v∥z", "orthogonal": "v⊥z"}
+_SIGNS = {"v": "v", "z": "z", "parallel": "v∥z", "orthogonal": "v⊥z", "inputs": "the inputs themselves"}
 _SIDES = {"all": "all patients", "test": "unseen patients"}
 
 
@@ -30,24 +35,28 @@ class PatientProbe(Experiment):
         return grid("compare", ("manydg",), range(request.seeds), request.options) + ours
 
     def fold(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, Figure]:
-        found: dict[tuple[str, str, str], list[tuple[float, float]]] = {}
+        found: dict[tuple[str, str, str], list[Retrieval]] = {}
         for record in records:
-            run, part = tested_part(request.dataset, record, folder)
-            for side, data in (("all", request.dataset), ("test", part)):
-                for name, (rate, chance, _) in retrieval_rates(run, data).items():
-                    found.setdefault((record["algorithm"], side, name), []).append((rate, chance))
+            place = folder / record["folder"]
+            unseen = np.zeros(len(request.dataset), dtype=bool)
+            unseen[load_split(place / "split.json", request.dataset).test] = True
+            rates = retrieval_rates(open_run(place), request.dataset, {"all": None, "test": unseen})
+            for (side, name), result in rates.items():
+                found.setdefault((record["algorithm"], side, name), []).append(result)
         rows = []
         for (algorithm, side, name), values in found.items():
-            mean, sd = mean_and_sd([value for value, _ in values])
-            by_chance, _ = mean_and_sd([value for _, value in values])
-            rows.append([algorithm, _SIDES[side], _SIGNS[name], mean, sd, by_chance])
-        columns = ["method", "among", "embedding", "found again", "sd over splits", "by chance"]
+            mean, sd = mean_and_sd([value.rate for value in values])
+            by_chance, _ = mean_and_sd([value.chance for value in values])
+            asked = sum(value.queries for value in values)
+            rows.append([algorithm, _SIDES[side], _SIGNS[name], mean, sd, by_chance, asked])
+        columns = ["method", "sessions of", "embedding", "found again", "sd over splits", "by chance", "sessions asked"]
         return {
             "patient-probe": {
                 "kind": "table",
                 "experiment": "patient-probe",
                 "title": self.title,
                 "data": {"columns": columns, "rows": rows},
-                "note": "The mean embedding of each session asks for the nearest other session, by cosine.",
+                "note": "The mean embedding of each session asks for the nearest other one among the sessions of all "
+                "patients, by cosine. Context is made of each session alone.",
             }
         }
