@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import roc_auc_score
 
 from manydg.data.build import from_arrays
 from manydg.data.context import add_context, limit_context
 from manydg.data.dataset import DomainDataset
 from manydg.experiments._context import (
+    TimeBins,
     elapsed,
     retrieval_rates,
     scores_by_count,
@@ -118,10 +120,18 @@ def test_sessions_and_their_clock_follow_the_gap(nights: DomainDataset) -> None:
     assert sessions_of(dataclasses.replace(nights, info={})) is None
 
 
-def test_every_sample_is_scored_in_one_bin_of_time(nights: DomainDataset, run: Run) -> None:
-    found = scores_by_elapsed(run, nights, bins=4)
-    assert len(found) == 4
-    assert list(found) == sorted(found)
+def test_every_sample_is_scored_in_one_bin_of_time_and_runs_share_the_bins(nights: DomainDataset, run: Run) -> None:
+    bins = TimeBins.of(nights, 4)
+    # Twenty moments of a night, five in each bin.
+    assert bins.medians.tolist() == [2.0, 7.0, 12.0, 17.0]
+    found = scores_by_elapsed(run, nights, bins)
+    few = scores_by_elapsed(run, nights.select(np.flatnonzero(elapsed(nights) != 3)), bins)
+    assert list(found) == list(few) == bins.medians.tolist()
+    late = np.flatnonzero(elapsed(nights) >= 15)
+    # What a sample of a bin scores is what it scores among all: context is that of the whole night.
+    probabilities = run.predict_proba(nights)[late]
+    truth = nights.targets.numpy()[late]
+    assert found[17.0]["auroc"] == pytest.approx(roc_auc_score(truth, probabilities[:, 1]))
 
 
 def test_z_finds_the_other_night_of_the_same_person(nights: DomainDataset, run: Run) -> None:

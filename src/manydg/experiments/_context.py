@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -43,22 +44,44 @@ def scores_by_count(run: Run, part: DomainDataset, counts: Sequence[int] = COUNT
     return {float(count): _scores(run, part, run.predict_proba(limit_context(part, count))) for count in fitting}
 
 
-def scores_by_elapsed(run: Run, part: DomainDataset, bins: int = BINS) -> dict[float, Scores]:
-    """Test metrics of samples by the time since their session began, in bins of about equally many samples.
+@dataclass(frozen=True, eq=False)
+class TimeBins:
+    """Stretches of time since the start, with about equally many samples of a dataset in each.
+
+    Attributes
+    ----------
+    borders : array ``(bins - 1,)``
+        A time at a border is in the earlier bin.
+    medians : array ``(bins,)``
+    """
+
+    borders: npt.NDArray[np.float64]
+    medians: npt.NDArray[np.float64]
+
+    @staticmethod
+    def of(dataset: DomainDataset, bins: int = BINS) -> TimeBins:
+        since = elapsed(dataset)
+        edges = np.unique(np.quantile(since, np.linspace(0, 1, bins + 1)))
+        which = np.searchsorted(edges[1:-1], since, side="left")
+        medians = np.array([np.median(since[which == code]) for code in np.unique(which)])
+        return TimeBins(edges[1:-1], medians)
+
+
+def scores_by_elapsed(run: Run, part: DomainDataset, bins: TimeBins) -> dict[float, Scores]:
+    """Test metrics of samples by the time since their session began.
 
     Returns
     -------
     dict of float to dict
-        By the median time of the bin.
+        By the median time of the bin, which is that of the dataset that the bins were made of: so that runs with
+        different test patients have the same places.
     """
-    since = elapsed(part)
     probabilities = run.predict_proba(part)
-    edges = np.unique(np.quantile(since, np.linspace(0, 1, bins + 1)))
-    which = np.searchsorted(edges[1:-1], since, side="left")
+    which = np.searchsorted(bins.borders, elapsed(part), side="left")
     found = {}
     for code in np.unique(which):
         rows = np.flatnonzero(which == code)
-        found[float(np.median(since[rows]))] = _scores(run, part.select(rows), probabilities[rows])
+        found[float(bins.medians[code])] = _scores(run, part.select(rows), probabilities[rows])
     return found
 
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from manydg.experiments._context import COUNTS, ByMetric, gather, scores_by_count, scores_by_elapsed, tested_part
+from manydg.experiments._context import (
+    COUNTS,
+    ByMetric,
+    TimeBins,
+    gather,
+    scores_by_count,
+    scores_by_elapsed,
+    tested_part,
+)
 from manydg.experiments._experiment import Experiment, Figure, Record, Request
 from manydg.experiments._fold import curve
 from manydg.experiments.study import PlannedRun
@@ -39,6 +47,7 @@ class ColdStart(Experiment):
     def fold(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, Figure]:
         by_count: ByMetric = {}
         by_time: ByMetric = {}
+        bins = None if request.dataset.times is None else TimeBins.of(request.dataset)
         for record in records:
             kind = record["variant"]["context"]
             name = record["algorithm"] + ("" if kind == NONE else f", {kind} context")
@@ -47,8 +56,8 @@ class ColdStart(Experiment):
                 gather(by_count, name, scores_by_count(run, part), 1.0)
             elif kind == NONE:
                 gather(by_count, name, {float(count): record["test"] for count in COUNTS}, 1.0)
-            if part.times is not None and kind != OFFLINE:
-                gather(by_time, name, scores_by_elapsed(run, part))
+            if bins is not None and kind != OFFLINE:
+                gather(by_time, name, scores_by_elapsed(run, part, bins))
         figures = {}
         for metric, series in by_count.items():
             figures[f"cold-start-{metric}"] = curve(
@@ -58,6 +67,6 @@ class ColdStart(Experiment):
         for metric, series in by_time.items():
             figures[f"drift-{metric}"] = curve(
                 "cold-start", "Performance since the start of a recording or stay", "time since the start", metric,
-                series, note="Bins of equally many samples; every model is scored on the same ones.",
+                series, note="Bins of equally many samples of the dataset; every model is scored on the same ones.",
             )  # fmt: skip
         return figures
