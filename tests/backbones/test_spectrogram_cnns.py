@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from manydg.backbones import Backbone, build_backbone
+from manydg.backbones._convolution import Convolution, convolve, folded_convolution
 from manydg.backbones._spectrogram import LogSpectrogram
 from manydg.backbones._spectrogram_cnn import SpectrogramCNN
 from manydg.data.build import from_arrays
@@ -167,3 +169,30 @@ def test_a_single_column_of_signals_may_have_any_name() -> None:
 def test_inputs_that_do_not_fit_are_refused(schema: InputSchema, options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build_backbone("sleep-cnn", schema, options)
+
+
+@pytest.mark.parametrize(("inputs", "outputs", "width", "columns", "stride"), [
+    (2, 6, 43, 8, 1), (6, 16, 43, 8, 2), (8, 8, 22, 4, 1), (8, 32, 22, 8, 2), (16, 16, 11, 4, 1), (3, 5, 8, 2, 2),
+])  # fmt: skip
+def test_a_convolution_of_folded_columns_is_the_same_convolution(
+    inputs: int, outputs: int, width: int, columns: int, stride: int
+) -> None:
+    torch.manual_seed(0)
+    maps = torch.randn(3, inputs, 17, width, dtype=torch.float64).to(memory_format=torch.channels_last)
+    weight = torch.randn(outputs, inputs, 3, 3, dtype=torch.float64)
+    found = []
+    for way in (convolve, partial(folded_convolution, columns=columns)):
+        given, weights = maps.clone().requires_grad_(), weight.clone().requires_grad_()
+        result = way(given, weights, stride)
+        (result * torch.linspace(-1, 1, result.numel(), dtype=torch.float64).reshape(result.shape)).sum().backward()
+        found.append([result.detach(), given.grad, weights.grad])
+    for plain, folded in zip(*found, strict=True):
+        torch.testing.assert_close(folded, plain)
+
+
+def test_a_bias_before_a_batch_norm_would_change_nothing() -> None:
+    torch.manual_seed(0)
+    layer, norm = Convolution(3, 4), torch.nn.BatchNorm2d(4)
+    maps = torch.randn(8, 3, 10, 10)
+    with_bias = torch.nn.functional.conv2d(maps, layer.weight, layer.bias, padding=1)
+    torch.testing.assert_close(norm(layer(maps)), norm(with_bias), rtol=1e-4, atol=1e-5)
