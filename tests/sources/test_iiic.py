@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -247,20 +248,25 @@ def test_a_second_run_takes_over_what_a_killed_one_finished(tmp_path: Path) -> N
     out = tmp_path / "out"
     program = (
         "import os\nfrom pathlib import Path\nfrom manydg.sources import iiic\n"
-        "plan, calls = iiic.plan_part, []\n"
-        "def dying(argument):\n    calls.append(1)\n"
-        "    if len(calls) == 3:\n        os.kill(os.getpid(), 9)\n    return plan(argument)\n"
-        "iiic.plan_part = dying\n"
+        "read, calls = iiic.PartReading, []\n"
+        "def dying(*arguments):\n    calls.append(1)\n"
+        "    if len(calls) == 3:\n        os.kill(os.getpid(), 9)\n    return read(*arguments)\n"
+        "iiic.PartReading = dying\n"
         f"iiic.prepare(Path({str(raw)!r}), Path({str(out)!r}))\n"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False, capture_output=True).returncode == -9
     assert len(list((tmp_path / ".out.work").iterdir())) == 2
     seen: list[str] = []
-    original = iiic.plan_part
+    original = iiic.PartReading
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(iiic, "plan_part", lambda argument: seen.append(argument[0].name) or original(argument))
+        patch.setattr(iiic, "PartReading", lambda part, rules: seen.append(part.name) or original(part, rules))
         iiic.prepare(raw, out)
     assert len(seen) == 2
+    whole = iiic.prepare(raw, tmp_path / "whole", workers=2)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == {
+        path.name: path.read_bytes() for path in whole.iterdir()
+    }
+    shutil.rmtree(whole)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "raw"]
 
 

@@ -199,7 +199,11 @@ def microvolts_per_unit(header: EdfHeader, channel: EdfChannel) -> float:
 
 
 def read_epochs(
-    header: EdfHeader, channels: Sequence[EdfChannel], epochs: npt.NDArray[np.int64], epoch_samples: int
+    header: EdfHeader,
+    channels: Sequence[EdfChannel],
+    epochs: npt.NDArray[np.int64],
+    epoch_samples: int,
+    content: npt.NDArray[np.uint8] | None = None,
 ) -> npt.NDArray[np.float32]:
     """Some epochs of some channels, in microvolts.
 
@@ -212,6 +216,8 @@ def read_epochs(
         Which epochs, counted from the start of the recording, in rising order.
     epoch_samples : int
         How long an epoch is.
+    content : array ``(bytes,)``, optional
+        The whole file, where it is in memory already.
 
     Returns
     -------
@@ -219,7 +225,7 @@ def read_epochs(
     """
     if not header.continuous:
         raise DataError(f"{header.path} is a discontinuous recording (EDF+D), which this program does not read")
-    records = _memory_map(header)
+    records = _memory_map(header) if content is None else _records_in(header, content)
     first, last = int(epochs[0]), int(epochs[-1]) + 1
     signals = np.empty((len(epochs), len(channels), epoch_samples), np.float32)
     for place, channel in enumerate(channels):
@@ -237,6 +243,14 @@ def read_epochs(
         if shift:
             signals[:, place] += np.float32(shift)
     return signals
+
+
+def _records_in(header: EdfHeader, content: npt.NDArray[np.uint8]) -> npt.NDArray[np.int16]:
+    start, count = 256 * (len(header.channels) + 1), header.records * header.record_samples
+    if len(content) < start + 2 * count:
+        raise StorageError(f"{header.path} has changed while it was read: run the same command again")
+    stored: npt.NDArray[np.int16] = content[start : start + 2 * count].view("<i2")
+    return stored.reshape(header.records, header.record_samples)
 
 
 def _memory_map(header: EdfHeader) -> npt.NDArray[np.int16]:

@@ -6,7 +6,6 @@ This module does not import torch, so that worker processes start quickly.
 from __future__ import annotations
 
 import csv
-import hashlib
 import re
 import tokenize
 from collections.abc import Sequence
@@ -18,14 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from manydg.errors import DataError, StorageError
-from manydg.sources._iiic_rules import CLASSES, FEW_VOTES, KEPT, Rules, judge
-from manydg.sources._provenance import describe_files
+from manydg.sources._iiic_rules import CLASSES, Rules
 
 CHANNELS = (
     "Fp1-F7", "F7-T3", "T3-T5", "T5-O1", "Fp2-F8", "F8-T4", "T4-T6", "T6-O2",
     "Fp1-F3", "F3-C3", "C3-P3", "P3-O1", "Fp2-F4", "F4-C4", "C4-P4", "P4-O2",
 )  # fmt: skip
-RATE, SAMPLES, BLOCK = 200.0, 2000, 128
+RATE, SAMPLES = 200.0, 2000
 
 _ROLES = {"signals": "signals", "x": "signals", "votes": "votes", "y": "votes"} | dict.fromkeys(
     ("patients", "patient", "keys", "key"), "patients"
@@ -232,44 +230,3 @@ def _is_number(cell: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def plan_part(argument: tuple[Part, Rules]) -> dict[str, Any]:
-    """Read every row of a part once: its checksum, and whether it is a sample or why it is not.
-
-    Returns
-    -------
-    dict of JSON values
-        ``verdicts`` (a digit for each row), ``files`` with checksums.
-    """
-    part, rules = argument
-    signals = open_signals(part)
-    votes = read_votes(part, len(signals), rules)
-    read_patients(part, len(signals))
-    verdicts = np.where(votes.sum(axis=1) < rules.min_votes, FEW_VOTES, KEPT).astype(np.uint8)
-    digest = hashlib.sha256()
-    with part.signals.open("rb") as file:
-        digest.update(file.read(int(getattr(signals, "offset", 0))))
-    for start in range(0, len(signals), BLOCK):
-        stored = np.ascontiguousarray(signal_block(part, slice(start, start + BLOCK)))
-        digest.update(stored.reshape(-1).view(np.uint8).data)
-        block = verdicts[start : start + BLOCK]
-        judged = judge(stored, rules)
-        block[block == KEPT] = judged[block == KEPT]
-        if start == 0:
-            _check_unit(part, stored, rules)
-    entry = {"name": part.signals.name, "bytes": part.signals.stat().st_size, "checksum": digest.hexdigest()}
-    if not signals.flags.c_contiguous:
-        # Rows of a column-major file do not lie one after the other, so its bytes are read once more.
-        (entry,) = describe_files([part.signals])
-    others = describe_files([file for file in part.files if file != part.signals])
-    return {"verdicts": "".join(map(str, verdicts.tolist())), "files": [entry, *others]}
-
-
-def _check_unit(part: Part, stored: npt.NDArray[Any], rules: Rules) -> None:
-    typical = float(np.nanmedian(np.abs(stored[:64].astype(np.float64)))) * rules.scale
-    if 0 < typical < 1e-2:
-        raise DataError(
-            f"{part.signals}: a typical value is {typical:.1e}, far too small for microvolts. "
-            "If the signals are in volts, say '--scale 1e6' (millivolts: 1e3)"
-        )

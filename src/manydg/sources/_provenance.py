@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from manydg.errors import StorageError
 
@@ -53,6 +58,25 @@ def file_checksum(path: str | Path) -> str:
     except OSError as error:
         raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
     return digest.hexdigest()
+
+
+def read_whole(path: Path) -> npt.NDArray[np.uint8]:
+    """All bytes of a file, ``(bytes,)``."""
+    try:
+        return np.fromfile(path, np.uint8)
+    except OSError as error:
+        raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+@contextmanager
+def hashed_meanwhile(digest: Any, data: memoryview) -> Iterator[None]:
+    """Add bytes to a checksum while the block does something else with them; hashing does not hold the interpreter."""
+    thread = threading.Thread(target=digest.update, args=(data,))
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
 
 
 def describe_files(paths: Iterable[str | Path]) -> list[dict[str, Any]]:

@@ -148,7 +148,7 @@ def plan_night(argument: tuple[Night, float | None]) -> dict[str, Any]:
     -------
     dict of JSON values
         ``epochs`` (indices of the samples), ``stages`` (their codes), ``start`` (ISO time or ``None``), ``seconds`` of
-        signal, ``files`` with checksums, and ``counts`` of what was left out for which reason.
+        signal, and ``counts`` of what was left out for which reason.
     """
     night, wake_margin = argument
     header = check_recording(night.psg)
@@ -174,9 +174,13 @@ def plan_night(argument: tuple[Night, float | None]) -> dict[str, Any]:
         "stages": stages[kept].tolist(),
         "start": header.start.isoformat() if header.start else None,
         "seconds": header.seconds,
-        "files": describe_files([night.psg, night.hypnogram]),
         "counts": counts,
     }
+
+
+def describe_night(night: Night) -> list[dict[str, Any]]:
+    """Name, size and checksum of a night's two files."""
+    return describe_files([night.psg, night.hypnogram])
 
 
 def choose_epochs(

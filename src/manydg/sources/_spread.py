@@ -134,6 +134,11 @@ def current_spread() -> Spread:
     return _chosen.get(None) or ThisMachine()
 
 
+def spreads(workers: int) -> bool:
+    """Whether jobs are done by other processes; where they are not, what a job reads may serve two ends at once."""
+    return workers > 1 or not isinstance(current_spread(), ThisMachine)
+
+
 def _version() -> str:
     from manydg._code import source_digest
 

@@ -13,21 +13,12 @@ import numpy.typing as npt
 from manydg.data.dataset import TargetSpec
 from manydg.data.storage import DatasetWriter
 from manydg.errors import ConfigError
-from manydg.sources._iiic_parts import (
-    BLOCK,
-    CHANNELS,
-    RATE,
-    Part,
-    find_parts,
-    plan_part,
-    read_patients,
-    read_votes,
-    signal_block,
-)
+from manydg.sources._iiic_parts import CHANNELS, RATE, Part, find_parts, open_signals, read_patients, read_votes
+from manydg.sources._iiic_reading import PartReading, PlannedReading, plan_part, verdicts_in
 from manydg.sources._iiic_rules import CLASSES, FEW_VOTES, FLAT, KEPT, LOUD, NOT_FINITE, Rules
 from manydg.sources._provenance import CohortFlow, Progress, provenance
 from manydg.sources._resume import WorkFolder, make_ready, run_jobs, wrong_folder
-from manydg.sources._spread import Job
+from manydg.sources._spread import Job, spreads
 from manydg.sources._twin_iiic import synthesize
 
 __all__ = ["prepare", "synthesize"]
@@ -83,29 +74,32 @@ def prepare(
         raise wrong_folder(raw, "IIIC arrays (signals.npy, votes.npy, patients.npy)")
     work = WorkFolder(out, "iiic", asdict(rules))
     jobs = [Job(part.name, part.files, (part, rules)) for part in parts]
-    plans = run_jobs(plan_part, jobs, work, workers=workers, title="checking samples")
-    verdicts = [np.frombuffer(plan["verdicts"].encode(), np.uint8) - ord("0") for plan in plans]
-    patients = [read_patients(part, len(rows)) for part, rows in zip(parts, verdicts, strict=True)]
-    verdicts = _limit(verdicts, patients, limit_patients)
-    flow = _flow(np.concatenate(verdicts), np.concatenate(patients), rules)
-    options = asdict(rules) | {"vote_order": list(rules.vote_order), "limit_patients": limit_patients}
-    files = [entry for plan in plans for entry in plan["files"]]
-    info = {"settings": SETTINGS, **provenance("iiic", files, options, flow)}
-    _write(out, parts, verdicts, patients, rules, info, overwrite=overwrite)
+    patients = [_check_part(part, rules) for part in parts]
+    if spreads(workers):
+        run_jobs(plan_part, jobs, work, workers=workers, title="checking samples")
+    chosen = None if limit_patients is None else np.unique(np.concatenate(patients))[:limit_patients]
+    with DatasetWriter(out, TargetSpec("votes", CLASSES), {"settings": SETTINGS}, overwrite=overwrite) as writer:
+        plans = _copy(writer, jobs, patients, chosen, work)
+        limited = [_limit(verdicts_in(plan), keys, chosen) for plan, keys in zip(plans, patients, strict=True)]
+        flow = _flow(np.concatenate(limited), np.concatenate(patients), rules)
+        options = asdict(rules) | {"vote_order": list(rules.vote_order), "limit_patients": limit_patients}
+        files = [entry for plan in plans for entry in plan["files"]]
+        writer.info |= provenance("iiic", files, options, flow)
     work.remove()
     return out
 
 
+def _check_part(part: Part, rules: Rules) -> npt.NDArray[np.str_]:
+    """Whose each row is, once the part's files are known to fit together."""
+    rows = len(open_signals(part))
+    read_votes(part, rows, rules)
+    return read_patients(part, rows)
+
+
 def _limit(
-    verdicts: list[npt.NDArray[np.uint8]], patients: Sequence[npt.NDArray[np.str_]], most: int | None
-) -> list[npt.NDArray[np.uint8]]:
-    if most is None:
-        return verdicts
-    chosen = np.unique(np.concatenate(patients))[:most]
-    return [
-        np.where(np.isin(keys, chosen), rows, _LIMITED).astype(np.uint8)
-        for rows, keys in zip(verdicts, patients, strict=True)
-    ]
+    verdicts: npt.NDArray[np.uint8], keys: npt.NDArray[np.str_], chosen: npt.NDArray[np.str_] | None
+) -> npt.NDArray[np.uint8]:
+    return verdicts if chosen is None else np.where(np.isin(keys, chosen), verdicts, _LIMITED).astype(np.uint8)
 
 
 def _flow(verdicts: npt.NDArray[np.uint8], patients: npt.NDArray[np.str_], rules: Rules) -> CohortFlow:
@@ -130,32 +124,30 @@ def _flow(verdicts: npt.NDArray[np.uint8], patients: npt.NDArray[np.str_], rules
     return flow
 
 
-def _write(
-    out: Path,
-    parts: Sequence[Part],
-    verdicts: Sequence[npt.NDArray[np.uint8]],
+def _copy(
+    writer: DatasetWriter,
+    jobs: Sequence[Job],
     patients: Sequence[npt.NDArray[np.str_]],
-    rules: Rules,
-    info: dict[str, Any],
-    *,
-    overwrite: bool,
-) -> None:
-    """Copy the kept samples, a block at a time."""
-    target = TargetSpec("votes", CLASSES)
-    blocks = sum(-(-len(rows) // BLOCK) for rows in verdicts)
-    with (
-        DatasetWriter(out, target, info, overwrite=overwrite) as writer,
-        Progress("copying signals", total=blocks) as progress,
-    ):
-        for part, rows, keys in zip(parts, verdicts, patients, strict=True):
-            votes = read_votes(part, len(rows), rules)
-            for start in range(0, len(rows), BLOCK):
-                block = slice(start, start + BLOCK)
-                kept = rows[block] == KEPT
+    chosen: npt.NDArray[np.str_] | None,
+    work: WorkFolder,
+) -> list[dict[str, Any]]:
+    """Write the samples, a block at a time; a part that is not planned yet is planned by the way. Returns the plans."""
+    plans = []
+    with Progress("copying signals", total=sum(map(len, patients))) as progress:
+        for job, keys in zip(jobs, patients, strict=True):
+            part, rules = job.argument
+            votes = read_votes(part, len(keys), rules)
+            plan = work.load(job)
+            reading = PartReading(part, rules) if plan is None else PlannedReading(part, plan)
+            for rows, stored, verdicts in reading.blocks():
+                kept = _limit(verdicts, keys[rows], chosen) == KEPT
                 if kept.any():
-                    signal = _microvolts(signal_block(part, block), kept, rules)
-                    writer.append({"signal": signal}, votes[block][kept], keys[block][kept])
-                progress.advance()
+                    writer.append({"signal": _microvolts(stored, kept, rules)}, votes[rows][kept], keys[rows][kept])
+                progress.advance(len(kept))
+            plans.append(reading.plan())
+            if plan is None:
+                work.save(job, plans[-1])
+    return plans
 
 
 def _microvolts(stored: npt.NDArray[Any], kept: npt.NDArray[np.bool_], rules: Rules) -> npt.NDArray[np.float32]:

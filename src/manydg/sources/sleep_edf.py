@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from manydg.data.dataset import TargetSpec
 from manydg.data.storage import DatasetWriter
 from manydg.errors import ConfigError, DataError
 from manydg.sources._edf import read_epochs
-from manydg.sources._provenance import CohortFlow, Progress, provenance
+from manydg.sources._provenance import (
+    CohortFlow,
+    Progress,
+    describe_files,
+    hashed_meanwhile,
+    provenance,
+    read_whole,
+)
 from manydg.sources._resume import WorkFolder, make_ready, run_jobs, wrong_folder
 from manydg.sources._sleep_night import (
     CHANNELS,
@@ -23,11 +32,12 @@ from manydg.sources._sleep_night import (
     Found,
     Night,
     check_recording,
+    describe_night,
     find_nights,
     night_offsets,
     plan_night,
 )
-from manydg.sources._spread import Job
+from manydg.sources._spread import Job, spreads
 from manydg.sources._twin_sleep import synthesize
 
 __all__ = ["prepare", "synthesize"]
@@ -77,10 +87,12 @@ def prepare(
     work = WorkFolder(out, "sleep-edf", {"wake_margin": wake_margin})
     jobs = [Job(night.name, (night.psg, night.hypnogram), (night, wake_margin)) for night in nights]
     plans = run_jobs(plan_night, jobs, work, workers=workers, title="checking nights")
-    flow = _flow(found, nights, plans, wake_margin)
-    files = [entry for plan in plans for entry in plan["files"]]
-    info = {"settings": SETTINGS, **provenance("sleep-edf", files, options, flow)}
-    _write(out, nights, plans, info, overwrite=overwrite)
+    sums = [Job(f"checksums of {night.name}", (night.psg, night.hypnogram), night) for night in nights]
+    if spreads(workers):
+        run_jobs(describe_night, sums, work, workers=workers, title="checksums")
+    with DatasetWriter(out, TargetSpec("classes", STAGES), {"settings": SETTINGS}, overwrite=overwrite) as writer:
+        files = _copy(writer, sums, plans, work)
+        writer.info |= provenance("sleep-edf", files, options, _flow(found, nights, plans, wake_margin))
     work.remove()
     return out
 
@@ -147,24 +159,51 @@ def _people_left(nights: Sequence[Night], plans: Sequence[Mapping[str, Any]]) ->
     return len({night.patient for night, plan in zip(nights, plans, strict=True) if plan["epochs"]})
 
 
-def _write(
-    out: Path, nights: Sequence[Night], plans: Sequence[Mapping[str, Any]], info: Mapping[str, Any], *, overwrite: bool
-) -> None:
-    """Copy the chosen epochs, a night at a time."""
-    offsets = night_offsets(nights, plans)
-    target = TargetSpec("classes", STAGES)
-    with (
-        DatasetWriter(out, target, info, overwrite=overwrite) as writer,
-        Progress("copying signals", total=len(nights)) as progress,
-    ):
-        for night, plan, offset in zip(nights, plans, offsets, strict=True):
-            kept, stages = np.asarray(plan["epochs"], np.int64), np.asarray(plan["stages"], np.int64)
-            # A few megabytes at a time stay in the processor's cache between reading, hashing and writing.
-            header = check_recording(night.psg)
-            channels = [header.find(label) for label in CHANNELS]
-            for start in range(0, len(kept), _BLOCK):
-                part = slice(start, start + _BLOCK)
-                signal = read_epochs(header, channels, kept[part], EPOCH_SAMPLES)
-                times = kept[part] * float(EPOCH_SECONDS) + offset
-                writer.append({"signal": signal}, stages[part], [night.patient] * len(signal), times)
+def _copy(
+    writer: DatasetWriter, jobs: Sequence[Job], plans: Sequence[Mapping[str, Any]], work: WorkFolder
+) -> list[dict[str, Any]]:
+    """Write the chosen epochs, a night at a time.
+
+    A night whose checksums are not known yet is read into memory once, and hashed while its epochs are written.
+
+    Returns
+    -------
+    list of dict
+        Name, size and checksum of every file.
+    """
+    nights = [job.argument for job in jobs]
+    files: list[dict[str, Any]] = []
+    with Progress("copying signals", total=len(nights)) as progress:
+        for job, plan, offset in zip(jobs, plans, night_offsets(nights, plans), strict=True):
+            night, known = job.argument, work.load(job)
+            if known is None:
+                content = read_whole(night.psg)
+                digest = hashlib.sha256()
+                with hashed_meanwhile(digest, content.data):
+                    _copy_night(writer, night, plan, offset, content)
+                entry = {"name": night.psg.name, "bytes": len(content), "checksum": digest.hexdigest()}
+                known = [entry, *describe_files([night.hypnogram])]
+                work.save(job, known)
+            else:
+                _copy_night(writer, night, plan, offset, None)
+            files.extend(known)
             progress.advance()
+    return files
+
+
+def _copy_night(
+    writer: DatasetWriter,
+    night: Night,
+    plan: Mapping[str, Any],
+    offset: float,
+    content: npt.NDArray[np.uint8] | None,
+) -> None:
+    kept, stages = np.asarray(plan["epochs"], np.int64), np.asarray(plan["stages"], np.int64)
+    header = check_recording(night.psg)
+    channels = [header.find(label) for label in CHANNELS]
+    # A few megabytes at a time stay in the processor's cache between reading, hashing and writing.
+    for start in range(0, len(kept), _BLOCK):
+        part = slice(start, start + _BLOCK)
+        signal = read_epochs(header, channels, kept[part], EPOCH_SAMPLES, content)
+        times = kept[part] * float(EPOCH_SECONDS) + offset
+        writer.append({"signal": signal}, stages[part], [night.patient] * len(signal), times)
