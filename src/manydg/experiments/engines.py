@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 from manydg._ray import ENGINES, RETRIES, SECONDS_BETWEEN_LOOKS, connected, import_ray, places
 from manydg.errors import ConfigError, TrainingError, unknown_name, warn_plainly
+from manydg.experiments.gpu_sharing import shared_gpu
 
 Job = Mapping[str, Any]
 Record = dict[str, Any]
@@ -50,7 +51,7 @@ class Engine(Protocol):
 
 
 class LocalEngine:
-    """This machine: one job after the other in this process, or several processes."""
+    """This machine: one job after the other in this process, or several processes, which share the GPU."""
 
     def run(self, do: Do, jobs: Sequence[Job], started: Started, workers: int) -> Iterator[tuple[Job, Record]]:
         if workers <= 1:
@@ -60,6 +61,7 @@ class LocalEngine:
             return
         context = multiprocessing.get_context("spawn")
         with (
+            shared_gpu() if jobs and _on_a_gpu(jobs[0]["device"]) else nullcontext(),
             _killed_worker_named(),
             ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker) as pool,
         ):
@@ -127,6 +129,12 @@ class RayEngine:
         if device == "auto":
             return 1.0 if ray.cluster_resources().get("GPU", 0) >= 1 else 0.0
         return 1.0
+
+
+def _on_a_gpu(device: str) -> bool:
+    import torch
+
+    return device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
 
 
 _chosen: ContextVar[Engine] = ContextVar("engine")
