@@ -1,4 +1,4 @@
-"""Options that say where the runs of a study are done."""
+"""Options that say where the runs of a study are done, and where raw files are read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ GpusPerRun = Annotated[
     float | None,
     typer.Option(min=0, help="Ray: GPUs that each run needs, or a part of one.", show_default="1 where there are GPUs"),
 ]
-_UNLIMITED = 1 << 20
+FilesEngine = Annotated[
+    str, typer.Option("--engine", help="Where raw files are read: local (this machine) or ray (a Ray cluster).")
+]
 
 
 @contextmanager
@@ -29,7 +31,8 @@ def runs_on(engine: str, address: str | None, cpus: float | None, gpus: float | 
 
     A cluster does as many as it has room for, unless ``--workers`` sets a limit above 1.
     """
+    from manydg._ray import UNLIMITED
     from manydg.experiments.engines import engine_named, using
 
     with using(engine_named(engine, address, cpus, gpus)):
-        yield workers if engine == "local" or workers > 1 else _UNLIMITED
+        yield workers if engine == "local" or workers > 1 else UNLIMITED

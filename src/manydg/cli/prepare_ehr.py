@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
+from manydg.cli._engine import Address, FilesEngine
+
 Raw = Annotated[Path, typer.Argument(help="Folder with the raw files.")]
 Out = Annotated[Path, typer.Option("--out", help="Dataset folder to write.")]
-Workers = Annotated[int, typer.Option(min=1, help="Tables read at the same time.")]
+Workers = Annotated[int, typer.Option(min=1, help="Processes that read tables or files.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="Keep only this many patients.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a dataset folder that is already there.")]
 MinEvents = Annotated[int, typer.Option(min=1, help="Leave out samples with fewer events.")]
@@ -40,6 +42,8 @@ def prepare_mimic3(
     out: Out,
     ndc_map: Annotated[Path, typer.Option("--ndc-map", help="CSV table with the columns ndc and atc.")],
     workers: Workers = 1,
+    engine: FilesEngine = "local",
+    address: Address = None,
     limit_patients: Limit = None,
     min_visits: Annotated[int, typer.Option(min=1, help="Complete visits a patient must have.")] = 2,
     max_diagnoses: Annotated[
@@ -52,20 +56,22 @@ def prepare_mimic3(
 ) -> None:
     """MIMIC-III: which drugs a visit's prescriptions hold."""
     from manydg.sources import mimic3
+    from manydg.sources._spread import spreading
 
-    mimic3.prepare(
-        raw,
-        out,
-        ndc_map=ndc_map,
-        workers=workers,
-        limit_patients=limit_patients,
-        min_visits=min_visits,
-        max_diagnoses=max_diagnoses or None,
-        drugs=drugs,
-        ddi=ddi,
-        ddi_atc=ddi_atc,
-        overwrite=overwrite,
-    )
+    with spreading(engine, address):
+        mimic3.prepare(
+            raw,
+            out,
+            ndc_map=ndc_map,
+            workers=workers,
+            limit_patients=limit_patients,
+            min_visits=min_visits,
+            max_diagnoses=max_diagnoses or None,
+            drugs=drugs,
+            ddi=ddi,
+            ddi_atc=ddi_atc,
+            overwrite=overwrite,
+        )
     _report(out)
 
 
@@ -76,6 +82,8 @@ def prepare_eicu(
         list[str], typer.Option("--without", help="Event table to do without; may be given several times.")
     ] = [],  # noqa: B006
     workers: Workers = 1,
+    engine: FilesEngine = "local",
+    address: Address = None,
     limit_patients: Limit = None,
     within_days: Annotated[float, typer.Option(help="The next stay starts within so many days.")] = 15.0,
     min_gap: Annotated[float, typer.Option(help="Minutes between the end of this stay and the next.")] = 0.0,
@@ -86,20 +94,22 @@ def prepare_eicu(
 ) -> None:
     """eICU: will the patient come back to intensive care."""
     from manydg.sources import eicu
+    from manydg.sources._spread import spreading
 
-    eicu.prepare(
-        raw,
-        out,
-        without=without,
-        workers=workers,
-        limit_patients=limit_patients,
-        within_days=within_days,
-        min_gap=min_gap,
-        min_events=min_events,
-        max_events=max_events or None,
-        min_count=min_count,
-        overwrite=overwrite,
-    )
+    with spreading(engine, address):
+        eicu.prepare(
+            raw,
+            out,
+            without=without,
+            workers=workers,
+            limit_patients=limit_patients,
+            within_days=within_days,
+            min_gap=min_gap,
+            min_events=min_events,
+            max_events=max_events or None,
+            min_count=min_count,
+            overwrite=overwrite,
+        )
     _report(out)
 
 
@@ -111,6 +121,8 @@ def prepare_meds(
         str, typer.Option(help="'prefix': what stands before // is the kind of event; or 'one'.")
     ] = "prefix",
     workers: Workers = 1,
+    engine: FilesEngine = "local",
+    address: Address = None,
     limit_patients: Limit = None,
     min_events: MinEvents = 1,
     max_events: MaxEvents = 300,
@@ -119,19 +131,21 @@ def prepare_meds(
 ) -> None:
     """MEDS: any dataset of the standard, any of its label files."""
     from manydg.sources import meds
+    from manydg.sources._spread import spreading
 
-    meds.prepare(
-        raw,
-        out,
-        labels=labels,
-        kinds=kinds,
-        workers=workers,
-        limit_patients=limit_patients,
-        min_events=min_events,
-        max_events=max_events or None,
-        min_count=min_count,
-        overwrite=overwrite,
-    )
+    with spreading(engine, address):
+        meds.prepare(
+            raw,
+            out,
+            labels=labels,
+            kinds=kinds,
+            workers=workers,
+            limit_patients=limit_patients,
+            min_events=min_events,
+            max_events=max_events or None,
+            min_count=min_count,
+            overwrite=overwrite,
+        )
     _report(out)
 
 

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from manydg.cli._engine import Address, FilesEngine
+
 Raw = Annotated[Path, typer.Argument(help="Folder with the raw files.", show_default=False)]
 Out = Annotated[Path, typer.Option(help="Dataset folder to write.", show_default=False)]
 RawOut = Annotated[Path, typer.Option(help="New folder for the raw files.", show_default=False)]
@@ -33,6 +35,8 @@ def prepare_sleep_edf(
     raw: Raw,
     out: Out,
     workers: Workers = 1,
+    engine: FilesEngine = "local",
+    address: Address = None,
     limit_patients: Limit = None,
     overwrite: Overwrite = False,
     wake_margin: Annotated[
@@ -44,17 +48,19 @@ def prepare_sleep_edf(
 ) -> None:
     """Sleep-EDF: nights of EEG to 30 s epochs of five stages."""
     from manydg.sources import sleep_edf
+    from manydg.sources._spread import spreading
 
-    sleep_edf.prepare(
-        raw,
-        out,
-        workers=workers,
-        limit_patients=limit_patients,
-        overwrite=overwrite,
-        wake_margin=wake_margin,
-        study=study,
-        unpaired=unpaired,
-    )
+    with spreading(engine, address):
+        sleep_edf.prepare(
+            raw,
+            out,
+            workers=workers,
+            limit_patients=limit_patients,
+            overwrite=overwrite,
+            wake_margin=wake_margin,
+            study=study,
+            unpaired=unpaired,
+        )
     _say(out)
 
 
@@ -62,6 +68,8 @@ def prepare_iiic(
     raw: Raw,
     out: Out,
     workers: Workers = 1,
+    engine: FilesEngine = "local",
+    address: Address = None,
     limit_patients: Limit = None,
     overwrite: Overwrite = False,
     min_votes: Annotated[int, typer.Option(help="Leave out samples with fewer votes.")] = 5,
@@ -85,21 +93,23 @@ def prepare_iiic(
     """IIIC: ten seconds of EEG with expert votes."""
     from manydg.sources import iiic
     from manydg.sources._iiic_rules import CLASSES
+    from manydg.sources._spread import spreading
 
     order = CLASSES if vote_order is None else tuple(name.strip().upper() for name in vote_order.split(","))
-    iiic.prepare(
-        raw,
-        out,
-        workers=workers,
-        limit_patients=limit_patients,
-        overwrite=overwrite,
-        min_votes=min_votes,
-        unvoted=unvoted,
-        max_amplitude=max_amplitude,
-        flat_below=flat_below,
-        scale=scale,
-        vote_order=order,
-    )
+    with spreading(engine, address):
+        iiic.prepare(
+            raw,
+            out,
+            workers=workers,
+            limit_patients=limit_patients,
+            overwrite=overwrite,
+            min_votes=min_votes,
+            unvoted=unvoted,
+            max_amplitude=max_amplitude,
+            flat_below=flat_below,
+            scale=scale,
+            vote_order=order,
+        )
     _say(out)
 
 

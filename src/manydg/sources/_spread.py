@@ -7,14 +7,14 @@ import platform
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Protocol
 
-from manydg._ray import ENGINES, RETRIES, SECONDS_BETWEEN_LOOKS, UNLIMITED, connected, import_ray, places
+from manydg._ray import ENGINES, RETRIES, SECONDS_BETWEEN_LOOKS, UNLIMITED, connected, places
 from manydg.errors import ConfigError, ManyDGError, StorageError, unknown_name
 
 Function = Callable[[Any], Any]
@@ -115,18 +115,25 @@ _chosen: ContextVar[Spread] = ContextVar("spread")
 
 @contextmanager
 def spreading(engine: str = "local", address: str | None = None) -> Iterator[None]:
-    """What is prepared within the block reads its files on this machine or on a Ray cluster."""
+    """What is prepared within the block reads its files on this machine or on a Ray cluster.
+
+    Parameters
+    ----------
+    engine : {"local", "ray"}
+    address : str, optional
+        As for :class:`RayCluster`.
+    """
     if engine not in ENGINES:
         raise unknown_name("engine", engine, ENGINES)
     if engine == "local" and address is not None:
         raise ConfigError("--address is for a cluster: add --engine ray")
-    if engine == "ray":
-        import_ray()
-    token = _chosen.set(RayCluster(address) if engine == "ray" else ThisMachine())
-    try:
-        yield
-    finally:
-        _chosen.reset(token)
+    # Joined once for the whole block: a source has several rounds of jobs.
+    with connected(address) if engine == "ray" else nullcontext():
+        token = _chosen.set(RayCluster(address) if engine == "ray" else ThisMachine())
+        try:
+            yield
+        finally:
+            _chosen.reset(token)
 
 
 def current_spread() -> Spread:
