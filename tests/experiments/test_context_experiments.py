@@ -27,6 +27,7 @@ from manydg.experiments._experiment import Request
 from manydg.experiments.catalogue import EXPERIMENTS
 from manydg.experiments.options import Options
 from manydg.experiments.study import Study
+from manydg.experiments.summary import summarize_folder
 from manydg.report.figure_data import parse_figure
 from manydg.training.config import TrainingConfig
 from manydg.training.run import Run, open_run, train
@@ -184,3 +185,16 @@ def test_the_context_experiment_compares_learners_kinds_and_parts(nights: Domain
     assert any("one direction" in str(run.variant.get("changed")) for run in runs)
     keys = {str(sorted(run.to_json().items())) for run in runs}
     assert len(keys) == len(runs)
+
+
+def test_rivals_run_with_and_without_context_and_are_tested_against_ours(nights: DomainDataset, tmp_path: Path) -> None:
+    place = nights.save(tmp_path / "data")
+    config = TrainingConfig(epochs=1, batch_size=64, backbone="mlp", backbone_options=SMALL, context="causal")
+    request = Request(nights, Options(config), 2, ("base", "manydg", "manydg-context"))
+    runs = EXPERIMENTS.get("context-rivals")().plan(request)
+    Study(tmp_path / "results", place, runs, "nights", "cpu").execute()
+    (summary,) = summarize_folder(tmp_path / "results", resamples=20)
+    with_context = [f"{name} (causal context)" for name in ("base", "manydg-context", "manydg")]
+    assert set(summary.rows) == {"base (no context)", "manydg (no context)", *with_context}
+    assert summary.reference == "manydg-context (causal context)"
+    assert summary.entries["base (no context)", "auprc"].difference is not None

@@ -13,6 +13,7 @@ from manydg.cli._options import (
     BackboneOption,
     BatchSize,
     Config,
+    Context,
     Dataset,
     Device,
     DryRun,
@@ -42,6 +43,7 @@ def experiment(
     batch_size: BatchSize = None,
     lr: LearningRate = None,
     weight_decay: WeightDecay = None,
+    context: Context = None,
     backbone: Backbone = None,
     backbone_option: BackboneOption = [],  # noqa: B006 - typer reads the default, nobody changes it
     set_: Setting = [],  # noqa: B006
@@ -63,7 +65,7 @@ def experiment(
     from manydg.experiments.conduct import conduct, fitting, make_request, plan_experiment, scaled_down
     from manydg.experiments.study import Study
 
-    typed = Typed(config, epochs, batch_size, lr, weight_decay, backbone, backbone_option, set_)
+    typed = Typed(config, epochs, batch_size, lr, weight_decay, backbone, backbone_option, set_, context)
     options = typed.options(dataset)
     names = names_in(RIVALS if algorithms is None else algorithms)
     request = make_request(name, dataset, options, seeds, names)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,8 @@ def summarize(
     predictions : mapping, optional
         Test predictions by run id.
     reference : str
-        The row that the others are tested against.
+        The row that the others are tested against; where there is none of that name, the method with context, if it
+        has one row.
     resamples, seed : int
         Of the patient bootstrap.
 
@@ -64,7 +65,7 @@ def summarize(
         If no run ended well, or the records are of several experiments or datasets.
     """
     chosen = select(records)
-    against = reference if reference in chosen.rows else None
+    against = _reference(chosen.rows, reference)
     notes = list(chosen.notes)
     if against is None and len(chosen.rows) > 1:
         notes.append(f"no tests: there is no run of the reference {reference}")
@@ -95,6 +96,15 @@ def summarize(
         rules=_rules(chosen),
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _reference(rows: Iterable[str], wanted: str) -> str | None:
+    """The row of that name, or the only one of the method with context."""
+    names = list(rows)
+    ours = [row for row in names if row.partition(" (")[0] == "manydg-context"]
+    if wanted in names:
+        return wanted
+    return ours[0] if len(ours) == 1 else None
 
 
 def _entry(chosen: Selection, row: str, metric: str, draws: Draws | None) -> Entry:

@@ -29,7 +29,9 @@ from manydg.report._words import MEANING, listed, metric_name, plural, sentence
 
 TITLE = "How well do models do on patients they have never seen?"
 EXPECTED = tuple(
-    name for name in ("compare", *EXPERIMENTS, *INSIDE) if name not in ("context", "cold-start", "embedding")
+    name
+    for name in ("compare", *EXPERIMENTS, *INSIDE)
+    if name not in ("context", "context-rivals", "cold-start", "patient-probe", "embedding")
 )
 """What the table of contents names as not run where it is missing."""
 _FOOTER = (

@@ -68,9 +68,19 @@ EXPERIMENTS: dict[str, Told] = {
         "What a patient’s own unlabelled samples add",
         "Each input is joined with the same input seen against the rest of that patient’s samples. No label is used.",
     ),
+    "context-rivals": Told(
+        "Against every rival, without and with context",
+        "Every algorithm twice: on a sample alone, and with the same unlabelled samples of the patient beside it.",
+    ),
     "cold-start": Told(
         "How soon a new patient is known",
-        "Performance by the number of unlabelled samples of the new patient that were at hand.",
+        "Performance by the number of unlabelled samples of the new patient that were at hand, and by the time since "
+        "the recording or stay began.",
+    ),
+    "patient-probe": Told(
+        "Is z a patient?",
+        "How often the mean embedding of a session (a night, a stay) is most like that of another session of the same "
+        "person, among the sessions of everyone.",
     ),
     "runtime": Told(
         "How long training takes",
