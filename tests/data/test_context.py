@@ -100,6 +100,13 @@ def test_extremes_and_ages_are_those_of_the_values_so_far() -> None:
     np.testing.assert_allclose(np.expm1(found[:, 2]), [0, 0, 2, 0, 0, 4], atol=1e-5)
 
 
+def test_the_age_of_a_value_is_counted_within_the_session() -> None:
+    data = from_arrays(np.full((4, 1), 7.0), [0, 1, 0, 1], ["p"] * 4, times=np.array([0, 3, 100, 104]))
+    ages = np.expm1(context(data, "causal", parts=("age",), gap=50.0)[:, 0])
+    assert ages.tolist() == pytest.approx([0, 3, 0, 4], abs=1e-4)
+    assert np.expm1(context(data, "causal", parts=("age",))[:, 0]).tolist() == pytest.approx([0, 3, 100, 104], rel=1e-4)
+
+
 def test_no_neighbours_are_taken_over_a_long_gap() -> None:
     data = from_arrays(np.array([[1.0], [2.0], [9.0]]), [0, 1, 0], ["p"] * 3, times=np.array([0, 1, 100]))
     with_gap = context(data, "offline", parts=("before",), scales=(1,), gap=10.0)[:, 0]

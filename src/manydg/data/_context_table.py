@@ -101,14 +101,14 @@ class _Piece:
             yield torch.where(self.known, self.values - combine(past, candidates), 0.0)
 
     def _age(self) -> Tensor:
-        """Logarithm of the time since the value last changed."""
+        """Logarithm of the time since the value last changed, or since the session began."""
         line = self.timeline
-        previous = line.earlier(self.values, line.patient)
-        was_known = line.earlier(self.seen, line.patient) > 0
+        previous = line.earlier(self.values, line.session)
+        was_known = line.earlier(self.seen, line.session) > 0
         changed = (self.known != was_known) | (self.values != previous)
         now = line.times.unsqueeze(-1)
         when = torch.where(changed, now, -torch.inf)
-        past = line.earlier(running(when, line.patient, torch.maximum), line.patient, -torch.inf)
+        past = line.earlier(running(when, line.session, torch.maximum), line.session, -torch.inf)
         since = now - torch.maximum(past, when)
         return torch.where(torch.isfinite(since), since, 0.0).log1p()
 
