@@ -133,3 +133,17 @@ def test_a_rule_that_is_not_monotonic_is_learned_with_gaps_in_the_table() -> Non
     with torch.no_grad():
         scores = head(backbone.eval()(test.inputs)).softmax(dim=-1)[:, 1]
     assert roc_auc_score(test.targets, scores) > 0.88
+
+
+def test_a_frequent_value_takes_one_edge_and_leaves_the_others_their_bins() -> None:
+    rng = np.random.default_rng(0)
+    changes = rng.exponential(size=4000) + 0.1
+    # Nine in ten are 0: a change that seldom happens, and whose size matters when it does.
+    values = np.where(rng.random(4000) < 0.9, 0.0, changes).astype(np.float32)
+    encoding = PiecewiseLinear(1, 8)
+    encoding.fit(torch.from_numpy(values)[:, None])
+    some = values[values > 0]
+    filled = encoding(torch.from_numpy(np.quantile(some, [0.2, 0.4, 0.6, 0.8]))[:, None].float()).sum(dim=(1, 2))
+    # Quantiles of the changes: each fifth of them is 7/5 bins further up, after the bin from 0 to the least change.
+    np.testing.assert_allclose(filled.numpy(), 1 + np.array([0.2, 0.4, 0.6, 0.8]) * 7, atol=0.15)
+    assert encoding(torch.zeros(1, 1)).sum() == 0

@@ -67,12 +67,19 @@ class PiecewiseLinear(nn.Module):
 
 
 def _edges(values: npt.NDArray[np.float32], bins: int) -> npt.NDArray[np.float64]:
-    """Rising bin edges of one feature: its distinct values if they are few, else quantiles."""
+    """Rising bin edges of one feature: its distinct values if they are few, else quantiles.
+
+    A value so frequent that it would fill a bin alone (the zero of a change that seldom happens) is one edge, and the
+    quantiles are those of the other values: they would all fall on it otherwise, and leave the rest in one bin.
+    """
     known = values[~np.isnan(values)].astype(np.float64)
-    distinct = np.unique(known)
+    distinct, counts = np.unique(known, return_counts=True)
     if len(distinct) <= bins + 1:
         return distinct
-    edges = np.unique(np.quantile(known, np.linspace(0.0, 1.0, bins + 1)))
+    frequent = counts * bins >= len(known)
+    others = np.repeat(distinct[~frequent], counts[~frequent])
+    places = np.linspace(0.0, 1.0, bins + 1 - int(frequent.sum()))
+    edges = np.unique(np.concatenate([distinct[frequent], np.quantile(others, places)]))
     # Bins so narrow that float32 cannot divide by them hold nothing a model could tell apart.
     wide = np.diff(edges) > 1e-6 * max(np.abs(edges).max(), 1e-30)
     kept: npt.NDArray[np.float64] = edges[np.concatenate([[True], wide])]
