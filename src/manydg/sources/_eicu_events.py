@@ -10,6 +10,7 @@ import numpy.typing as npt
 import polars as pl
 
 from manydg.errors import DataError
+from manydg.sources._event_rows import ranges
 from manydg.sources._events import EventStore, Field
 from manydg.sources._labs import parse_doses, parse_numbers
 from manydg.sources._lookup import Array, CategoryMap, SampleIndex
@@ -109,17 +110,15 @@ class EventReader:
     def _diagnoses(self, table: Table) -> dict[str, int]:
         counts: dict[str, int] = {}
         strings = self._words("diagnosis_string")
+        icd = _CodeLists(lambda words: self._store.word_ids("diagnosis_icd", _clean(words)))
         texts = ["diagnosisstring", "icd9code"]
-        columns = [_category("diagnosisstring"), pl.col("icd9code")]
+        columns = [_category("diagnosisstring"), _category("icd9code")]
         for kept in self._batches(table, "diagnosisoffset", columns, texts, counts):
             ids = strings(kept.batch["diagnosisstring"])[kept.rows]
             _count(counts, "left_out_without_name", ids < 0)
             self._store.add("diagnosis_string", kept.sample, kept.minute, ids)
-            codes = kept.batch["icd9code"].gather(kept.rows).str.split(",")
-            split = pl.DataFrame({"code": codes}).with_row_index("row").explode("code")
-            row = split["row"].to_numpy()
-            icd = self._store.word_ids("diagnosis_icd", _clean(split["code"]))
-            self._store.add("diagnosis_icd", kept.sample[row], kept.minute[row], icd)
+            row, codes = icd(kept.batch["icd9code"], kept.rows)
+            self._store.add("diagnosis_icd", kept.sample[row], kept.minute[row], codes)
         return counts
 
     def _labs(self, table: Table) -> dict[str, int]:
@@ -164,6 +163,30 @@ class EventReader:
             frequency = np.where(named, often(kept.batch["frequency"])[kept.rows], -1)
             self._store.add("medication_frequency", kept.sample, kept.minute, frequency)
         return counts
+
+
+class _CodeLists:
+    """Looks up the codes in texts such as ``584.9, N17.9``, taking every different text apart once."""
+
+    def __init__(self, number: Callable[[pl.Series], npt.NDArray[np.int32]]) -> None:
+        self._number = number
+        self._lists = CategoryMap(self._take_apart, np.int32)
+        self._codes = np.zeros(0, np.int32)
+        self._begins, self._counts = np.zeros(0, np.int64), np.zeros(0, np.int64)
+
+    def _take_apart(self, texts: pl.Series) -> Array:
+        codes = texts.str.split(",")
+        known, counts = len(self._begins), codes.list.len().to_numpy().astype(np.int64)
+        begins = len(self._codes) + np.cumsum(counts) - counts
+        self._codes = np.append(self._codes, self._number(codes.explode()))
+        self._begins, self._counts = np.append(self._begins, begins), np.append(self._counts, counts)
+        return np.arange(known, known + len(texts), dtype=np.int32)
+
+    def __call__(self, column: pl.Series, rows: npt.NDArray[np.int64]) -> tuple[Array, Array]:
+        """Of some rows of a column of texts: which of the rows each code is of, and the code's number."""
+        lists = self._lists(column)[rows]
+        counts = self._counts[lists]
+        return np.repeat(np.arange(len(rows)), counts), self._codes[ranges(self._begins[lists], counts)]
 
 
 @dataclass(frozen=True)
