@@ -96,10 +96,9 @@ def show_summary(out: Path) -> None:
     from manydg.cli._progress import console
     from manydg.experiments.summary import summarize_folder, write_summary
 
-    written = write_summary(out)
     for summary in summarize_folder(out):
         Console().print(summary.to_rich())
-    console.print(f"wrote {out / 'results.jsonl'}, " + ", ".join(str(path) for path in written))
+    console.print(f"wrote {out / 'results.jsonl'}, " + ", ".join(str(path) for path in write_summary(out)))
 
 
 def register(app: typer.Typer) -> None:

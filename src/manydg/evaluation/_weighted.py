@@ -14,7 +14,7 @@ from manydg.evaluation.metrics import decide, sample_average_precision, sample_o
 from manydg.targets import Target
 
 FloatArray = npt.NDArray[np.float64]
-_CELLS = 4_000_000
+_CELLS = 400_000
 """Most numbers held at once while rankings are re-weighted."""
 
 
@@ -112,16 +112,17 @@ def _sums(values: FloatArray, groups: npt.NDArray[np.intp], count: int) -> tuple
 def _areas(
     weights: FloatArray, hit: npt.NDArray[np.bool_], who: npt.NDArray[np.intp], last: npt.NDArray[np.intp]
 ) -> tuple[FloatArray, FloatArray]:
-    each = weights[:, who]
-    taken = np.cumsum(each, axis=1)[:, last]
-    hits = np.cumsum(each * hit, axis=1)[:, last]
-    positives, total = hits[:, -1], taken[:, -1]
-    new_hits = np.diff(hits, axis=1, prepend=0.0)
-    new_misses = np.diff(taken, axis=1, prepend=0.0) - new_hits
+    # One column for each resample, so that sums down the ranking run over neighbours in memory.
+    each = np.ascontiguousarray(weights.T)[who]
+    taken = np.cumsum(each, axis=0)[last]
+    hits = np.cumsum(np.where(hit[:, None], each, 0.0), axis=0)[last]
+    positives, total = hits[-1], taken[-1]
+    new_hits = np.diff(hits, axis=0, prepend=0.0)
+    new_misses = np.diff(taken, axis=0, prepend=0.0) - new_hits
     one_class = (positives == 0) | (positives == total)
-    gained = np.nan_to_num(new_hits * formulas.divide(hits, taken))
-    precision = np.where(one_class, np.nan, formulas.divide(gained.sum(axis=1), positives))
-    area = formulas.divide((new_misses * (hits - new_hits / 2)).sum(axis=1), positives * (total - positives))
+    gained = new_hits * np.divide(hits, taken, out=np.zeros_like(hits), where=taken > 0)
+    precision = np.where(one_class, np.nan, formulas.divide(gained.sum(axis=0), positives))
+    area = formulas.divide((new_misses * (hits - new_hits / 2)).sum(axis=0), positives * (total - positives))
     return precision, area
 
 

@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -190,15 +191,22 @@ def summarize_folder(results: str | Path, reference: str = "manydg", *, resample
     groups = group_records(read_results(results))
     found, problems = [], []
     for records in groups.values():
-        told = {str(record["run"]): load_predictions(results, record) for record in records}
-        known = {run: value for run, value in told.items() if value is not None}
         try:
-            found.append(summarize(records, known, reference, resamples=resamples))
+            found.append(_summary_of(Path(results), json.dumps(list(records)), reference, resamples))
         except DataError as error:
             problems.append(str(error))
     if not found:
         raise DataError(f"{results}: " + (problems[0] if problems else "results.jsonl is empty; run the study again"))
     return found
+
+
+@lru_cache(maxsize=64)
+def _summary_of(results: Path, records: str, reference: str, resamples: int) -> Summary:
+    """The summary of one group of records, as JSON; a command asks for the same one several times."""
+    group: list[Record] = json.loads(records)
+    told = {str(record["run"]): load_predictions(results, record) for record in group}
+    known = {run: value for run, value in told.items() if value is not None}
+    return summarize(group, known, reference, resamples=resamples)
 
 
 def write_summary(results: str | Path, reference: str = "manydg") -> list[Path]:
