@@ -19,7 +19,8 @@ from manydg.sources._iiic_parts import Part, open_signals, read_votes, signal_bl
 from manydg.sources._iiic_rules import FEW_VOTES, KEPT, Rules, judge
 from manydg.sources._provenance import describe_files, hashed_meanwhile
 
-BLOCK = 128
+BLOCK = 32
+"""Rows at a time: a few megabytes, which stay in the processor's cache between hashing, judging and writing."""
 Block = tuple[slice, npt.NDArray[Any], npt.NDArray[np.uint8]]
 
 
