@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.tasks import DIAGNOSES, DRUGS, KINDS, PROCEDURES
 from manydg.algorithms.manydg import mean_discrepancy, orthogonal_projection
-from manydg.backbones._spectrogram_cnn import ResidualBlock
 from manydg.data.dataset import DomainDataset
 from manydg.targets import target_of
 
@@ -96,6 +95,26 @@ def _layers(*widths: int) -> list[nn.Module]:
     return layers[:-1]
 
 
+class _Block(nn.Module):
+    """Two convolutions beside a strided one, their sum pooled and dropped out."""
+
+    def __init__(self, inputs: int, outputs: int, pool: nn.Module) -> None:
+        super().__init__()
+        self.path = nn.Sequential(
+            nn.Conv2d(inputs, outputs, 3, stride=2, padding=1),
+            nn.BatchNorm2d(outputs),
+            nn.ELU(),
+            nn.Conv2d(outputs, outputs, 3, padding=1),
+            nn.BatchNorm2d(outputs),
+        )
+        self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 3, stride=2, padding=1), nn.BatchNorm2d(outputs))
+        self.pool, self.dropout = pool, nn.Dropout(0.5)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        reduced: Tensor = self.dropout(self.pool(self.path(maps) + self.shortcut(maps)))
+        return reduced
+
+
 class _Signals(nn.Module):
     """The spectrogram of every batch by ``torch.stft``, then the convolutions."""
 
@@ -118,14 +137,14 @@ class _Signals(nn.Module):
 
 def seizure_network() -> nn.Module:
     sizes = ((16, 32), (32, 64), (64, 128))
-    blocks = [ResidualBlock(a, b, nn.MaxPool2d(3, stride=2, padding=1), 0.5) for a, b in sizes]
+    blocks = [_Block(a, b, nn.MaxPool2d(3, stride=2, padding=1)) for a, b in sizes]
     return _Signals(64, 32, True, nn.Sequential(*blocks))
 
 
 def sleep_network() -> nn.Module:
     stem = nn.Sequential(nn.Conv2d(2, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ELU())
     pools = (nn.Identity(), nn.MaxPool2d(2), nn.MaxPool2d(2))
-    blocks = [ResidualBlock(a, b, p, 0.5) for (a, b), p in zip(((6, 8), (8, 16), (16, 32)), pools, strict=True)]
+    blocks = [_Block(a, b, p) for (a, b), p in zip(((6, 8), (8, 16), (16, 32)), pools, strict=True)]
     return _Signals(256, 64, False, nn.Sequential(stem, *blocks))
 
 

@@ -8,12 +8,12 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from manydg.backbones import Backbone, build_backbone
-from manydg.backbones._convolution import Convolution, convolve, folded_convolution
+from manydg.backbones._convolution import Convolution, Stem, convolve, folded_convolution
 from manydg.backbones._spectrogram import LogSpectrogram
-from manydg.backbones._spectrogram_cnn import SpectrogramCNN
+from manydg.backbones._spectrogram_cnn import ResidualBlock, SpectrogramCNN
 from manydg.data.build import from_arrays
 from manydg.data.dataset import DomainDataset
 from manydg.data.schema import ColumnSchema, InputSchema
@@ -196,3 +196,81 @@ def test_a_bias_before_a_batch_norm_would_change_nothing() -> None:
     maps = torch.randn(8, 3, 10, 10)
     with_bias = torch.nn.functional.conv2d(maps, layer.weight, layer.bias, padding=1)
     torch.testing.assert_close(norm(layer(maps)), norm(with_bias), rtol=1e-4, atol=1e-5)
+
+
+class AsWritten(nn.Module):
+    """A stem and a residual block in torch's own layers, as the paper has them."""
+
+    def __init__(self, inputs: int, middle: int, outputs: int) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(inputs, middle, 3, padding=1), nn.BatchNorm2d(middle), nn.ELU())
+        self.path = nn.Sequential(
+            nn.Conv2d(middle, outputs, 3, 2, 1),
+            nn.BatchNorm2d(outputs),
+            nn.ELU(),
+            nn.Conv2d(outputs, outputs, 3, 1, 1),
+            nn.BatchNorm2d(outputs),
+        )
+        self.shortcut = nn.Sequential(nn.Conv2d(middle, outputs, 3, 2, 1), nn.BatchNorm2d(outputs))
+        for part in self.modules():
+            if isinstance(part, nn.Conv2d):
+                nn.init.zeros_(part.bias)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        first = self.stem(maps)
+        pooled: Tensor = nn.functional.max_pool2d(self.path(first) + self.shortcut(first), 2)
+        return pooled
+
+
+class Fast(nn.Module):
+    """The same from the package's parts."""
+
+    def __init__(self, inputs: int, middle: int, outputs: int) -> None:
+        super().__init__()
+        self.stem, self.block = Stem(inputs, middle), ResidualBlock(middle, outputs, nn.MaxPool2d(2), 0.0)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        found: Tensor = self.block(self.stem(maps))
+        return found
+
+    def like(self, other: AsWritten) -> Fast:
+        parts = {"stem": self.stem, "path": self.block.path, "shortcut": self.block.shortcut}
+        for name, part in parts.items():
+            part.load_state_dict(getattr(other, name).state_dict())
+        return self
+
+
+@pytest.mark.parametrize(("inputs", "middle", "outputs"), [(2, 6, 8), (1, 3, 4), (4, 8, 16), (5, 20, 24)])
+def test_training_on_a_cpu_is_that_of_the_layers_as_written(inputs: int, middle: int, outputs: int) -> None:
+    torch.manual_seed(0)
+    written = AsWritten(inputs, middle, outputs).double()
+    fast = Fast(inputs, middle, outputs).double().like(written)
+    for step in range(3):
+        maps = torch.randn(5, inputs, 13, 10, dtype=torch.float64).to(memory_format=torch.channels_last) + step
+        found, wanted = fast(maps), written(maps)
+        torch.testing.assert_close(found, wanted)
+        slope = torch.randn_like(wanted)
+        (found * slope).sum().backward()
+        (wanted * slope).sum().backward()
+    renamed = {name.replace("block.", ""): weight for name, weight in fast.named_parameters()}
+    for name, weight in written.named_parameters():
+        if weight.ndim == 1 and isinstance(written.get_submodule(name.rpartition(".")[0]), nn.Conv2d):
+            assert renamed[name].grad is None
+            continue
+        torch.testing.assert_close(renamed[name].grad, weight.grad)
+    statistics = {name.replace("block.", ""): buffer for name, buffer in fast.named_buffers()}
+    for name, buffer in written.named_buffers():
+        torch.testing.assert_close(statistics[name], buffer)
+    maps = torch.randn(2, inputs, 13, 10, dtype=torch.float64)
+    torch.testing.assert_close(fast.eval()(maps), written.eval()(maps))
+
+
+def test_maps_that_were_filled_up_to_eight_channels_can_be_differentiated_twice() -> None:
+    torch.manual_seed(0)
+    found = []
+    for network in ((written := AsWritten(2, 6, 8).double()), Fast(2, 6, 8).double().like(written)):
+        weight = next(network.parameters())
+        maps = torch.linspace(-1, 1, 3 * 2 * 9 * 8, dtype=torch.float64).sin().reshape(3, 2, 9, 8)
+        (slope,) = torch.autograd.grad(network(maps).square().sum(), weight, create_graph=True)
+        found.append(torch.autograd.grad(slope.square().sum(), weight)[0])
+    torch.testing.assert_close(found[1], found[0])

@@ -139,7 +139,7 @@ def test_a_centred_spectrogram_can_be_exported_too(tmp_path: Path) -> None:
     skip_without("onnx")
     rng = np.random.default_rng(0)
     signal = (30 * rng.normal(size=(40, 16, 2000))).astype(np.float32)
-    data = from_arrays({"signal": signal}, rng.integers(0, 2, 40), np.repeat(np.arange(10), 4), kind="classes")
+    data = from_arrays({"signal": signal}, np.arange(40) % 2, np.repeat(np.arange(10), 4), kind="classes")
     run = train(data, epochs=1, batch_size=16, device="cpu")
     assert run.record["config"]["backbone"] == "seizure-cnn"
     assert_parity(run, data, export_run(run, tmp_path / "model.onnx").path, "onnx")

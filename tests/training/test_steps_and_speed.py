@@ -141,14 +141,14 @@ def test_spectrograms_are_worked_out_once_channels_last_and_exactly() -> None:
     backbone = build_backbone("sleep-cnn", InputSchema.of(data)).eval()
     backbone.fit_inputs(data)
     ready = backbone.precompute(data, CPU, 1 << 30)
-    assert set(ready.columns) == {"spectrogram"}
+    assert set(ready.columns) == {"scaled_spectrogram"}
     rows = torch.tensor([5, 0, 2])
-    column = ready.take(rows).inputs["spectrogram"]
+    column = ready.take(rows).inputs["scaled_spectrogram"]
     assert isinstance(column, Tensor)
     assert column.is_contiguous(memory_format=torch.channels_last)
     signal = data.take(rows).inputs["signal"]
     assert isinstance(signal, Tensor)
-    torch.testing.assert_close(column, backbone.spectrogram(signal))  # type: ignore[operator]
+    torch.testing.assert_close(column, backbone.scale(backbone.spectrogram(signal)))  # type: ignore[operator]
     from_signal = backbone(data.take(rows).inputs)
     torch.testing.assert_close(backbone(ready.take(rows).inputs), from_signal, rtol=1e-4, atol=1e-5)
     assert torch.equal(ready.targets, data.targets)

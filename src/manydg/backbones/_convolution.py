@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -9,6 +11,8 @@ from torch.nn import functional
 _FOLDED_CHANNELS = 64
 _MOST_COLUMNS = 8
 _FEW_CHANNELS = 16
+FEW_CHANNELS = 8
+"""As many channels as a CPU's kernels like to have at least."""
 
 
 class Convolution(nn.Conv2d):
@@ -41,6 +45,57 @@ def convolve(maps: Tensor, weight: Tensor, stride: int) -> Tensor:
         if columns > 1:
             return folded_convolution(maps, weight, stride, columns)
     return functional.conv2d(maps, weight, None, stride, 1)
+
+
+def runs_on_cpu(maps: Tensor) -> bool:
+    """Whether an operation on the maps is done now and on a CPU, rather than compiled or exported."""
+    return maps.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def with_more_inputs(weight: Tensor, inputs: int) -> Tensor:
+    """The weights ``(outputs, inputs, 3, 3)`` for maps with more channels than they are for, all zero."""
+    return functional.pad(weight, (0, 0, 0, 0, 0, inputs - weight.shape[1]))
+
+
+class Stem(nn.Sequential):
+    """A convolution, a batch norm and an ELU.
+
+    In training on a CPU it gives maps of eight channels at least, the last ones zero: kernels for six channels are
+    several times slower than those for eight.
+
+    Parameters
+    ----------
+    inputs, outputs : int
+        Channels.
+    """
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(Convolution(inputs, outputs), nn.BatchNorm2d(outputs), nn.ELU(inplace=True))
+
+    def forward(self, maps: Tensor) -> Tensor:
+        convolution, norm = cast("Convolution", self[0]), cast("nn.BatchNorm2d", self[1])
+        more = FEW_CHANNELS - convolution.out_channels
+        # Processes that share a step put a forward of their own in the norm's place.
+        if more <= 0 or not norm.training or "forward" in vars(norm) or not runs_on_cpu(maps):
+            return cast("Tensor", super().forward(maps))  # type: ignore[no-untyped-call]
+        weight = functional.pad(convolution.weight, (0, 0, 0, 0, 0, 0, 0, more))
+        return functional.elu(_normalised(convolve(maps, weight, 1), norm, more), inplace=True)
+
+
+def _normalised(maps: Tensor, norm: nn.BatchNorm2d, more: int) -> Tensor:
+    """What a batch norm in training gives for maps with some more channels, which are zero and stay so."""
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    assert norm.num_batches_tracked is not None
+    assert norm.momentum is not None
+    norm.num_batches_tracked.add_(1)
+    mean, variance, weight, bias = (
+        functional.pad(part, (0, more)) for part in (norm.running_mean, norm.running_var, norm.weight, norm.bias)
+    )
+    normal = functional.batch_norm(maps, mean, variance, weight, bias, True, norm.momentum, norm.eps)
+    norm.running_mean.copy_(mean[: norm.num_features])
+    norm.running_var.copy_(variance[: norm.num_features])
+    return normal
 
 
 def columns_to_fold(weight: Tensor, width: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import ClassVar, cast
 
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from manydg.backbones._backbone import Backbone, Inputs
-from manydg.backbones._convolution import Convolution, convolve
+from manydg.backbones._convolution import FEW_CHANNELS, Convolution, convolve, runs_on_cpu, with_more_inputs
+from manydg.backbones._dropout import Dropout
 from manydg.backbones._spectrogram import LogSpectrogram, SpectrogramScale, check_not_floored, sample_pieces
 from manydg.data.columns import take_dense
 from manydg.data.dataset import DomainDataset
@@ -19,6 +20,7 @@ from manydg.data.schema import InputSchema
 from manydg.errors import ConfigError
 
 _ROWS_AT_ONCE = 1024
+_SCALED = "scaled_spectrogram"
 
 
 class ResidualBlock(nn.Module):
@@ -37,12 +39,12 @@ class ResidualBlock(nn.Module):
         self.path = nn.Sequential(
             Convolution(inputs, outputs, stride=2),
             nn.BatchNorm2d(outputs),
-            nn.ELU(),
+            nn.ELU(inplace=True),
             Convolution(outputs, outputs),
             nn.BatchNorm2d(outputs),
         )
         self.shortcut = nn.Sequential(Convolution(inputs, outputs, stride=2), nn.BatchNorm2d(outputs))
-        self.pool, self.dropout = pool, nn.Dropout(dropout)
+        self.pool, self.dropout = pool, Dropout(dropout)
 
     def forward(self, maps: Tensor) -> Tensor:
         found, short = self._strided(maps)
@@ -50,12 +52,21 @@ class ResidualBlock(nn.Module):
         return reduced
 
     def _strided(self, maps: Tensor) -> tuple[Tensor, Tensor]:
-        """The two strided convolutions of the maps; in a step compiled for a GPU as one, the maps being read once."""
+        """The two strided convolutions of the maps, as one where it pays that the maps are read once.
+
+        That is so in a step compiled for a GPU and, for maps of few channels, in training on a CPU, where both halves
+        are then laid out anew: a batch norm that skips every other channel is slow.
+        """
         path, shortcut = cast("Convolution", self.path[0]), cast("Convolution", self.shortcut[0])
-        if maps.is_cuda and torch.compiler.is_compiling():
-            found, short = convolve(maps, torch.cat([path.weight, shortcut.weight]), 2).tensor_split(2, dim=1)
+        on_gpu = maps.is_cuda and torch.compiler.is_compiling()
+        on_cpu = self.training and maps.shape[1] <= FEW_CHANNELS and runs_on_cpu(maps)
+        if not on_gpu and not on_cpu:
+            return path(maps), shortcut(maps)
+        weight = with_more_inputs(torch.cat([path.weight, shortcut.weight]), maps.shape[1])
+        found, short = convolve(maps, weight, 2).tensor_split(2, dim=1)
+        if on_gpu:
             return found, short
-        return path(maps), shortcut(maps)
+        return found.contiguous(memory_format=torch.channels_last), short.contiguous(memory_format=torch.channels_last)
 
 
 class SpectrogramCNN(Backbone):
@@ -109,6 +120,9 @@ class SpectrogramCNN(Backbone):
 
     def maps(self, inputs: Inputs) -> Tensor:
         """Feature maps before the last block, ``(batch, channels, height, width)``."""
+        if _SCALED in inputs:
+            ready: Tensor = self.early(inputs[_SCALED])
+            return ready
         given = inputs["spectrogram"] if "spectrogram" in inputs else inputs[self.column]
         if not isinstance(given, Tensor):
             raise ConfigError(f"{type(self).__name__} takes dense signals; '{self.column}' is ragged")
@@ -139,22 +153,25 @@ class SpectrogramCNN(Backbone):
         self.scale.fit(self._spectrograms(sample_pieces(dataset, column)))
 
     def precompute(self, dataset: DomainDataset, device: torch.device, budget: int) -> DomainDataset:
-        """The spectrograms instead of the signals, channels last, where they fit."""
+        """The spectrograms instead of the signals, channels last, where they fit; scaled, if nothing else is to be."""
         signal = dataset.columns.get(self.column)
         needed = 4 * len(dataset) * math.prod(self.shape)
         if not isinstance(signal, Tensor) or signal.ndim != 3 or "spectrogram" in dataset.columns or needed > budget:
             return dataset
+        finish: Callable[[Tensor], Tensor]
+        name, finish = ("spectrogram", self.spectrogram)
+        if "context_weight" not in dataset.columns:
+            name, finish = _SCALED, lambda piece: self._scaled(self.spectrogram(piece), {})
         channels, frequencies, frames = self.shape
         made = torch.empty(len(dataset), frequencies, frames, channels, device=device).permute(0, 3, 1, 2)
         with torch.no_grad():
             for rows in torch.split(torch.arange(len(dataset), device=dataset.device), _ROWS_AT_ONCE):
                 stored = rows if dataset.rows is None else dataset.rows[rows]
-                piece = self.spectrogram(take_dense(signal, stored).to(device))
-                made[int(rows[0]) : int(rows[-1]) + 1] = piece
-        rest = {name: dataset.column(name).to(device) for name in dataset.columns if name != self.column}
+                made[int(rows[0]) : int(rows[-1]) + 1] = finish(take_dense(signal, stored).to(device))
+        rest = {other: dataset.column(other).to(device) for other in dataset.columns if other != self.column}
         return replace(
             dataset,
-            columns={"spectrogram": made, **rest},
+            columns={name: made, **rest},
             targets=dataset.targets.to(device),
             domains=dataset.domains.to(device),
             times=None if dataset.times is None else dataset.times.to(device),

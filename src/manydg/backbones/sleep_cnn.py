@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from manydg.backbones._convolution import Convolution
+from manydg.backbones._convolution import Stem
 from manydg.backbones._spectrogram import LogSpectrogram
 from manydg.backbones._spectrogram_cnn import ResidualBlock, SpectrogramCNN
 from manydg.data.schema import InputSchema
@@ -39,7 +39,7 @@ class SleepCNN(SpectrogramCNN):
         dropout: float = 0.5,
     ) -> None:
         super().__init__(schema, LogSpectrogram(window, hop, False, taper, floor))
-        stem = nn.Sequential(Convolution(self.shape[0], 6), nn.BatchNorm2d(6), nn.ELU())
+        stem = Stem(self.shape[0], 6)
         first = ResidualBlock(6, 8, nn.Identity(), dropout)
         second = ResidualBlock(8, 16, nn.MaxPool2d(2), dropout)
         third = ResidualBlock(16, 32, nn.MaxPool2d(2), dropout)

@@ -10,6 +10,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +30,7 @@ from manydg.training.checkpoint import pack_optimizer, read_tensors, same_device
 from manydg.training.config import TrainingConfig
 from manydg.training.distributed import by_leader, current_team, part_ways
 from manydg.training.inference import device_of, predict_probabilities
-from manydg.training.memory import reading_ahead, rows_of_window
+from manydg.training.memory import keeping_freed_memory, reading_ahead, rows_of_window
 from manydg.training.precision import PLAIN, at_speed, settle_speed
 from manydg.training.reporting import Reporter
 from manydg.training.rooms import lengths_of
@@ -87,8 +88,9 @@ class TrainingLoop:
         self.steps = self._make_steps()
         done = len(self.history)
         self.reporter.started(self.config.algorithm, self.config.epochs, done + 1)
-        for epoch in range(done + 1, self.config.epochs + 1):
-            self._run_epoch(epoch)
+        with keeping_freed_memory() if device_of(self.algorithm).type == "cpu" else nullcontext():
+            for epoch in range(done + 1, self.config.epochs + 1):
+                self._run_epoch(epoch)
         if current_team() is not None:
             part_ways(self.algorithm)
         self.algorithm.load_state_dict(self.best)

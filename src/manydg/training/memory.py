@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,6 +17,9 @@ from manydg.data.dataset import DomainDataset
 T = TypeVar("T")
 _SHARE_OF_DATA = 0.5
 _SHARE_OF_WINDOW = 0.125
+_SHARE_OF_FREED = 0.125
+_TRIM_THRESHOLD, _MOST_MAPPED = -1, -4
+_USUAL_TRIM_THRESHOLD, _USUAL_MOST_MAPPED = 64 * 2**20, 65_536
 
 
 def memory_of_machine() -> int:
@@ -71,3 +76,26 @@ def reading_ahead(dataset: DomainDataset, blocks: BlockPlan, steps: Iterator[T])
                 if coming < len(blocks.windows):
                     ahead = reader.submit(read_ahead, dataset, blocks.windows[coming])
             yield step
+
+
+@contextmanager
+def keeping_freed_memory() -> Iterator[None]:
+    """Memory that a step frees is kept for the next one, an eighth of the machine's at most.
+
+    The steps of a training on a CPU ask for the same blocks again and again. The C library gives the large ones back to
+    the system every time, which then hands them out anew page by page: a quarter of the time of the sleep network.
+    Afterwards the library does as it did, and what is free is given back. Nothing happens where it is not glibc.
+    """
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "mallopt") or not hasattr(library, "malloc_trim"):
+        yield
+        return
+    kept = min(2**31 - 1, int(_SHARE_OF_FREED * memory_of_machine()))
+    library.mallopt(_MOST_MAPPED, 0)
+    library.mallopt(_TRIM_THRESHOLD, kept)
+    try:
+        yield
+    finally:
+        library.mallopt(_MOST_MAPPED, _USUAL_MOST_MAPPED)
+        library.mallopt(_TRIM_THRESHOLD, _USUAL_TRIM_THRESHOLD)
+        library.malloc_trim(0)
