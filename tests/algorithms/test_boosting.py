@@ -192,19 +192,6 @@ def test_the_given_backbone_leaves_no_weights_behind() -> None:
     assert all(name.startswith("forest.") for name in model.state_dict())
 
 
-def test_members_are_averaged_and_each_grown_on_whole_patients_drawn_with_replacement() -> None:
-    x, y, new, who = inputs(), labels(inputs(), 3), inputs(1), np.arange(ROWS) % 20
-    data = from_arrays(x, y, who, kind="classes", missing=True)
-    model = Boosting(Unused(), target_of(data.target), 20, BoostingSettings(rounds=25, members=3))
-    model.fit_whole(data, seed=3)
-    rng, expected = np.random.default_rng(3), []
-    for _ in range(3):
-        drawn = rng.integers(20, size=20)
-        rows = np.sort(np.concatenate([np.flatnonzero(who == patient) for patient in drawn]))
-        expected.append(reference(x[rows], y[rows]).decision_function(new))
-    np.testing.assert_allclose(scores(model, new), np.mean(expected, axis=0), atol=1e-5)
-
-
 def test_regularisation_reaches_scikit_learn() -> None:
     x, y, new = inputs(), labels(inputs(), 2), inputs(1)
     data = from_arrays(x, y, np.arange(ROWS) % 20, kind="binary", missing=True)

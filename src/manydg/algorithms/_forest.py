@@ -30,12 +30,6 @@ class Tree:
     nodes: npt.NDArray[Any]
     output: int
 
-    def scaled(self, share: float) -> Tree:
-        """The tree with its leaves' values multiplied."""
-        nodes = self.nodes.copy()
-        nodes["value"] *= share
-        return Tree(nodes, self.output)
-
 
 class Forest(nn.Module):
     """Sums of trees' values, one sum per output, in float64 as the trees were grown.

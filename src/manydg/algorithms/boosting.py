@@ -6,7 +6,6 @@ scikit-learn's histogram kind, after Ke et al., "LightGBM: A Highly Efficient Gr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -34,7 +33,6 @@ class BoostingSettings(Hyperparameters):
     leaf_samples: int = setting(20, 5, 500, "fewest samples in a leaf")
     l2: float = setting(0.0, 0.0, 20.0, "pull of every leaf's value towards 0", log=False)
     feature_share: float = setting(1.0, 0.1, 1.0, "share of the features that each split may choose from", log=False)
-    members: int = setting(1, 1, 10, "models to average, each of patients drawn anew; with 1, all patients", log=False)
 
 
 class Boosting(Algorithm):
@@ -48,8 +46,7 @@ class Boosting(Algorithm):
     random would be of training patients.
 
     Samples of one patient are alike, so that a leaf of twenty samples may be one person: where patients have many
-    samples, larger leaves and the mean score of several members, each grown on as many patients drawn with
-    replacement, carry over better to new patients.
+    samples, larger and fewer leaves and fewer rounds carry over better to new patients.
 
     After the fit the trees are plain tensors among the model's buffers, saved and loaded like weights.
     """
@@ -75,10 +72,9 @@ class Boosting(Algorithm):
         """
         values = self.backbone({name: train.column(name) for name in train.columns}).cpu().numpy()
         weights = self.target.distribution(train.targets.cpu()).numpy()
-        members = [self._member(values, weights, rows, seed) for rows in self._draws(train, seed)]
-        share = 1 / len(members)
-        trees = [tree.scaled(share) for grown, _ in members for tree in grown]
-        self.forest.plant(trees, share * np.sum([baseline for _, baseline in members], axis=0))
+        fit = self._fit_classes if self.target.exclusive else self._fit_labels
+        trees, baseline = fit(values, weights, seed)
+        self.forest.plant(trees, baseline)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         return {"supervised": self.target.loss(self.predict(batch.inputs), batch.targets)}
@@ -93,22 +89,6 @@ class Boosting(Algorithm):
 
     def optimizers(self, lr: float, weight_decay: float) -> Optimizers:
         return {}
-
-    def _draws(self, train: DomainDataset, seed: int) -> Iterator[Array]:
-        """Rows that each member is grown on: all, or those of patients drawn with replacement."""
-        who = train.domains.cpu().numpy()
-        if self.settings.members <= 1:
-            yield np.arange(len(who))
-            return
-        rng = np.random.default_rng(seed)
-        patients = int(who.max()) + 1
-        for _ in range(self.settings.members):
-            times = np.bincount(rng.integers(patients, size=patients), minlength=patients)
-            yield np.repeat(np.arange(len(who)), times[who])
-
-    def _member(self, values: Array, weights: Array, rows: Array, seed: int) -> tuple[list[Tree], Array]:
-        fit = self._fit_classes if self.target.exclusive else self._fit_labels
-        return fit(values[rows], weights[rows], seed)
 
     def _fit_classes(self, values: Array, weights: Array, seed: int) -> tuple[list[Tree], Array]:
         rows, classes = np.nonzero(weights)
