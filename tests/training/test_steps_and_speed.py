@@ -266,3 +266,16 @@ def test_long_stays_are_shortened_once() -> None:
     assert kinds.lengths.tolist() == [3, 5, 0, 5]
     everyone = torch.arange(4)
     torch.testing.assert_close(backbone(short.take(everyone).inputs), backbone(data.take(everyone).inputs))
+
+
+@pytest.mark.parametrize("backbone", ["sleep-cnn", "seizure-cnn"])
+@pytest.mark.parametrize("name", ["base", "manydg", "dann"])
+def test_the_losses_of_a_spectrogram_network_compile_in_one_piece(name: str, backbone: str) -> None:
+    shape = (2, 129, 43) if backbone == "sleep-cnn" else (16, 33, 63)
+    values = np.random.default_rng(0).normal(size=(16, *shape)).astype(np.float32)
+    data = from_arrays({"spectrogram": values}, np.arange(16) % 3, np.arange(16) // 2)
+    model = build_algorithm(name, build_backbone(backbone, InputSchema.of(data)), target_of(data.target), 8).train()
+    batch = data.take(torch.arange(16), 8)
+    # Without the last two stages of the compiler, which need a C++ compiler and change nothing about the pieces.
+    terms = torch.compile(model.losses, dynamic=False, fullgraph=True, backend="eager")(batch)
+    assert all(torch.isfinite(value) for value in terms.values())

@@ -35,6 +35,8 @@ class Backbone(nn.Module):
     :meth:`manydg.data.columns.Ragged.take_padded`), so that a GPU may replay a step."""
     fast_precision: ClassVar[str] = "tf32"
     """The arithmetic that trains fastest on a GPU and as well as any: ``float32``, ``tf32`` or ``bf16``."""
+    compiled_precision: ClassVar[str] = "tf32"
+    """The same for compiled steps."""
     compiles: ClassVar[bool] = False
     """Whether compiling the step is worth its half minute in a long training."""
     mixed: torch.dtype | None = None

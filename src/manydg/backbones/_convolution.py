@@ -76,7 +76,7 @@ class Stem(nn.Sequential):
         convolution, norm = cast("Convolution", self[0]), cast("nn.BatchNorm2d", self[1])
         more = FEW_CHANNELS - convolution.out_channels
         # Processes that share a step put a forward of their own in the norm's place.
-        if more <= 0 or not norm.training or "forward" in vars(norm) or not runs_on_cpu(maps):
+        if more <= 0 or not runs_on_cpu(maps) or not norm.training or "forward" in vars(norm):
             return cast("Tensor", super().forward(maps))  # type: ignore[no-untyped-call]
         weight = functional.pad(convolution.weight, (0, 0, 0, 0, 0, 0, 0, more))
         return functional.elu(_normalised(convolve(maps, weight, 1), norm, more), inplace=True)

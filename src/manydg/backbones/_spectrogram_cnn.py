@@ -86,6 +86,7 @@ class SpectrogramCNN(Backbone):
     early: nn.Module
     late: nn.Module
     compiles: ClassVar[bool] = True
+    compiled_precision: ClassVar[str] = "bf16"
 
     def __init__(self, schema: InputSchema, transform: LogSpectrogram) -> None:
         super().__init__()

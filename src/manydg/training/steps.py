@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -147,9 +148,11 @@ class CapturedSteps:
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._pool: Any = None
         self._refused = False
-        self._fast_losses = torch.compile(algorithm.losses, dynamic=False) if speed.execution == COMPILED else None
+        self._fast_losses = compiled(algorithm.losses) if speed.execution == COMPILED else None
         for optimizer in optimizers.values():
             make_capturable(optimizer)
+            if speed.execution == COMPILED:
+                compile_update(optimizer)
 
     def run(self, plan: EpochPlan) -> Iterator[Callable[[], Terms]]:
         needs = self._table.of_plan(plan)
@@ -230,6 +233,21 @@ class CapturedSteps:
             for name, column in self.train.columns.items()
         }
         return Batch(inputs, self.train.targets[indices], self.train.domains[indices], pairs)
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function compiled for batches of fixed shape, with small kernels that do not wait for each other joined."""
+    # What the compiler leaves out of its graphs (a profiler's marks, say) is of no use to anyone who trains.
+    logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
+    return torch.compile(function, dynamic=False, options={"combo_kernels": True})
+
+
+def compile_update(optimizer: torch.optim.Optimizer) -> None:
+    """Let an optimiser that can be captured update all weights in one compiled kernel, on whatever values come."""
+    for group in optimizer.param_groups:
+        if "fused" in group:
+            group["fused"], group["foreach"] = False, True
+    optimizer.step = compiled(partial(type(optimizer).step, optimizer))  # type: ignore[method-assign]
 
 
 def make_capturable(optimizer: torch.optim.Optimizer) -> None:
