@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from manydg.data._files import disk_errors, partial_name
+from manydg._decision import about
+from manydg.data._files import disk_errors, partial_name, write_text
 from manydg.data.columns import Column
 from manydg.data.dataset import DomainDataset
 from manydg.errors import ConfigError, DataError, StorageError
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     import polars
 
 Probabilities = npt.NDArray[np.float32]
+ABOUT = "about.json"
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,8 @@ def predict_raw(
     Returns
     -------
     list of path
-        The files written.
+        The files of predictions. Beside them lies ``about.json``: how the model decides, how well it did on patients it
+        had not seen, and what the columns mean.
     """
     run, place = open_run(run_folder), Path(out)
     if place.exists():
@@ -78,6 +82,7 @@ def predict_raw(
         with disk_errors(place):
             partial.mkdir(parents=True)
             written = _WRITERS[source](run, Path(raw), partial, options or PredictOptions())
+            write_text(partial / ABOUT, json.dumps(about(run), indent=1))
             partial.replace(place)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -187,7 +192,8 @@ def _write_rows(
         info={"settings": _known(run, "settings"), "vocabularies": _known(run, "vocabularies")},
     )
     probabilities = run.predict_proba(data)
-    decided = decide(target, probabilities, run.record["threshold"])
+    threshold = run.record["threshold"]
+    decided = decide(target, probabilities, threshold)
     names = np.array(target.spec.names)
     if decided.ndim == 1:
         answer = names[decided].tolist()
@@ -195,6 +201,7 @@ def _write_rows(
         answer = [" ".join(names[row.astype(bool)]) for row in decided]
     table = rows.with_columns(
         pl.Series("predicted", answer, dtype=pl.String),
+        *([] if threshold is None else [pl.lit(float(f"{threshold:.6g}")).alias("threshold")]),
         *(pl.Series(f"p_{name}", probabilities[:, k].round(5)) for k, name in enumerate(target.spec.names)),
         *(pl.Series(name, values) for name, values in trust_columns(run, data, probabilities).items()),
     )

@@ -17,11 +17,15 @@ def predict(
     resample: Annotated[bool, typer.Option("--resample", help="EDF: bring another rate to the model's.")] = False,
 ) -> None:
     """Predict new raw files with a trained model."""
+    import json
+
     from manydg.cli._progress import console
-    from manydg.predict import PredictOptions, predict_raw
+    from manydg.predict import ABOUT, PredictOptions, predict_raw
 
     for path in predict_raw(run, raw, out, PredictOptions(ndc_map, times, resample)):
         console.print(f"wrote {path}", soft_wrap=True)
+    decision = json.loads((out / ABOUT).read_text())["decision"]["in words"]
+    console.print(f"{decision}; {out / ABOUT} says more", soft_wrap=True)
 
 
 def register(app: typer.Typer) -> None:

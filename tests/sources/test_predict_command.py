@@ -1,0 +1,89 @@
+"""From synthetic raw files to predictions on new ones, by the commands alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mne
+import numpy as np
+import polars as pl
+import pytest
+
+TRUST = {"unlike_training", "distance"}
+
+
+def do(commands: Any, *arguments: object) -> str:
+    """What a command said."""
+    code, out, err = commands.run(*arguments)
+    assert code == 0, err
+    return str(out + err)
+
+
+def trained(
+    commands: Any, folder: Path, source: str, patients: int, *more: object, prepare: tuple[object, ...] = ()
+) -> None:
+    """``raw``, ``data`` and ``run`` in a folder, and ``new`` raw files of other patients."""
+    for seed, name in ((0, "raw"), (1, "new")):
+        do(commands, "synthesize", source, "--patients", patients, "--seed", seed, "--out", folder / name, *more)
+    do(commands, "prepare", source, folder / "raw", "--out", folder / "data", *prepare)
+    small = ["--epochs", 1, "--batch-size", 64, "--algorithm", "base", "--device", "cpu"]
+    do(commands, "train", folder / "data", "--out", folder / "run", *small)
+
+
+def test_a_meds_dataset_is_prepared_trained_on_and_predicted(commands: Any, tmp_path: Path) -> None:
+    labels = Path("labels") / "readmission.parquet"
+    trained(commands, tmp_path, "meds", 30, prepare=("--labels", tmp_path / "raw" / labels))
+    said = do(commands, "predict", tmp_path / "run", tmp_path / "new", "--out", tmp_path / "last")
+    table = pl.read_csv(tmp_path / "last" / "predictions.csv")
+    subjects = pl.scan_parquet(tmp_path / "new" / "data" / "*.parquet").select("subject_id").unique().collect()
+    assert sorted(table["subject_id"]) == sorted(subjects["subject_id"])
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert set(table["threshold"]) == {float(f"{record['threshold']:.6g}")}
+    assert (table["p_true"] >= record["threshold"]).to_list() == table["predicted"].to_list()
+    assert table.columns[:4] == ["subject_id", "prediction_time", "predicted", "threshold"]
+    assert set(table.columns) >= TRUST | {"calibrated_true"}
+    assert f"{record['threshold']:.4g} upwards" in said
+
+    asked = tmp_path / "new" / labels
+    do(commands, "predict", tmp_path / "run", tmp_path / "new", "--times", asked, "--out", tmp_path / "at")
+    assert pl.read_csv(tmp_path / "at" / "predictions.csv").height == pl.read_parquet(asked).height > table.height
+
+
+def test_a_new_night_comes_with_how_far_to_trust_its_stages(commands: Any, tmp_path: Path) -> None:
+    trained(commands, tmp_path, "sleep-edf", 10, "--hours", 0.3, "--nights", 1)
+    night = tmp_path / "new" / "SC4001E0-PSG.edf"
+    said = do(commands, "predict", tmp_path / "run", night, "--out", tmp_path / "stages")
+    names = ["W", "N1", "N2", "N3", "REM"]
+    table = pl.read_csv(tmp_path / "stages" / "SC4001E0-PSG.csv")
+    assert table.columns[:8] == ["epoch", "seconds", "stage", *(f"p_{name}" for name in names)]
+    assert set(table.columns) >= TRUST | {f"calibrated_{name}" for name in names}
+    assert table.height == 36
+    for start in ("p_", "calibrated_"):
+        np.testing.assert_allclose(table.select(f"{start}{name}" for name in names).sum_horizontal(), 1, atol=1e-4)
+    sets = next(name for name in table.columns if name.startswith("set_"))
+    assert set(table[sets].fill_null("").str.split("|").explode()) <= {*names, ""}
+    assert table["unlike_training"].n_unique() == 1, "a night is of one person"
+    assert mne.read_annotations(tmp_path / "stages" / "SC4001E0-PSG-Hypnogram.edf").duration.sum() == 30 * 36
+    assert (tmp_path / "stages" / "SC4001E0-PSG.png").read_bytes().startswith(b"\x89PNG")
+    about = json.loads((tmp_path / "stages" / "about.json").read_text())
+    assert about["decision"]["rule"] == "highest probability"
+    assert "the highest probability decides" in said
+
+
+def test_a_run_that_predicts_nearly_everyone_says_so(commands: Any, shared_data: Path, tmp_path: Path) -> None:
+    raw = shared_data / "eicu_demo_with_lab"
+    do(commands, "prepare", "eicu", raw, "--out", tmp_path / "data")
+    do(commands, "train", tmp_path / "data", "--epochs", 1, "--device", "cpu", "--out", tmp_path / "run")
+    said = do(commands, "predict", tmp_path / "run", raw, "--out", tmp_path / "new")
+    about = json.loads((tmp_path / "new" / "about.json").read_text())["decision"]
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    arrays = np.load(tmp_path / "run" / "predictions.npz")
+    chances = arrays["probabilities"][arrays["split"] == 0, 1]
+    share = float((chances.astype(np.float64) >= record["threshold"]).mean())
+    assert about["on validation patients"]["predicted"] == pytest.approx(share)
+    assert about["threshold"] == record["threshold"]
+    assert ("So nearly every sample is" in said) == (share > 0.9)
+    table = pl.read_csv(tmp_path / "new" / "predictions.csv")
+    assert (table["p_readmitted"] >= table["threshold"]).to_list() == (table["predicted"] == "readmitted").to_list()
