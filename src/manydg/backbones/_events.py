@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from manydg.backbones._backbone import Inputs
 from manydg.backbones._codes import KnownCodes, pooled_sum, two_levels
@@ -191,12 +192,19 @@ class EventSteps(nn.Module):
         return torch.empty_like(joined).index_copy(0, order, joined)
 
     def _encode_all(self, pooled: Tensor, kinds: Tensor) -> Tensor:
-        """The same without asking the device how many events are of which kind: every encoder sees every event."""
-        kinds = kinds.clamp(0, len(self.encoders) - 1).unsqueeze(-1)
-        encoded: Tensor = self.encoders[0](pooled[:, : self.encoders[0][0].in_features])  # type: ignore[index]
-        for kind, encoder in enumerate(self.encoders[1:], start=1):
-            own = encoder(pooled[:, : encoder[0].in_features])  # type: ignore[index]
-            encoded = torch.where(kinds == kind, own, encoded)
+        """The same without asking the device how many events are of which kind.
+
+        The layers of all kinds are one wide product each, of which every event takes its own kind's part.
+        """
+        kinds = kinds.clamp(0, len(self.encoders) - 1)
+        own = torch.arange(len(kinds), device=kinds.device) * len(self.encoders) + kinds
+        encoded = pooled
+        for place in (0, 2):
+            layers = [cast("nn.Linear", encoder[place]) for encoder in self.encoders]  # type: ignore[index]
+            wide = encoded.shape[-1]
+            weight = torch.cat([functional.pad(layer.weight, (0, wide - layer.in_features)) for layer in layers])
+            of_all = functional.linear(encoded, weight, torch.cat([layer.bias for layer in layers]))
+            encoded = functional.elu(of_all.reshape(-1, self.width).index_select(0, own))
         return encoded
 
 
