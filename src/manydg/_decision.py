@@ -54,12 +54,12 @@ def _decision(run: Run) -> dict[str, Any]:
     counts = None if run.folder is None else _on_validation(run, threshold)
     if counts is None:
         return found | {"in words": words + ")"}
-    words += f", where {counts['predicted']:.0%} are predicted and {counts['true']:.0%} are true)"
-    if counts["predicted"] > _NEARLY_ALL and target.kind == "binary":
+    things = "samples" if target.kind == "binary" else "labels"
+    words += f"; {counts['predicted']:.0%} of their {things} are predicted so, {counts['true']:.0%} are true)"
+    if counts["predicted"] > _NEARLY_ALL:
         words += (
-            ". So nearly every sample is: the model hardly tells the two classes apart on those patients, and then "
-            "predicting all of them has the highest F1. Train it longer or on more patients, or choose a threshold of "
-            "your own for the probabilities"
+            ". Nearly everything is predicted: the model hardly tells what is true from what is not on those patients, "
+            "and then F1 is highest so. Train it longer or on more patients, or choose a threshold of your own"
         )
     return found | {"on validation patients": counts, "in words": words}
 

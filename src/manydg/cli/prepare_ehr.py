@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from manydg.cli._engine import Address, FilesEngine
+from manydg.cli._prepared import say_what_was_prepared
 
 Raw = Annotated[Path, typer.Argument(help="Folder with the raw files.")]
 Out = Annotated[Path, typer.Option("--out", help="Dataset folder to write.")]
@@ -72,7 +73,7 @@ def prepare_mimic3(
             ddi_atc=ddi_atc,
             overwrite=overwrite,
         )
-    _report(out)
+    say_what_was_prepared(out)
 
 
 def prepare_eicu(
@@ -110,7 +111,7 @@ def prepare_eicu(
             min_count=min_count,
             overwrite=overwrite,
         )
-    _report(out)
+    say_what_was_prepared(out)
 
 
 def prepare_meds(
@@ -146,7 +147,7 @@ def prepare_meds(
             min_count=min_count,
             overwrite=overwrite,
         )
-    _report(out)
+    say_what_was_prepared(out)
 
 
 def synthesize_mimic3(out: NewFolder, patients: Patients, seed: Seed = 0, ending: Ending = ".csv.gz") -> None:
@@ -168,14 +169,3 @@ def synthesize_meds(out: NewFolder, patients: Patients, seed: Seed = 0) -> None:
     from manydg.sources import meds
 
     typer.echo(f"wrote {meds.synthesize(out, patients=patients, seed=seed)}")
-
-
-def _report(out: Path) -> None:
-    """Print the cohort flow of a new dataset: what was left after each step."""
-    from manydg.data.storage import read_description
-
-    description = read_description(out)
-    for step in description["info"]["cohort_flow"]:
-        counts = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in step.items() if name != "step")
-        typer.echo(f"{step['step']}: {counts}")
-    typer.echo(f"wrote {out}: {description['samples']:,} samples of {description['patients']:,} patients")

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from manydg.cli._engine import Address, FilesEngine
+from manydg.cli._prepared import say_what_was_prepared
 
 Raw = Annotated[Path, typer.Argument(help="Folder with the raw files.", show_default=False)]
 Out = Annotated[Path, typer.Option(help="Dataset folder to write.", show_default=False)]
@@ -61,7 +62,7 @@ def prepare_sleep_edf(
             study=study,
             unpaired=unpaired,
         )
-    _say(out)
+    say_what_was_prepared(out)
 
 
 def prepare_iiic(
@@ -110,7 +111,7 @@ def prepare_iiic(
             scale=scale,
             vote_order=order,
         )
-    _say(out)
+    say_what_was_prepared(out)
 
 
 def synthesize_sleep_edf(
@@ -140,13 +141,3 @@ def synthesize_iiic(
 
     iiic.synthesize(out, patients=patients, seed=seed, samples_per_patient=samples_per_patient, layout=layout)
     typer.echo(f"wrote the samples of {patients} people to {out}")
-
-
-def _say(out: Path) -> None:
-    from manydg.data.storage import read_description
-
-    description = read_description(out)
-    typer.echo(
-        f"wrote {out}: {description['samples']:,} samples of {description['patients']:,} patients; "
-        f"'manydg inspect {out}' shows the cohort flow"
-    )

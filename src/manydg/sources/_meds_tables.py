@@ -10,6 +10,7 @@ import polars as pl
 
 from manydg.errors import DataError, StorageError
 from manydg.sources._provenance import CohortFlow
+from manydg.sources._resume import hint_at_another
 
 BIRTH = "MEDS_BIRTH"
 _VALUES = ("boolean_value", "integer_value", "categorical_value")
@@ -22,7 +23,8 @@ def data_files(raw: str | Path) -> list[Path]:
         raise StorageError(f"no folder at {folder}: name the root folder of a MEDS dataset")
     files = sorted((folder / "data").rglob("*.parquet")) if (folder / "data").is_dir() else []
     if not files:
-        raise DataError(f"{folder} is not a MEDS dataset: it has no parquet files under data/")
+        hint = hint_at_another(folder)
+        raise DataError(f"{folder} is not a MEDS dataset: it has no parquet files under data/.{hint}")
     return files
 
 

@@ -167,12 +167,16 @@ def _is_running(process: int) -> bool:
 
 def wrong_folder(raw: Path, expected: str) -> StorageError:
     """An error for a folder that does not hold the dataset asked for, naming the one it seems to hold."""
-    names = sorted({path.name.lower() for path in raw.rglob("*") if path.is_file()}) if raw.is_dir() else []
     if not raw.is_dir():
         return StorageError(f"there is no folder {raw}: name the folder that holds {expected}")
+    return StorageError(f"{raw} does not hold {expected}.{hint_at_another(raw)}")
+
+
+def hint_at_another(raw: Path) -> str:
+    """A sentence that names the dataset which a folder seems to hold, or nothing."""
+    names = sorted({path.name.lower() for path in raw.rglob("*") if path.is_file()})
     looks = next((name for name, marks in _MARKS.items() if any(_marked(file, marks) for file in names)), None)
-    hint = f" It looks like {looks}: try 'manydg prepare {looks}'." if looks else ""
-    return StorageError(f"{raw} does not hold {expected} ({len(names)} other files).{hint}")
+    return f" It looks like {looks}: try 'manydg prepare {looks}'" if looks else ""
 
 
 _MARKS = {
