@@ -170,9 +170,7 @@ def test_two_stages_for_one_epoch_are_refused(tmp_path: Path) -> None:
 def test_a_folder_with_another_dataset_is_recognised(tmp_path: Path, shared_data: Path) -> None:
     fails(shared_data / "mimic3_demo", tmp_path, StorageError, "looks like mimic3: try 'manydg prepare mimic3'")
     fails(shared_data / "eicu_demo", tmp_path, StorageError, "looks like eicu")
-    fails(
-        shared_data / "eegmat_edf_sample", tmp_path, StorageError, r"does not hold Sleep-EDF files .* \(2 other files"
-    )
+    fails(shared_data / "eegmat_edf_sample", tmp_path, StorageError, "does not hold Sleep-EDF files")
     fails(tmp_path / "nowhere", tmp_path, StorageError, "there is no folder")
 
 
