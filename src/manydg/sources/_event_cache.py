@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from manydg.data._files import disk_errors
+from manydg.sources._event_rows import Array
 from manydg.sources._events import EventStore
 
 _COLUMNS = ("local", "time", "word", "value")
@@ -53,14 +55,21 @@ def put_back(store: EventStore, found: Mapping[str, Any], place: Path) -> None:
         columns = [
             np.fromfile(_file(place, column), kind) for column, kind in zip(_COLUMNS, found["kinds"], strict=False)
         ]
-    number_of = {
-        field: store.word_ids(field, pl.Series(words, dtype=pl.String)) for field, words in found["words"].items()
+    renumber = {
+        field: _renumbering(store.word_ids(field, pl.Series(words, dtype=pl.String)))
+        for field, words in found["words"].items()
     }
     start = 0
     for field, block, length in found["pieces"]:
         local, time, word, value = (column[start : start + length] for column in columns)
-        store.put(field, block, [local, time, number_of[field][word], value])
+        store.put(field, block, [local, time, renumber[field](word), value])
         start += length
+
+
+def _renumbering(numbers: npt.NDArray[np.int32]) -> Callable[[Array], Array]:
+    if (numbers == np.arange(len(numbers))).all():
+        return lambda word: word
+    return lambda word: numbers[word]
 
 
 def _file(place: Path, column: str) -> Path:
