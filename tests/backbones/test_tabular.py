@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
-from manydg.backbones import build_backbone
+from manydg.backbones import _tables, build_backbone
 from manydg.backbones._quantiles import PiecewiseLinear
+from manydg.backbones._scaling import Standardize
 from manydg.data.build import from_arrays
 from manydg.data.columns import Ragged
 from manydg.data.schema import InputSchema
@@ -21,7 +22,7 @@ NAN = float("nan")
 
 def fitted(values: list[list[float]], bins: int) -> PiecewiseLinear:
     encoding = PiecewiseLinear(len(values[0]), bins)
-    encoding.fit(torch.tensor(values))
+    encoding.fit([torch.tensor(values)])
     return encoding
 
 
@@ -64,9 +65,9 @@ def test_encodings_rise_with_the_value_and_lie_between_0_and_1(values: list[floa
     encoding = PiecewiseLinear(1, bins)
     if len(set(values)) == 1:
         with pytest.warns(ManyDGWarning, match="constant"):
-            encoding.fit(torch.tensor(values).unsqueeze(1))
+            encoding.fit([torch.tensor(values).unsqueeze(1)])
     else:
-        encoding.fit(torch.tensor(values).unsqueeze(1))
+        encoding.fit([torch.tensor(values).unsqueeze(1)])
     found = encoding(torch.tensor(sorted(values)).unsqueeze(1)).squeeze(1)
     assert bool(((found >= 0) & (found <= 1)).all())
     assert bool((found.diff(dim=0) >= 0).all())
@@ -141,9 +142,43 @@ def test_a_frequent_value_takes_one_edge_and_leaves_the_others_their_bins() -> N
     # Nine in ten are 0: a change that seldom happens, and whose size matters when it does.
     values = np.where(rng.random(4000) < 0.9, 0.0, changes).astype(np.float32)
     encoding = PiecewiseLinear(1, 8)
-    encoding.fit(torch.from_numpy(values)[:, None])
+    encoding.fit([torch.from_numpy(values)[:, None]])
     some = values[values > 0]
     filled = encoding(torch.from_numpy(np.quantile(some, [0.2, 0.4, 0.6, 0.8]))[:, None].float()).sum(dim=(1, 2))
     # Quantiles of the changes: each fifth of them is 7/5 bins further up, after the bin from 0 to the least change.
     np.testing.assert_allclose(filled.numpy(), 1 + np.array([0.2, 0.4, 0.6, 0.8]) * 7, atol=0.15)
     assert encoding(torch.zeros(1, 1)).sum() == 0
+
+
+@pytest.mark.parametrize("name", ["mlp", "tabular"])
+def test_what_is_learned_of_a_dataset_in_pieces_is_that_of_the_whole(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    tables = {"a": rng.lognormal(size=(90, 2, 3)) + 50, "b": rng.normal(size=(90, 4)), "c": rng.integers(0, 3, (90, 1))}
+    data = from_arrays(tables, np.arange(90) % 2, np.arange(90) // 3).select(torch.arange(5, 80))
+    whole = np.concatenate([table[5:80].reshape(75, -1) for table in tables.values()], axis=1)
+    states = []
+    for values in (2**22, 7):
+        monkeypatch.setattr(_tables, "_VALUES_OF_A_PIECE", values)
+        monkeypatch.setattr(_tables, "_VALUES_OF_A_BLOCK", 30 * values)
+        backbone = build_backbone(name, InputSchema.of(data))
+        backbone.fit_inputs(data)
+        states.append({key: buffer for key, buffer in backbone.named_buffers() if "network" not in key})
+    for key, buffer in states[0].items():
+        assert torch.equal(states[1][key], buffer)
+    if name == "mlp":
+        np.testing.assert_allclose(states[1]["scale.mean"], whole.mean(axis=0), rtol=1e-6)
+        np.testing.assert_allclose(states[1]["scale.scale"], 1 / whole.std(axis=0), rtol=1e-6)
+    else:
+        np.testing.assert_allclose(states[1]["encoding.start"][:, 0], whole.min(axis=0), rtol=1e-6)
+
+
+def test_scaling_passes_over_gaps_and_keeps_its_precision_far_from_zero() -> None:
+    rng = np.random.default_rng(0)
+    values = (rng.normal(size=(1000, 2)) * [1.0, 0.01] + [0.0, 1000.0]).astype(np.float32)
+    values[rng.random(values.shape) < 0.2] = np.nan
+    scale = Standardize(2)
+    scale.fit(torch.from_numpy(values).split(37))
+    np.testing.assert_allclose(scale.mean, np.nanmean(values.astype(np.float64), axis=0), rtol=1e-6)
+    np.testing.assert_allclose(scale.scale, 1 / np.nanstd(values.astype(np.float64), axis=0), rtol=1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -42,14 +43,16 @@ class PiecewiseLinear(nn.Module):
         """Encodings ``(batch, features, bins)`` of values ``(batch, features)`` without NaN."""
         return ((values.unsqueeze(-1) - self.start) * self.slope).clamp(0.0, 1.0)
 
-    def fit(self, values: Tensor) -> None:
-        """Place the bins from values ``(rows, features)``; NaN is passed over."""
-        spread = torch.arange(min(len(values), _ROWS_FOR_QUANTILES), device=values.device)
-        used = values[spread * len(values) // max(len(spread), 1)].cpu().numpy()
+    def fit(self, blocks: Iterable[Tensor]) -> None:
+        """Place the bins from values ``(rows, features)`` that come in blocks ``(rows, some features)``.
+
+        NaN is passed over; see :func:`rows_for_quantiles` for how many rows are enough.
+        """
         start, slope = np.zeros((self.features, self.bins)), np.zeros((self.features, self.bins))
         constant = []
-        for feature in range(self.features):
-            edges = _edges(used[:, feature], self.bins)
+        values = (column for block in blocks for column in block.cpu().numpy().T)
+        for feature, column in enumerate(values):
+            edges = _edges(column, self.bins)
             count = max(len(edges) - 1, 0)
             if count == 0:
                 constant.append(feature)
@@ -64,6 +67,12 @@ class PiecewiseLinear(nn.Module):
             )
         self.start.copy_(torch.from_numpy(start))
         self.slope.copy_(torch.from_numpy(slope))
+
+
+def rows_for_quantiles(count: int) -> Tensor:
+    """Positions spread evenly over so many rows, at most 200,000."""
+    spread = torch.arange(min(count, _ROWS_FOR_QUANTILES))
+    return spread * count // max(len(spread), 1)
 
 
 def _edges(values: npt.NDArray[np.float32], bins: int) -> npt.NDArray[np.float64]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -25,13 +26,18 @@ class Standardize(nn.Module):
         self.register_buffer("mean", torch.zeros(size))
         self.register_buffer("scale", torch.ones(size))
 
-    def fit(self, values: Tensor) -> None:
-        """Learn from values ``(rows, size)``; NaN is passed over."""
-        known = ~torch.isnan(values)
-        count = known.sum(dim=0).clamp_min(1)
-        exact = torch.where(known, values, 0.0).to(torch.float64)
-        mean = exact.sum(dim=0) / count
-        variance = (torch.where(known, exact - mean, 0.0).square().sum(dim=0)) / count
+    def fit(self, pieces: Iterable[Tensor]) -> None:
+        """Learn from values ``(rows, size)`` that come in pieces of some rows; NaN is passed over."""
+        count = torch.zeros_like(self.mean, dtype=torch.float64)
+        mean, squares = torch.zeros_like(count), torch.zeros_like(count)
+        for piece in pieces:
+            more, its_mean, its_squares = _moments(piece)
+            total = (count + more).clamp_min(1)
+            apart = its_mean - mean
+            mean = mean + apart * more / total
+            squares = squares + its_squares + apart.square() * count * more / total
+            count = count + more
+        variance = squares / count.clamp_min(1)
         constant = variance <= 1e-12 * mean.square().clamp_min(1e-12)
         if bool(constant.any()):
             places = torch.nonzero(constant).squeeze(1).tolist()
@@ -46,3 +52,12 @@ class Standardize(nn.Module):
 
     def forward(self, values: Tensor) -> Tensor:
         return (values - self.mean) * self.scale
+
+
+def _moments(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each feature: how many values are known, their mean, and the sum of squared distances from it."""
+    known = ~torch.isnan(values)
+    count = known.sum(dim=0).to(torch.float64)
+    exact = torch.where(known, values, 0.0).to(torch.float64)
+    mean = exact.sum(dim=0) / count.clamp_min(1)
+    return count, mean, torch.where(known, exact - mean, 0.0).square().sum(dim=0)

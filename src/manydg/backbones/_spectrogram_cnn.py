@@ -19,7 +19,7 @@ from manydg.data.dataset import DomainDataset
 from manydg.data.schema import InputSchema
 from manydg.errors import ConfigError
 
-_ROWS_AT_ONCE = 1024
+_ROWS_AT_ONCE = {"cpu": 64, "cuda": 1024}
 _SCALED = "scaled_spectrogram"
 
 
@@ -166,7 +166,7 @@ class SpectrogramCNN(Backbone):
         channels, frequencies, frames = self.shape
         made = torch.empty(len(dataset), frequencies, frames, channels, device=device).permute(0, 3, 1, 2)
         with torch.no_grad():
-            for rows in torch.split(torch.arange(len(dataset), device=dataset.device), _ROWS_AT_ONCE):
+            for rows in torch.split(torch.arange(len(dataset), device=dataset.device), _ROWS_AT_ONCE[device.type]):
                 stored = rows if dataset.rows is None else dataset.rows[rows]
                 made[int(rows[0]) : int(rows[-1]) + 1] = finish(take_dense(signal, stored).to(device))
         rest = {other: dataset.column(other).to(device) for other in dataset.columns if other != self.column}

@@ -63,7 +63,7 @@ class PatientFeatures(nn.Module):
             with warnings.catch_warnings():
                 # A rare group that no training patient belongs to is nothing to warn about.
                 warnings.simplefilter("ignore", ManyDGWarning)
-                self.scale.fit(_static({"static": dataset.column("static")}))
+                self.scale.fit([_static({"static": dataset.column("static")})])
 
 
 def _static(inputs: Inputs) -> Tensor:

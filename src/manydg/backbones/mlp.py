@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
 from manydg.backbones._backbone import Backbone, Inputs
 from manydg.backbones._scaling import Standardize
+from manydg.backbones._tables import join, pieces_of_rows
 from manydg.data.dataset import DomainDataset
 from manydg.data.schema import InputSchema
 from manydg.errors import ConfigError, DataError
@@ -49,17 +51,15 @@ class MLP(Backbone):
         self.output_size = width
 
     def forward(self, inputs: Inputs) -> Tensor:
-        features: Tensor = self.network(self.scale(self._join(inputs)))
+        features: Tensor = self.network(self.scale(join(inputs, self.names)))
         return features
 
     def fit_inputs(self, dataset: DomainDataset) -> None:
-        values = self._join({name: dataset.column(name) for name in self.names})
-        if bool(torch.isnan(values).any()):
-            raise DataError("the MLP cannot take missing values: use the backbone 'tabular', which can")
-        self.scale.fit(values)
+        self.scale.fit(_without_gaps(pieces_of_rows(dataset, self.names)))
 
-    def _join(self, inputs: Inputs) -> Tensor:
-        flat = [
-            column.flatten(1).to(torch.float32) for name in self.names if isinstance(column := inputs[name], Tensor)
-        ]
-        return flat[0] if len(flat) == 1 else torch.cat(flat, dim=1)
+
+def _without_gaps(pieces: Iterator[Tensor]) -> Iterator[Tensor]:
+    for piece in pieces:
+        if bool(torch.isnan(piece).any()):
+            raise DataError("the MLP cannot take missing values: use the backbone 'tabular', which can")
+        yield piece

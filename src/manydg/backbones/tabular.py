@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from manydg.backbones._backbone import Backbone, Inputs
-from manydg.backbones._quantiles import PiecewiseLinear
+from manydg.backbones._quantiles import PiecewiseLinear, rows_for_quantiles
+from manydg.backbones._tables import blocks_of_features, join
 from manydg.data.dataset import DomainDataset
 from manydg.data.schema import InputSchema
 from manydg.errors import ConfigError
@@ -92,12 +93,13 @@ class Tabular(Backbone):
         self.output_size = width
 
     def forward(self, inputs: Inputs) -> Tensor:
-        embedded = self.feature_dropout(self._embed(self._join(inputs)))
+        embedded = self.feature_dropout(self._embed(join(inputs, self.names)))
         features: Tensor = self.network(embedded.flatten(1))
         return features
 
     def fit_inputs(self, dataset: DomainDataset) -> None:
-        self.encoding.fit(self._join({name: dataset.column(name) for name in self.names}))
+        rows = rows_for_quantiles(len(dataset))
+        self.encoding.fit(blocks_of_features(dataset, self.names, rows))
 
     def _embed(self, values: Tensor) -> Tensor:
         """Embeddings ``(batch, features, embedding)`` of values ``(batch, features)``."""
@@ -105,9 +107,3 @@ class Tabular(Backbone):
         encoded = self.encoding(values.masked_fill(absent, 0.0))
         mapped = torch.bmm(encoded.transpose(0, 1), self.bin_vectors).transpose(0, 1) + self.bias
         return torch.where(absent.unsqueeze(-1), self.missing, mapped).relu()
-
-    def _join(self, inputs: Inputs) -> Tensor:
-        flat = [
-            column.flatten(1).to(torch.float32) for name in self.names if isinstance(column := inputs[name], Tensor)
-        ]
-        return flat[0] if len(flat) == 1 else torch.cat(flat, dim=1)

@@ -21,7 +21,7 @@ Indices = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
 
 EXAMPLES = 5
-_CHUNK_BYTES = 1 << 25
+_CHUNK_BYTES = 1 << 22
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 

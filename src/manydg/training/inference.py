@@ -13,12 +13,12 @@ from manydg.data.dataset import Batch, DomainDataset
 from manydg.training.distributed import current_team, predict_together
 
 ROWS_AT_ONCE = 4096
-_VALUES_AT_ONCE = 1 << 24
+_VALUES_AT_ONCE = {"cpu": 1 << 20, "cuda": 1 << 24}
 
 
 def batches(dataset: DomainDataset, device: torch.device) -> Iterator[Batch]:
     """The dataset in order, in pieces that fit in memory, on a device."""
-    rows = _rows_at_once(dataset)
+    rows = _rows_at_once(dataset, device)
     for start in range(0, len(dataset), rows):
         index = torch.arange(start, min(start + rows, len(dataset)), device=dataset.device)
         yield dataset.take(index).to(device)
@@ -28,7 +28,7 @@ def whole_patients(dataset: DomainDataset) -> list[Tensor]:
     """Positions of the samples in pieces that fit in memory and hold all samples of each of their patients."""
     counts = torch.bincount(dataset.domains)
     # Patients that begin within the same stretch of rows go together: a piece is longer than that by one patient.
-    piece = (counts.cumsum(0) - counts) // _rows_at_once(dataset)
+    piece = (counts.cumsum(0) - counts) // _rows_at_once(dataset, dataset.device)
     order = torch.argsort(dataset.domains, stable=True)
     _, sizes = torch.unique_consecutive(piece[dataset.domains[order]], return_counts=True)
     return list(torch.split(order, sizes.tolist()))
@@ -77,12 +77,12 @@ def device_of(algorithm: Algorithm) -> torch.device:
     return tensor.device if tensor is not None else torch.device("cpu")
 
 
-def _rows_at_once(dataset: DomainDataset) -> int:
-    """As many rows as hold about sixteen million values, and a handful at least."""
+def _rows_at_once(dataset: DomainDataset, device: torch.device) -> int:
+    """As many rows as hold about a million values, more on a GPU, and a handful at least."""
     values = 1
     for column in dataset.columns.values():
         rows = max(len(column), 1)
         while isinstance(column, Ragged):
             column = column.values
         values += column.numel() // rows
-    return max(16, min(ROWS_AT_ONCE, _VALUES_AT_ONCE // values))
+    return max(16, min(ROWS_AT_ONCE, _VALUES_AT_ONCE[device.type] // values))
