@@ -21,7 +21,7 @@ from manydg.data.sampling import plan_epoch
 from manydg.data.schema import InputSchema
 from manydg.errors import ConfigError
 from manydg.targets import target_of
-from manydg.training import placing
+from manydg.training import placing, steps
 from manydg.training.config import TrainingConfig
 from manydg.training.fit import fit
 from manydg.training.placing import place
@@ -279,3 +279,22 @@ def test_the_losses_of_a_spectrogram_network_compile_in_one_piece(name: str, bac
     # Without the last two stages of the compiler, which need a C++ compiler and change nothing about the pieces.
     terms = torch.compile(model.losses, dynamic=False, fullgraph=True, backend="eager")(batch)
     assert all(torch.isfinite(value) for value in terms.values())
+
+
+def test_a_compiled_update_is_the_optimisers_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "compiled", lambda function: torch.compile(function, backend="eager"))
+    ended = []
+    for fast in (False, True):
+        torch.manual_seed(0)
+        model = nn.Linear(5, 3)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1, weight_decay=0.01, fused=True)
+        if fast:
+            make_capturable(optimizer)
+            steps.compile_update(optimizer)
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(torch.ones(2, 5)).square().sum().backward()
+            optimizer.step()
+        ended.append([weight.detach().clone() for weight in model.parameters()])
+    for plain, compiled in zip(*ended, strict=True):
+        torch.testing.assert_close(compiled, plain, rtol=1e-5, atol=1e-6)

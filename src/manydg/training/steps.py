@@ -190,7 +190,9 @@ class CapturedSteps:
 
     def _warm_up(self, indices: Tensor, pairs: int, shape: _Shape) -> Terms:
         self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self._stream), warnings.catch_warnings():
+            # The compiler's remarks on its own choices.
+            warnings.filterwarnings("ignore", module=r"torch\._inductor")
             terms = self._step(indices, pairs, self._rooms[shape], compiled=True)
         torch.cuda.current_stream().wait_stream(self._stream)
         return terms
