@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -17,7 +16,7 @@ import numpy.typing as npt
 from manydg.errors import DataError
 from manydg.sources._iiic_parts import Part, open_signals, read_votes, signal_block
 from manydg.sources._iiic_rules import FEW_VOTES, KEPT, Rules, judge
-from manydg.sources._provenance import describe_files, hashed_meanwhile
+from manydg.sources._provenance import describe_files, fetch_ahead, hashed_meanwhile
 
 BLOCK = 32
 """Rows at a time: a few megabytes, which stay in the processor's cache between hashing, judging and writing."""
@@ -48,7 +47,7 @@ class PartReading:
             self._digest.update(file.read(head))
             for start in range(0, len(self._signals), BLOCK):
                 rows = slice(start, start + BLOCK)
-                _fetch_ahead(file.fileno(), head + rows.stop * row_bytes, 2 * BLOCK * row_bytes)
+                fetch_ahead(file.fileno(), head + rows.stop * row_bytes, 2 * BLOCK * row_bytes)
                 stored = np.ascontiguousarray(signal_block(self._part, rows))
                 with hashed_meanwhile(self._digest, stored.reshape(-1).view(np.uint8).data):
                     if start == 0:
@@ -67,12 +66,6 @@ class PartReading:
             (entry,) = describe_files([path])
         others = describe_files([file for file in self._part.files if file != path])
         return {"verdicts": "".join(map(str, self._verdicts.tolist())), "files": [entry, *others]}
-
-
-def _fetch_ahead(file: int, start: int, length: int) -> None:
-    """Have the disk read on while what is there already is worked on."""
-    if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(file, start, length, os.POSIX_FADV_WILLNEED)
 
 
 def plan_part(argument: tuple[Part, Rules]) -> dict[str, Any]:

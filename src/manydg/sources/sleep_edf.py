@@ -19,8 +19,8 @@ from manydg.sources._provenance import (
     Progress,
     describe_files,
     hashed_meanwhile,
+    map_whole,
     provenance,
-    read_whole,
 )
 from manydg.sources._resume import WorkFolder, make_ready, run_jobs, wrong_folder
 from manydg.sources._sleep_night import (
@@ -164,7 +164,7 @@ def _copy(
 ) -> list[dict[str, Any]]:
     """Write the chosen epochs, a night at a time.
 
-    A night whose checksums are not known yet is read into memory once, and hashed while its epochs are written.
+    A night whose checksums are not known yet is hashed while its epochs are written, so that it is read once.
 
     Returns
     -------
@@ -177,7 +177,7 @@ def _copy(
         for job, plan, offset in zip(jobs, plans, night_offsets(nights, plans), strict=True):
             night, known = job.argument, work.load(job)
             if known is None:
-                content = read_whole(night.psg)
+                content = map_whole(night.psg)
                 digest = hashlib.sha256()
                 with hashed_meanwhile(digest, content.data):
                     _copy_night(writer, night, plan, offset, content)
