@@ -57,8 +57,8 @@ def predict_raw(
     run_folder : path
         A finished run.
     raw : path
-        New files in the format of the run's training data: EDF recordings, MIMIC-III or eICU tables, a MEDS dataset, or
-        a table with the same feature columns.
+        New files in the format of the run's training data: EDF recordings, EEG arrays, MIMIC-III or eICU tables, a MEDS
+        dataset, or a table with the same feature columns.
     out : path
         A folder that does not exist yet.
 
@@ -103,6 +103,13 @@ def _sleep(run: Run, raw: Path, out: Path, options: PredictOptions) -> list[Path
         trust = trust_columns(run, data, probabilities)
         written += write_stages(out, recording, target.spec.names, probabilities, trust)
     return written
+
+
+def _iiic(run: Run, raw: Path, out: Path, options: PredictOptions) -> list[Path]:
+    from manydg.sources.iiic import prepare_for_prediction
+
+    columns, rows, patients = prepare_for_prediction(raw, _known(run, "settings"))
+    return [_write_rows(run, columns, rows, patients, out)]
 
 
 def _mimic3(run: Run, raw: Path, out: Path, options: PredictOptions) -> list[Path]:
@@ -153,6 +160,7 @@ def _table(run: Run, raw: Path, out: Path, options: PredictOptions) -> list[Path
 
 _WRITERS: dict[str, Callable[[Run, Path, Path, PredictOptions], list[Path]]] = {
     "sleep-edf": _sleep,
+    "iiic": _iiic,
     "mimic3": _mimic3,
     "eicu": _eicu,
     "meds": _meds,

@@ -72,6 +72,31 @@ def test_a_new_night_comes_with_how_far_to_trust_its_stages(commands: Any, tmp_p
     assert "the highest probability decides" in said
 
 
+def test_new_eeg_arrays_get_a_pattern_without_votes(commands: Any, tmp_path: Path) -> None:
+    trained(commands, tmp_path, "iiic", 8, "--samples-per-patient", 6, "--layout", "patients")
+    for votes in (tmp_path / "new").rglob("votes.npy"):
+        votes.unlink()
+    folder = sorted(path for path in (tmp_path / "new").iterdir() if path.is_dir())[0]
+    signals = np.load(folder / "signals.npy")
+    signals[0, 3, 5] = np.nan
+    np.save(folder / "signals.npy", signals)
+    said = do(commands, "predict", tmp_path / "run", tmp_path / "new", "--out", tmp_path / "told")
+    table = pl.read_csv(tmp_path / "told" / "predictions.csv")
+    rows = {path.parent.name: len(np.load(path)) for path in (tmp_path / "new").rglob("signals.npy")}
+    assert dict(table.group_by("part").len().iter_rows()) == {
+        name: count - (name == folder.name) for name, count in rows.items() if count > (name == folder.name)
+    }
+    assert f"1 of {len(signals)} samples" in said
+    assert set(table["predicted"]) <= {"OTHER", "ESZ", "LPD", "GPD", "LRDA", "GRDA"}
+    assert table.group_by("part").agg(pl.col("distance").n_unique())["distance"].to_list() == [1] * len(
+        set(table["part"])
+    )
+    do(commands, "predict", tmp_path / "run", folder.with_name("IIIC00001"), "--out", tmp_path / "one")
+    alone = pl.read_csv(tmp_path / "one" / "predictions.csv")
+    same = table.filter(part="IIIC00001")
+    np.testing.assert_allclose(alone["p_LPD"], same["p_LPD"], atol=1e-4)
+
+
 def test_a_run_that_predicts_nearly_everyone_says_so(commands: Any, shared_data: Path, tmp_path: Path) -> None:
     raw = shared_data / "eicu_demo_with_lab"
     do(commands, "prepare", "eicu", raw, "--out", tmp_path / "data")

@@ -48,11 +48,14 @@ _ALIASES = {"seizure": "ESZ", "sz": "ESZ", "others": "OTHER"}
 
 @dataclass(frozen=True)
 class Part:
-    """Arrays that belong together; without a file of patients, the part's name is its patient."""
+    """Arrays that belong together; without a file of patients, the part's name is its patient.
+
+    New data to predict need no votes.
+    """
 
     name: str
     signals: Path
-    votes: Path
+    votes: Path | None
     patients: Path | None
 
     @property
@@ -60,8 +63,8 @@ class Part:
         return tuple(file for file in (self.signals, self.votes, self.patients) if file is not None)
 
 
-def find_parts(raw: Path) -> list[Part]:
-    """The parts of a folder and its subfolders, sorted by name."""
+def group_files(raw: Path) -> dict[str, dict[str, Path]]:
+    """The arrays of a folder and its subfolders by the name of their part, then by what they hold."""
     groups: dict[str, dict[str, Path]] = {}
     for path in sorted(raw.rglob("*")) if raw.is_dir() else []:
         match = _NAME.fullmatch(path.name)
@@ -73,6 +76,12 @@ def find_parts(raw: Path) -> list[Part]:
         if role in files:
             raise DataError(f"{files[role]} and {path.name} both hold the {role} of one part: keep one of them")
         files[role] = path
+    return groups
+
+
+def find_parts(raw: Path) -> list[Part]:
+    """The parts of a folder and its subfolders, sorted by name."""
+    groups = group_files(raw)
     if not any("signals" in files or "votes" in files for files in groups.values()):
         return []
     parts = []
@@ -128,6 +137,7 @@ def _load(path: Path) -> npt.NDArray[Any]:
 def read_votes(part: Part, rows: int, rules: Rules) -> npt.NDArray[np.float32]:
     """Vote counts ``(rows, 6)`` in the order of ``CLASSES``."""
     path = part.votes
+    assert path is not None
     header: list[str] = []
     if path.suffix.lower() == ".csv":
         header, cells = _read_csv(path)

@@ -51,7 +51,7 @@ class PartReading:
                 stored = np.ascontiguousarray(signal_block(self._part, rows))
                 with hashed_meanwhile(self._digest, stored.reshape(-1).view(np.uint8).data):
                     if start == 0:
-                        _check_unit(self._part, stored, self._rules)
+                        check_unit(self._part, stored, self._rules)
                     block, judged = self._verdicts[rows], judge(stored, self._rules)
                     block[block == KEPT] = judged[block == KEPT]
                     yield rows, stored, block
@@ -99,7 +99,8 @@ def verdicts_in(plan: Mapping[str, Any]) -> npt.NDArray[np.uint8]:
     return np.frombuffer(plan["verdicts"].encode(), np.uint8) - np.uint8(ord("0"))
 
 
-def _check_unit(part: Part, stored: npt.NDArray[Any], rules: Rules) -> None:
+def check_unit(part: Part, stored: npt.NDArray[Any], rules: Rules) -> None:
+    """Raise if values are far too small for microvolts."""
     typical = float(np.nanmedian(np.abs(stored[:64].astype(np.float64)))) * rules.scale
     if 0 < typical < 1e-2:
         raise DataError(

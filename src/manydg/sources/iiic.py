@@ -16,12 +16,13 @@ from manydg.errors import ConfigError
 from manydg.sources._iiic_parts import CHANNELS, RATE, Part, find_parts, open_signals, read_patients, read_votes
 from manydg.sources._iiic_reading import PartReading, PlannedReading, plan_part, verdicts_in
 from manydg.sources._iiic_rules import CLASSES, FEW_VOTES, FLAT, KEPT, LOUD, NOT_FINITE, Rules
+from manydg.sources._predict_iiic import prepare_for_prediction
 from manydg.sources._provenance import CohortFlow, Progress, provenance
 from manydg.sources._resume import WorkFolder, make_ready, run_jobs, wrong_folder
 from manydg.sources._spread import Job, spreads
 from manydg.sources._twin_iiic import synthesize
 
-__all__ = ["prepare", "synthesize"]
+__all__ = ["prepare", "prepare_for_prediction", "synthesize"]
 
 SETTINGS = {"rate": RATE, "channels": list(CHANNELS), "unit": "uV"}
 _LIMITED = 9
@@ -78,7 +79,9 @@ def prepare(
     if spreads(workers):
         run_jobs(plan_part, jobs, work, workers=workers, title="checking samples")
     chosen = None if limit_patients is None else np.unique(np.concatenate(patients))[:limit_patients]
-    with DatasetWriter(out, TargetSpec("votes", CLASSES), {"settings": SETTINGS}, overwrite=overwrite) as writer:
+    with DatasetWriter(
+        out, TargetSpec("votes", CLASSES), {"settings": SETTINGS | {"scale": scale}}, overwrite=overwrite
+    ) as writer:
         plans = _copy(writer, jobs, patients, chosen, work)
         limited = [_limit(verdicts_in(plan), keys, chosen) for plan, keys in zip(plans, patients, strict=True)]
         flow = _flow(np.concatenate(limited), np.concatenate(patients), rules)
