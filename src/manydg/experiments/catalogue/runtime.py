@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from manydg.experiments import patient_cost
 from manydg.experiments._experiment import Experiment, Figure, Record, Request
 from manydg.experiments._fold import mean_and_sd
+from manydg.experiments.patient_cost import costs_by_patients, figures_of
 from manydg.experiments.study import PlannedRun
 
+FIGURES = "figures"
 PAPER_EPOCHS, DROPPED = 23, 3
 NAMES = {"mldg": "MLDG (equivalent)"}
 
 
 class Runtime(Experiment):
-    """23 epochs of each method one after the other, the first three dropped.
+    """23 epochs of each method one after the other, the first three dropped; and a step against the number of patients.
 
     The paper's MLDG draws episodes, so that its time per sample is multiplied by the number of training samples to get
     an equivalent epoch. Here an epoch of episodes holds every training sample once: the product is the epoch's time.
@@ -37,17 +41,30 @@ class Runtime(Experiment):
             rows.append([NAMES.get(record["algorithm"], record["algorithm"]), mean, sd, record["device"]])
         columns = ["algorithm", "seconds per epoch", "sd over epochs", "device"]
         note = "MLDG's episodes of an epoch hold every training sample once, so that its time is the equivalent time."
-        return {
-            "runtime": {
-                "kind": "table",
-                "experiment": "runtime",
-                "title": self.title,
-                "data": {"columns": columns, "rows": rows},
-                "note": note,
-            }
+        table = {
+            "kind": "table",
+            "experiment": "runtime",
+            "title": self.title,
+            "data": {"columns": columns, "rows": rows},
+            "note": note,
         }
+        return {"runtime": table, **_against_patients([record["algorithm"] for record in records], folder)}
 
     def scaled(self, request: Request) -> str:
         if request.timed_epochs == PAPER_EPOCHS:
             return ""
         return f"The paper times {PAPER_EPOCHS} epochs; here it is {request.timed_epochs}."
+
+
+def _against_patients(algorithms: Sequence[str], folder: Path) -> dict[str, Figure]:
+    """Cost of a step against the number of patients, which no dataset changes: measured once for a folder."""
+    blank = figures_of({}, patient_cost.PATIENTS)
+    made: dict[str, Figure] = {}
+    for name, figure in blank.items():
+        for place in sorted((folder / FIGURES).glob(f"*{name}.json")):
+            data = json.loads(place.read_text())["data"]
+            if set(algorithms) <= {line["name"] for line in data["series"]}:
+                made[name] = {**figure, "data": data}
+    if len(made) == len(blank):
+        return made
+    return figures_of(costs_by_patients(algorithms, patient_cost.PATIENTS), patient_cost.PATIENTS)
