@@ -61,10 +61,8 @@ def _read_part(part: Part, scale: float) -> tuple[npt.NDArray[np.float32], pl.Da
     check_unit(part, stored[:32], Rules(scale=scale))
     finite = np.array([bool(np.isfinite(sample).all()) for sample in stored], bool)
     if not finite.all():
-        left = int((~finite).sum())
-        warnings.warn(
-            f"{part.signals}: {left} samples are not finite and get no prediction", ManyDGWarning, stacklevel=4
-        )
+        note = f"{part.signals}: {int((~finite).sum())} of {len(stored)} samples hold values that are not finite"
+        warnings.warn(f"{note}; they get no prediction", ManyDGWarning, stacklevel=4)
     patients = read_patients(part, len(stored))[finite]
     signal = np.asarray(stored[finite], np.float32) * np.float32(scale)
     rows = np.flatnonzero(finite)
