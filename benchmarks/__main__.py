@@ -3,7 +3,8 @@
     python -m benchmarks [--out FOLDER] [NAME ...]
 
 ``main`` returns a mapping of what was measured to its value, and may write files of its own under ``out``. Everything
-is printed as a table and written to ``FOLDER/benchmarks.json``.
+is printed as a table and written to ``FOLDER/benchmarks.json``, beside what other benchmarks left there earlier. One that
+fails is said to have failed, and the others are run.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import importlib
 import json
 import os
 import platform
+import sys
 import time
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,15 +33,24 @@ def main() -> None:
     if unknown := sorted(set(arguments.names) - set(known)):
         parser.error(f"unknown benchmarks {unknown}; known: {', '.join(known)}")
     arguments.out.mkdir(parents=True, exist_ok=True)
-    results: dict[str, Any] = {"machine": machine(), "benchmarks": {}}
+    file = arguments.out / "benchmarks.json"
+    results: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    failed = []
     for name in arguments.names or known:
-        start = time.perf_counter()
-        found = importlib.import_module(f"benchmarks.bench_{name}").main(arguments.out)
-        measured = dict(found) if isinstance(found, Mapping) else {}
-        print_table(name, measured, time.perf_counter() - start)
-        results["benchmarks"][name] = measured
-        (arguments.out / "benchmarks.json").write_text(json.dumps(results, indent=1, default=str))
-    print(f"wrote {arguments.out / 'benchmarks.json'}")
+        start, before = time.perf_counter(), machine()
+        try:
+            measured = dict(importlib.import_module(f"benchmarks.bench_{name}").main(arguments.out))
+        except Exception as error:
+            traceback.print_exc()
+            measured = {"failed": f"{type(error).__name__}: {error}"}
+            failed.append(name)
+        seconds = time.perf_counter() - start
+        print_table(name, measured, seconds)
+        results[name] = {"machine": before, "seconds": seconds, "measured": measured}
+        file.write_text(json.dumps(results, indent=1, default=str))
+    print(f"wrote {file}")
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
 
 
 def machine() -> dict[str, Any]:
@@ -47,13 +59,25 @@ def machine() -> dict[str, Any]:
 
     return {
         "python": platform.python_version(),
+        "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "system": f"{platform.system()} {platform.machine()}",
+        "processor": processor(),
+        "load before": os.getloadavg()[0],
         "cores": os.cpu_count(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "torch": torch.__version__,
         "numpy": numpy.__version__,
         "threads": torch.get_num_threads(),
     }
+
+
+def processor() -> str:
+    """Its name, where the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
 def print_table(name: str, measured: Mapping[str, Any], seconds: float) -> None:

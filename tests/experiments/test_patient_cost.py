@@ -51,14 +51,14 @@ def test_the_figures_are_what_a_report_draws() -> None:
 
 def test_what_a_folder_holds_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "figures").mkdir()
-    first = runtime._against_patients(["base"], tmp_path)
+    first = runtime._against_patients(["base"], (10, 20), tmp_path)
     for name, figure in first.items():
         other = {**figure, "dataset": "sleep", "note": "of another dataset"}
         (tmp_path / "figures" / f"sleep-{name}.json").write_text(json.dumps(other))
     monkeypatch.setattr(runtime, "costs_by_patients", lambda *_: pytest.fail("measured again"))
-    assert runtime._against_patients(["base"], tmp_path) == first
+    assert runtime._against_patients(["base"], (10, 20), tmp_path) == first
     with pytest.raises(pytest.fail.Exception, match="measured again"):
-        runtime._against_patients(["base", "manydg"], tmp_path)
+        runtime._against_patients(["base", "manydg"], (10, 20), tmp_path)
 
 
 def test_measuring_leaves_the_random_numbers_and_threads_as_they_were() -> None:
