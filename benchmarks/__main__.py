@@ -3,8 +3,8 @@
     python -m benchmarks [--out FOLDER] [NAME ...]
 
 ``main`` returns a mapping of what was measured to its value, and may write files of its own under ``out``. Everything
-is printed as a table and written to ``FOLDER/benchmarks.json``, beside what other benchmarks left there earlier. One that
-fails is said to have failed, and the others are run.
+is printed as a table and written to ``FOLDER/benchmarks.json``, beside what other benchmarks left there earlier. One
+that fails is said to have failed, and the others are run.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main() -> None:
         start, before = time.perf_counter(), machine()
         try:
             measured = dict(importlib.import_module(f"benchmarks.bench_{name}").main(arguments.out))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other benchmarks can still be run
             traceback.print_exc()
             measured = {"failed": f"{type(error).__name__}: {error}"}
             failed.append(name)
