@@ -1,7 +1,8 @@
 """Predictions per second, spectrogram and scaling included: the model itself, its PyTorch program, and ONNX.
 
-On a machine with a GPU the model is measured there too. ``benchmarks/__main__.py`` runs this; weights are as they come,
-because their values do not matter to the clock.
+One thread each, because threads that wait for one another beside other programs would be measured instead, and by
+processor seconds, which on a quiet machine are those of the clock. On a machine with a GPU the model is measured there
+too, by the clock. Weights are as they come, because their values do not matter.
 """
 
 from __future__ import annotations
@@ -16,17 +17,20 @@ import torch
 from torch import Tensor
 
 LEAST_SECONDS = 1.0
+ON_GPU = "PyTorch on GPU, host to host"
 
 
 def main(out: Path) -> dict[str, Any]:
     """Samples per second by model and runtime, with batches of a usual size and one sample at a time."""
     results: dict[str, Any] = {}
+    torch.set_num_threads(1)
     for task, run in models().items():
         columns = inputs_of(run, 256)
         for runtime, predict in runtimes(run, out / f"exported-{task}").items():
-            results[f"{task}, {runtime}, samples/s in batches of 256"] = speed(predict, columns)
+            clock = time.perf_counter if runtime == ON_GPU else time.process_time
+            results[f"{task}, {runtime}, samples/s in batches of 256"] = speed(predict, columns, clock)
             alone = tuple(column[:1] for column in columns)
-            results[f"{task}, {runtime}, ms for one sample"] = 1000 / speed(predict, alone)
+            results[f"{task}, {runtime}, ms for one sample"] = 1000 / speed(predict, alone, clock)
     return results
 
 
@@ -64,14 +68,14 @@ def runtimes(run: Any, place: Path) -> dict[str, Callable[[tuple[Tensor, ...]], 
     }
     if torch.cuda.is_available():
         on_gpu = Deployed(run.algorithm, tuple(run.schema.columns)).cuda()
-        found["PyTorch on GPU, host to host"] = lambda columns: on_gpu(*(c.cuda() for c in columns)).cpu()
+        found[ON_GPU] = lambda columns: on_gpu(*(c.cuda() for c in columns)).cpu()
     try:
         import onnxruntime
     except ImportError:
         return found
     path = export_run(run, place.with_suffix(".onnx"), "onnx").path
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
+    options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     names = list(run.schema.columns)
     found["onnxruntime on CPU"] = lambda columns: session.run(
@@ -80,12 +84,14 @@ def runtimes(run: Any, place: Path) -> dict[str, Callable[[tuple[Tensor, ...]], 
     return found
 
 
-def speed(predict: Callable[[tuple[Tensor, ...]], Any], columns: tuple[Tensor, ...]) -> float:
+def speed(
+    predict: Callable[[tuple[Tensor, ...]], Any], columns: tuple[Tensor, ...], clock: Callable[[], float]
+) -> float:
     """Rows per second, after a first call that is not counted."""
     with torch.inference_mode():
         predict(columns)
-        calls, start = 0, time.perf_counter()
-        while (seconds := time.perf_counter() - start) < LEAST_SECONDS:
+        calls, start = 0, clock()
+        while (seconds := clock() - start) < LEAST_SECONDS:
             predict(columns)
             calls += 1
     return calls * len(columns[0]) / seconds
