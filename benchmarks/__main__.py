@@ -14,6 +14,7 @@ import importlib
 import json
 import os
 import platform
+import subprocess
 import sys
 import time
 import traceback
@@ -33,24 +34,31 @@ def main() -> None:
     if unknown := sorted(set(arguments.names) - set(known)):
         parser.error(f"unknown benchmarks {unknown}; known: {', '.join(known)}")
     arguments.out.mkdir(parents=True, exist_ok=True)
-    file = arguments.out / "benchmarks.json"
+    names = arguments.names or known
+    if len(names) == 1:
+        sys.exit(run(names[0], arguments.out))
+    # A process for each, so that the memory and the threads of one are not those of another.
+    command = [sys.executable, "-m", "benchmarks", "--out", str(arguments.out)]
+    failed = [name for name in names if subprocess.run([*command, name], check=False).returncode]
+    sys.exit(f"failed: {', '.join(failed)}" if failed else 0)
+
+
+def run(name: str, out: Path) -> int:
+    """Run a benchmark, print and write what it found; 1 where it failed, else 0."""
+    file = out / "benchmarks.json"
     results: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    failed = []
-    for name in arguments.names or known:
-        start, before = time.perf_counter(), machine()
-        try:
-            measured = dict(importlib.import_module(f"benchmarks.bench_{name}").main(arguments.out))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the other benchmarks can still be run
-            traceback.print_exc()
-            measured = {"failed": f"{type(error).__name__}: {error}"}
-            failed.append(name)
-        seconds = time.perf_counter() - start
-        print_table(name, measured, seconds)
-        results[name] = {"machine": before, "seconds": seconds, "measured": measured}
-        file.write_text(json.dumps(results, indent=1, default=str))
-    print(f"wrote {file}")
-    if failed:
-        sys.exit(f"failed: {', '.join(failed)}")
+    start, before, failed = time.perf_counter(), machine(), False
+    try:
+        measured = dict(importlib.import_module(f"benchmarks.bench_{name}").main(out))
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is told and the other benchmarks can still be run
+        traceback.print_exc()
+        measured, failed = {"failed": f"{type(error).__name__}: {error}"}, True
+    seconds = time.perf_counter() - start
+    print_table(name, measured, seconds)
+    results[name] = {"machine": before, "seconds": seconds, "measured": measured}
+    file.write_text(json.dumps(results, indent=1, default=str))
+    print(f"wrote {file}", flush=True)
+    return int(failed)
 
 
 def machine() -> dict[str, Any]:

@@ -67,7 +67,7 @@ with keeping_freed_memory():
         step()
     seconds, processor = time.perf_counter() - start, time.process_time() - processor
 print(json.dumps({
-    "speed": number * BATCH / seconds, "busy": processor / seconds, "window": window, "memory": memory_of_machine(),
+    "speed": number * BATCH / seconds, "by processor": number * BATCH / processor, "window": window, "memory": memory_of_machine(),
     "faults": resource.getrusage(resource.RUSAGE_SELF).ru_majflt,
 }))
 """
@@ -97,8 +97,9 @@ def main(out: Path) -> dict[str, Any]:
         "samples/s shuffled": speeds["shuffled"],
         "by windows / in memory": speeds["windows"] / speeds["memory"],
         "shuffled / in memory": speeds["shuffled"] / speeds["memory"],
-        "share of the time that the processor works, in memory": found["memory"]["busy"],
-        "share of the time that the processor works, by windows": found["windows"]["busy"],
+        "samples per processor second in memory": found["memory"]["by processor"],
+        "samples per processor second by windows": found["windows"]["by processor"],
+        "by windows / in memory, by processor time": found["windows"]["by processor"] / found["memory"]["by processor"],
         "page faults that read the disk, by windows": found["windows"]["faults"],
         "page faults that read the disk, shuffled": found["shuffled"]["faults"],
     }
