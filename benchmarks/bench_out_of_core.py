@@ -67,7 +67,8 @@ with keeping_freed_memory():
         step()
     seconds, processor = time.perf_counter() - start, time.process_time() - processor
 print(json.dumps({
-    "speed": number * BATCH / seconds, "by processor": number * BATCH / processor, "window": window, "memory": memory_of_machine(),
+    "speed": number * BATCH / seconds, "by processor": number * BATCH / processor,
+    "window": window, "memory": memory_of_machine(),
     "faults": resource.getrusage(resource.RUSAGE_SELF).ru_majflt,
 }))
 """
