@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from manydg.errors import ConfigError
 
+J = TypeVar("J")
 ENGINES = ("local", "ray")
 RETRIES = 5
-SECONDS_BETWEEN_LOOKS = 2.0
+_SECONDS_BETWEEN_LOOKS = 2.0
 UNLIMITED = 1 << 20
 """More tasks than any cluster has room for."""
 
@@ -50,6 +52,35 @@ def connected(address: str | None) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+def as_they_end(
+    ray: Any, jobs: Iterable[J], start: Callable[[J], Any], room: Callable[[], int]
+) -> Iterator[tuple[J, Any]]:
+    """Each job with the reference of its ended task; tasks that nobody waits for any more are cancelled.
+
+    Parameters
+    ----------
+    jobs : iterable
+    start : callable
+        From a job to the reference of its task.
+    room : callable
+        How many tasks may be under way, as the cluster is now.
+    """
+    waiting: dict[Any, J] = {}
+    queue = iter(jobs)
+    try:
+        while True:
+            for job in itertools.islice(queue, max(0, room() - len(waiting))):
+                waiting[start(job)] = job
+            if not waiting:
+                return
+            done, _ = ray.wait(list(waiting), timeout=_SECONDS_BETWEEN_LOOKS)
+            for reference in done:
+                yield waiting.pop(reference), reference
+    finally:
+        for reference in waiting:
+            ray.cancel(reference, force=True)
 
 
 def places(ray: Any, cpus: float, gpus: float) -> int:

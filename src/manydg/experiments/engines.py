@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from manydg._ray import ENGINES, RETRIES, SECONDS_BETWEEN_LOOKS, connected, import_ray, places
+from manydg._ray import ENGINES, RETRIES, as_they_end, connected, import_ray, places
 from manydg.errors import ConfigError, TrainingError, unknown_name, warn_plainly
 from manydg.experiments.gpu_sharing import shared_gpu
 
@@ -104,22 +104,13 @@ class RayEngine:
         with connected(self.address) as ray:
             gpus = self._gpus(ray, jobs[0]["device"])
             task = ray.remote(num_cpus=self.cpus, num_gpus=gpus, max_retries=RETRIES)(_do_elsewhere)
-            waiting: dict[Any, Job] = {}
-            queue = iter(jobs)
-            try:
-                while True:
-                    room = min(workers, places(ray, self.cpus, gpus)) - len(waiting)
-                    for job in itertools.islice(queue, max(0, room)):
-                        started(job)
-                        waiting[task.remote(do, json.dumps(_absolute(job)))] = job
-                    if not waiting:
-                        return
-                    done, _ = ray.wait(list(waiting), timeout=SECONDS_BETWEEN_LOOKS)
-                    for reference in done:
-                        yield waiting.pop(reference), _result(ray, reference)
-            finally:
-                for reference in waiting:
-                    ray.cancel(reference, force=True)
+
+            def start(job: Job) -> Any:
+                started(job)
+                return task.remote(do, json.dumps(_absolute(job)))
+
+            for job, reference in as_they_end(ray, jobs, start, lambda: min(workers, places(ray, self.cpus, gpus))):
+                yield job, _result(ray, reference)
 
     def _gpus(self, ray: Any, device: str) -> float:
         if self.gpus is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -14,7 +13,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Protocol
 
-from manydg._ray import ENGINES, RETRIES, SECONDS_BETWEEN_LOOKS, UNLIMITED, connected, places
+from manydg._ray import ENGINES, RETRIES, UNLIMITED, as_they_end, connected, places
 from manydg.errors import ConfigError, ManyDGError, StorageError, unknown_name
 
 Function = Callable[[Any], Any]
@@ -94,20 +93,13 @@ class RayCluster:
         most = workers if workers > 1 else UNLIMITED
         with connected(self.address) as ray:
             task = ray.remote(num_cpus=1, max_retries=RETRIES)(_do_on_node)
-            version, waiting, queue = _version(), dict[Any, Job](), iter(jobs)
-            try:
-                while True:
-                    room = min(most, places(ray, 1, 0)) - len(waiting)
-                    for job in itertools.islice(queue, max(0, room)):
-                        waiting[task.remote(function, job.argument, job.files, version)] = job
-                    if not waiting:
-                        return
-                    done, _ = ray.wait(list(waiting), timeout=SECONDS_BETWEEN_LOOKS)
-                    for reference in done:
-                        yield waiting.pop(reference), _result(ray, reference)
-            finally:
-                for reference in waiting:
-                    ray.cancel(reference, force=True)
+            version = _version()
+
+            def start(job: Job) -> Any:
+                return task.remote(function, job.argument, job.files, version)
+
+            for job, reference in as_they_end(ray, jobs, start, lambda: min(most, places(ray, 1, 0))):
+                yield job, _result(ray, reference)
 
 
 _chosen: ContextVar[Spread] = ContextVar("spread")
