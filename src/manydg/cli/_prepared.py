@@ -1,12 +1,34 @@
-"""What a command says once a dataset folder stands."""
+"""What the commands that prepare a dataset share: the option to replace one, where files are read, what is said."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
+
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a dataset folder that is already there.")]
+
+
+@contextmanager
+def preparing(out: Path, engine: str, address: str | None) -> Iterator[None]:
+    """A dataset folder is made within the block, its files read where the engine says; then it is told what it holds.
+
+    Parameters
+    ----------
+    out : Path
+        The dataset folder.
+    engine : {"local", "ray"}
+    address : str, optional
+        Of a Ray cluster.
+    """
+    from manydg.sources._spread import spreading
+
+    with spreading(engine, address):
+        yield
+    say_what_was_prepared(out)
 
 
 def say_what_was_prepared(out: Path) -> None:

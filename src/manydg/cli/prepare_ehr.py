@@ -8,13 +8,12 @@ from typing import Annotated
 import typer
 
 from manydg.cli._engine import Address, FilesEngine
-from manydg.cli._prepared import say_what_was_prepared
+from manydg.cli._prepared import Overwrite, preparing
 
 Raw = Annotated[Path, typer.Argument(help="Folder with the raw files.")]
 Out = Annotated[Path, typer.Option("--out", help="Dataset folder to write.")]
 Workers = Annotated[int, typer.Option(min=1, help="Processes that read tables or files.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="Keep only this many patients.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a dataset folder that is already there.")]
 MinEvents = Annotated[int, typer.Option(min=1, help="Leave out samples with fewer events.")]
 MaxEvents = Annotated[int, typer.Option(min=0, help="Keep only the last so many events of a sample; 0 for all.")]
 MinCount = Annotated[int, typer.Option(min=1, help="A code in fewer rows counts as unknown.")]
@@ -57,9 +56,8 @@ def prepare_mimic3(
 ) -> None:
     """MIMIC-III: which drugs a visit's prescriptions hold."""
     from manydg.sources import mimic3
-    from manydg.sources._spread import spreading
 
-    with spreading(engine, address):
+    with preparing(out, engine, address):
         mimic3.prepare(
             raw,
             out,
@@ -73,7 +71,6 @@ def prepare_mimic3(
             ddi_atc=ddi_atc,
             overwrite=overwrite,
         )
-    say_what_was_prepared(out)
 
 
 def prepare_eicu(
@@ -95,9 +92,8 @@ def prepare_eicu(
 ) -> None:
     """eICU: will the patient come back to intensive care."""
     from manydg.sources import eicu
-    from manydg.sources._spread import spreading
 
-    with spreading(engine, address):
+    with preparing(out, engine, address):
         eicu.prepare(
             raw,
             out,
@@ -111,7 +107,6 @@ def prepare_eicu(
             min_count=min_count,
             overwrite=overwrite,
         )
-    say_what_was_prepared(out)
 
 
 def prepare_meds(
@@ -132,9 +127,8 @@ def prepare_meds(
 ) -> None:
     """MEDS: any dataset of the standard, any of its label files."""
     from manydg.sources import meds
-    from manydg.sources._spread import spreading
 
-    with spreading(engine, address):
+    with preparing(out, engine, address):
         meds.prepare(
             raw,
             out,
@@ -147,7 +141,6 @@ def prepare_meds(
             min_count=min_count,
             overwrite=overwrite,
         )
-    say_what_was_prepared(out)
 
 
 def synthesize_mimic3(out: NewFolder, patients: Patients, seed: Seed = 0, ending: Ending = ".csv.gz") -> None:

@@ -8,14 +8,13 @@ from typing import Annotated
 import typer
 
 from manydg.cli._engine import Address, FilesEngine
-from manydg.cli._prepared import say_what_was_prepared
+from manydg.cli._prepared import Overwrite, preparing
 
 Raw = Annotated[Path, typer.Argument(help="Folder with the raw files.", show_default=False)]
 Out = Annotated[Path, typer.Option(help="Dataset folder to write.", show_default=False)]
 RawOut = Annotated[Path, typer.Option(help="New folder for the raw files.", show_default=False)]
 Workers = Annotated[int, typer.Option(min=1, help="Processes that read and check files.")]
 Limit = Annotated[int | None, typer.Option(help="Take only the first so many patients.", show_default="all")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a dataset folder that is already there.")]
 Patients = Annotated[int, typer.Option(help="How many people to make up.", show_default=False)]
 Seed = Annotated[int, typer.Option(help="Decides every byte.")]
 
@@ -49,9 +48,8 @@ def prepare_sleep_edf(
 ) -> None:
     """Sleep-EDF: nights of EEG to 30 s epochs of five stages."""
     from manydg.sources import sleep_edf
-    from manydg.sources._spread import spreading
 
-    with spreading(engine, address):
+    with preparing(out, engine, address):
         sleep_edf.prepare(
             raw,
             out,
@@ -62,7 +60,6 @@ def prepare_sleep_edf(
             study=study,
             unpaired=unpaired,
         )
-    say_what_was_prepared(out)
 
 
 def prepare_iiic(
@@ -94,10 +91,9 @@ def prepare_iiic(
     """IIIC: ten seconds of EEG with expert votes."""
     from manydg.sources import iiic
     from manydg.sources._iiic_rules import CLASSES
-    from manydg.sources._spread import spreading
 
     order = CLASSES if vote_order is None else tuple(name.strip().upper() for name in vote_order.split(","))
-    with spreading(engine, address):
+    with preparing(out, engine, address):
         iiic.prepare(
             raw,
             out,
@@ -111,7 +107,6 @@ def prepare_iiic(
             scale=scale,
             vote_order=order,
         )
-    say_what_was_prepared(out)
 
 
 def synthesize_sleep_edf(

@@ -11,13 +11,14 @@ from typing import Annotated
 
 import typer
 
+from manydg.cli._prepared import Overwrite
+
 Out = Annotated[Path, typer.Option(help="Dataset folder to write.", show_default=False)]
 Kind = Annotated[
     str | None, typer.Option(help="classes, votes, binary or multilabel, where it cannot be told from the values.")
 ]
 Classes = Annotated[str | None, typer.Option(metavar="A,B,...", help="Names of the classes in code order.")]
 Missing = Annotated[str, typer.Option(help="refuse empty values, or keep them as measurements not taken.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a dataset folder that is already there.")]
 
 
 def register_prepare(app: typer.Typer) -> None:
