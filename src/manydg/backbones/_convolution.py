@@ -10,7 +10,7 @@ from torch.nn import functional
 
 _FOLDED_CHANNELS = 64
 _MOST_COLUMNS = 8
-_FEW_CHANNELS = 16
+_MOST_INPUTS_FOLDED = 16
 FEW_CHANNELS = 8
 """As many channels as a CPU's kernels like to have at least."""
 
@@ -102,7 +102,7 @@ def columns_to_fold(weight: Tensor, width: int) -> int:
     """How many neighbouring columns to take as channels of one: a power of two, or 1 where it would not pay."""
     inputs = weight.shape[1]
     columns = 1
-    while inputs <= _FEW_CHANNELS and columns < _MOST_COLUMNS and 2 * columns * inputs <= _FOLDED_CHANNELS:
+    while inputs <= _MOST_INPUTS_FOLDED and columns < _MOST_COLUMNS and 2 * columns * inputs <= _FOLDED_CHANNELS:
         columns *= 2
     return columns if width >= 2 * columns else 1
 

@@ -39,15 +39,15 @@ def shared_gpu() -> Iterator[None]:
     with tempfile.TemporaryDirectory(prefix="manydg-mps-", ignore_cleanup_errors=True) as folder:
         before = {name: os.environ.get(name) for name in (PIPES, LOGS)}
         os.environ[PIPES] = os.environ[LOGS] = folder
+        started = _tell(control, "-d")
+        if not started:
+            _restore(before)
         try:
-            running = _tell(control, "-d")
-            if not running:
-                _restore(before)
             yield
         finally:
-            if os.environ.get(PIPES) == folder:
+            if started:
                 _tell(control, words="quit\n")
-            _restore(before)
+                _restore(before)
 
 
 def _tell(control: str, *arguments: str, words: str = "") -> bool:

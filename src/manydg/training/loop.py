@@ -216,15 +216,15 @@ class TrainingLoop:
     def _watch(self, data: DomainDataset) -> dict[str, float | None]:
         """The algorithm's watched terms on pairs of validation samples, the same pairs after every epoch."""
         plan = plan_epoch("pairs", data.domains, self.config.batch_size, self.config.seed, 0).to(data.device)
-        found: list[dict[str, Tensor]] = []
+        found: list[Terms] = []
         self.algorithm.eval()
         with torch.inference_mode():
             for indices, pairs in itertools.islice(plan, _BATCHES_WATCHED):
                 terms = self.algorithm.watched(data.take(indices, pairs).to(device_of(self.algorithm)))
                 if not terms:
                     return {}
-                found.append(terms)
-        columns = {name: [value for value in column if value is not None] for name, column in _read(found).items()}
+                found.append(Terms.of(terms))
+        columns = {name: [value for value in column if value is not None] for name, column in read_terms(found).items()}
         return {name: _or_none(sum(values) / len(values)) for name, values in columns.items()}
 
     def _save(self, path: Path) -> None:
@@ -248,20 +248,6 @@ class TrainingLoop:
             self.history, self.best_epoch = meta["history"], meta["best_epoch"]
         except (RuntimeError, KeyError, ValueError, TypeError) as error:
             raise StorageError(f"{path} does not fit this run: delete it and run the same command again") from error
-
-
-def _read(block: list[dict[str, Tensor]]) -> dict[str, list[float | None]]:
-    """Terms of several steps in one transfer; a term that a step did not have is ``None`` there."""
-    names = list(dict.fromkeys(name for terms in block for name in terms))
-    absent = torch.zeros(())
-    device = next(iter(block[0].values())).device
-    table = torch.stack([terms.get(name, absent.to(device)).float() for terms in block for name in names]).tolist()
-    has = [name in terms for terms in block for name in names]
-    width = len(names)
-    return {
-        name: [value if ok else None for value, ok in zip(table[place::width], has[place::width], strict=True)]
-        for place, name in enumerate(names)
-    }
 
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
