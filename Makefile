@@ -14,6 +14,7 @@ test: lint
 
 test-slow: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow
+	OMP_NUM_THREADS=1 HYPOTHESIS_PROFILE=default $(BIN)/pytest -n 2 -m "hypothesis and not slow"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
@@ -61,6 +61,7 @@ def test_a_value_that_is_mostly_zero_keeps_its_rare_part() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=60), st.integers(1, 9))
+@example([0.0, 1.401298464324817e-45], 1)
 def test_encodings_rise_with_the_value_and_lie_between_0_and_1(values: list[float], bins: int) -> None:
     encoding = PiecewiseLinear(1, bins)
     if len(set(values)) == 1:

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from manydg.errors import ManyDGWarning
 
 _ROWS_FOR_QUANTILES = 200_000
+_STEEPEST = float(np.finfo(np.float32).max)
+"""An infinite slope would make the start of its bin NaN."""
 
 
 class PiecewiseLinear(nn.Module):
@@ -57,7 +59,8 @@ class PiecewiseLinear(nn.Module):
             if count == 0:
                 constant.append(feature)
                 continue
-            start[feature, :count], slope[feature, :count] = edges[:-1], 1.0 / np.diff(edges)
+            start[feature, :count] = edges[:-1]
+            slope[feature, :count] = np.minimum(1.0 / np.diff(edges), _STEEPEST)
         if constant:
             warnings.warn(
                 f"{len(constant)} input features are constant or missing in all training patients and only their "
