@@ -50,7 +50,9 @@ def test_presets_hold_the_papers_settings(name: str) -> None:
         config = options.of(algorithm)
         assert (config.batch_size, config.epochs, config.lr, config.weight_decay) == (batch, epochs, lr, 1e-5)
         assert config.ratios == (0.8, 0.1, 0.1)
-    assert options.of("base").settings["hidden"] == hidden
+    heads = ("base", "condadv", "dann", "irm", "mldg", "sagnet", "ema", "groupdro", "manydg-context")
+    assert {algorithm: options.of(algorithm).settings["hidden"] for algorithm in heads} == dict.fromkeys(heads, hidden)
+    assert "hidden" not in options.of("manydg").settings
     assert (options.of("condadv").settings["weight"], options.of("condadv").settings["inner_steps"]) == (adversary, 5)
     assert options.of("condadv").settings["discriminator_lr"] == discriminator_lr
     assert options.of("dann").settings["weight"] == 0.1
@@ -72,13 +74,23 @@ def test_presets_hold_the_papers_settings(name: str) -> None:
     assert {key: options.common.backbone_options[key] for key in expected} == expected
 
 
+def test_an_algorithms_own_head_comes_before_the_one_for_all(tmp_path: Path) -> None:
+    file = write(tmp_path / "mine.toml", 'extends = "iiic"\n[head]\nhidden = 24\n[algorithms.dann]\nhidden = 48\n')
+    options = read_settings(file)
+    assert [options.of(name).settings["hidden"] for name in ("base", "dann")] == [24, 48]
+    said = changed(options, training={}, backbone=None, sets={"base.hidden": 8})
+    assert [said.of(name).settings["hidden"] for name in ("base", "dann", "irm")] == [8, 48, 24]
+    with pytest.raises(ConfigError, match=r"mine.toml.*setting of base 'hiden'.*hidden"):
+        read_settings(write(tmp_path / "mine.toml", "[head]\nhiden = 24\n"))
+
+
 @pytest.mark.parametrize("name", TABLE)
 def test_presets_say_what_each_value_is(name: str) -> None:
     text = shown(name)
     assert text == preset_text(name)
     assert text.startswith("# ")
     assert text.count("#") > 15
-    assert set(tomllib.loads(text)) == {"training", "backbone", "algorithms"}
+    assert set(tomllib.loads(text)) == {"training", "backbone", "head", "algorithms"}
 
 
 @pytest.mark.parametrize("name", [*ALGORITHMS.names(), *BACKBONES.names()])

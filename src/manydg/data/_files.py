@@ -7,7 +7,6 @@ import errno
 import hashlib
 import os
 import shutil
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,18 +15,21 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from manydg.data._behind import HashingThread
 from manydg.errors import DataError, StorageError
 
 HEADER_BYTES = 256
-_LARGE = 1 << 20
 
 
 class NpyStream:
-    """A ``.npy`` file that grows by rows and gets its true length when closed."""
+    """A ``.npy`` file that grows by rows and gets its true length when closed.
 
-    def __init__(self, path: Path, dtype: np.dtype[Any], row_shape: tuple[int, ...]) -> None:
+    Rows are hashed by ``hashing``, which is slower than writing them: arrays appended must not change until it settles.
+    """
+
+    def __init__(self, path: Path, dtype: np.dtype[Any], row_shape: tuple[int, ...], hashing: HashingThread) -> None:
         self.path, self.dtype, self.row_shape, self.rows = path, dtype, row_shape, 0
-        self._digest = hashlib.blake2b(digest_size=16)
+        self._digest, self._hashing = hashlib.blake2b(digest_size=16), hashing
         self._file: IO[bytes] = path.open("wb")
         self._file.write(b"\0" * HEADER_BYTES)
 
@@ -37,21 +39,9 @@ class NpyStream:
         if not np.can_cast(array.dtype, self.dtype, "same_kind"):
             raise DataError(f"'{self.path.stem}': values of type {array.dtype} after values of {self.dtype}")
         data = np.ascontiguousarray(array, dtype=self.dtype).reshape(-1).view(np.uint8).data
-        self._write(data)
+        self._hashing.add(self._digest, data)
+        self._file.write(data)
         self.rows += len(array)
-
-    def _write(self, data: memoryview) -> None:
-        if len(data) < _LARGE:
-            self._digest.update(data)
-            self._file.write(data)
-            return
-        # Hashing takes longer than writing, and neither holds the interpreter: large pieces go through both at once.
-        hashing = threading.Thread(target=self._digest.update, args=(data,))
-        hashing.start()
-        try:
-            self._file.write(data)
-        finally:
-            hashing.join()
 
     def close(self) -> dict[str, Any]:
         self._file.seek(0)
@@ -59,6 +49,7 @@ class NpyStream:
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
+        self._hashing.settle()
         return {
             "bytes": self.path.stat().st_size,
             "dtype": self.dtype.str,

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from manydg.data._behind import HashingThread
 from manydg.data._files import (
     HEADER_BYTES,
     NpyStream,
@@ -73,6 +74,7 @@ class DatasetWriter:
         self.overwrite = overwrite
         self._partial = partial_name(self.folder)
         self._streams: dict[str, NpyStream] = {}
+        self._hashing = HashingThread()
         self._nesting: dict[str, int] = {}
         self._ends: dict[str, int] = {}
         self._codes: dict[str, int] = {}
@@ -103,6 +105,7 @@ class DatasetWriter:
         finally:
             for stream in self._streams.values():
                 stream.abandon()
+            self._hashing.close()
             shutil.rmtree(self._partial, ignore_errors=True)
 
     def append(
@@ -113,6 +116,17 @@ class DatasetWriter:
         times: Tensor | npt.NDArray[Any] | None = None,
     ) -> None:
         """Add samples. ``patients`` holds one id a sample; a patient may come back in a later piece."""
+        self.append_lasting(inputs, targets, patients, times)
+        self._hashing.settle()
+
+    def append_lasting(
+        self,
+        inputs: Mapping[str, Column | npt.NDArray[Any]],
+        targets: Tensor | npt.NDArray[Any],
+        patients: Sequence[Any] | npt.NDArray[Any],
+        times: Tensor | npt.NDArray[Any] | None = None,
+    ) -> None:
+        """Add samples whose arrays nobody changes any more: returns while they are still being hashed."""
         codes, names = encode_patients(patients)
         known = np.array([self._codes.setdefault(name, len(self._codes)) for name in names.tolist()], np.int64)
         self._append_coded(inputs, targets, known[codes.numpy()], times)
@@ -158,7 +172,9 @@ class DatasetWriter:
 
     def _write(self, key: str, array: npt.NDArray[Any]) -> None:
         if key not in self._streams:
-            self._streams[key] = NpyStream(self._partial / f"{key}.npy", array.dtype, array.shape[1:])
+            self._streams[key] = NpyStream(
+                self._partial / f"{key}.npy", array.dtype, array.shape[1:], self._hashing
+            )
         self._streams[key].append(array)
 
     def _finish(self) -> None:

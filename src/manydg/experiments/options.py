@@ -32,11 +32,14 @@ class Options:
         By algorithm: its settings, and its own values of :data:`OWN_TRAINING`.
     origin : str
         Where they come from, in words; empty for the program's defaults.
+    head : mapping
+        Settings of every algorithm that has them; its own come first.
     """
 
     common: TrainingConfig = field(default_factory=TrainingConfig)
     own: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     origin: str = ""
+    head: Mapping[str, Any] = field(default_factory=dict)
 
     def of(self, algorithm: str, seed: int | None = None, **settings: Any) -> TrainingConfig:
         """The configuration of an algorithm; settings given here come before its own.
@@ -47,7 +50,9 @@ class Options:
         >>> options.of("mldg").lr, options.of("mldg").settings, options.of("base").lr
         (0.005, {'inner_lr': 0.01}, 0.001)
         """
-        own = dict(self.own.get(algorithm, {}))
+        known = setting_names(algorithm)
+        head = {name: value for name, value in self.head.items() if name in known}
+        own = {**head, **self.own.get(algorithm, {})}
         training = {name: own.pop(name) for name in OWN_TRAINING if name in own}
         shared = self.common.settings if self.common.algorithm == algorithm else {}
         return self.common.replace(
@@ -56,6 +61,11 @@ class Options:
             seed=self.common.seed if seed is None else seed,
             **training,
         )
+
+
+def setting_names(algorithm: str) -> set[str]:
+    """The names of an algorithm's settings."""
+    return {entry.name for entry in dataclasses.fields(ALGORITHMS.get(algorithm).Settings)}
 
 
 def as_options(options: Options | TrainingConfig | None) -> Options:

@@ -1,7 +1,8 @@
 """Settings in files: the paper's for each of its tasks, and the user's own.
 
-A file has three parts: ``[training]`` for what all algorithms share, ``[backbone]``, and one table for each algorithm
-under ``[algorithms.NAME]``, whose settings are that algorithm's alone. ``extends = "NAME"`` builds on a preset.
+A file has four parts: ``[training]`` for what all algorithms share, ``[backbone]``, ``[head]`` for every algorithm that
+has Base's head, and one table for each algorithm under ``[algorithms.NAME]``, whose settings are that
+algorithm's alone and come before the head's. ``extends = "NAME"`` builds on a preset.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,10 @@ from typing import Any
 from manydg.algorithms import ALGORITHMS
 from manydg.backbones import BACKBONES
 from manydg.errors import ConfigError, StorageError, unknown_name
-from manydg.experiments.options import OWN_TRAINING, Options
+from manydg.experiments.options import OWN_TRAINING, Options, setting_names
 from manydg.training.config import TrainingConfig
 
-SECTIONS = ("training", "backbone", "algorithms")
+SECTIONS = ("training", "backbone", "head", "algorithms")
 _ELSEWHERE = ("algorithm", "settings", "backbone", "backbone_options", "seed")
 Content = dict[str, Any]
 
@@ -92,6 +93,7 @@ def check_shape(content: Content, path: Path) -> None:
         extends: str | None = None
         training: dict[str, Any] = {}
         backbone: Backbone = Backbone()
+        head: dict[str, Any] = {}
         algorithms: dict[str, dict[str, Any]] = {}
 
     try:
@@ -115,7 +117,8 @@ def make_options(content: Mapping[str, Any], origin: str) -> Options:
     check_backbone(chosen, given)
     common = TrainingConfig.from_mapping({**training, "backbone": chosen, "backbone_options": given})
     own = {name: dict(values) for name, values in content.get("algorithms", {}).items()}
-    options = Options(common, own, origin)
+    options = Options(common, own, origin, head=dict(content.get("head", {})))
+    _check_settings("base", options.head)
     for name in own:
         check_algorithm(options, name)
     return options
@@ -123,12 +126,15 @@ def make_options(content: Mapping[str, Any], origin: str) -> Options:
 
 def check_algorithm(options: Options, name: str) -> None:
     """Raise if an algorithm's own settings are not settings it has, or have impossible values."""
-    cls = ALGORITHMS.get(name)
-    known = {*(field.name for field in dataclasses.fields(cls.Settings)), *OWN_TRAINING}
-    for setting in options.own[name]:
+    _check_settings(name, options.own[name], OWN_TRAINING)
+    ALGORITHMS.get(name).settings_from(options.of(name).settings)
+
+
+def _check_settings(algorithm: str, given: Iterable[str], further: Sequence[str] = ()) -> None:
+    known = {*setting_names(algorithm), *further}
+    for setting in given:
         if setting not in known:
-            raise unknown_name(f"setting of {name}", setting, known)
-    cls.settings_from(options.of(name).settings)
+            raise unknown_name(f"setting of {algorithm}", setting, known)
 
 
 def check_backbone(name: str, options: Mapping[str, Any]) -> None:
@@ -189,6 +195,7 @@ def changed(options: Options, *, training: Mapping[str, Any], backbone: str | No
     whole = {
         "training": {**shared, **training, **content["training"]},
         "backbone": {"name": backbone or options.common.backbone, "options": given},
+        "head": options.head,
         "algorithms": own,
     }
     return make_options(whole, options.origin)

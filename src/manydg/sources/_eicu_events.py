@@ -124,16 +124,15 @@ class EventReader:
     def _labs(self, table: Table) -> dict[str, int]:
         counts: dict[str, int] = {}
         names, texts = self._words("lab"), CategoryMap(_numbers, np.float32)
-        number = pl.col("labresult").cast(pl.Float32, strict=False)
-        number = pl.when(number.is_finite()).then(number)
-        text = pl.when(number.is_null()).then(pl.coalesce("labresulttext", "labresult"))
-        columns = [_category("labname"), number.fill_null(np.nan).alias("number"), text.alias("text")]
+        number = pl.col("labresult").cast(pl.Float32, strict=False).fill_null(np.nan)
+        columns = [_category("labname"), number.alias("number"), pl.col("labresult", "labresulttext")]
         wanted = ["labname", "labresult", "labresulttext"]
         category = pl.Categorical(pl.Categories.random())
         for kept in self._batches(table, "labresultoffset", columns, wanted, counts):
             value = kept.batch["number"].to_numpy()[kept.rows]
-            unread = np.flatnonzero(np.isnan(value))
-            value[unread] = texts(kept.batch["text"].gather(kept.rows[unread]).fill_null("").cast(category))
+            unread = np.flatnonzero(~np.isfinite(value))
+            rest = kept.batch.select("labresulttext", "labresult")[kept.rows[unread]]
+            value[unread] = texts(rest.select(pl.coalesce(pl.all()).fill_null("").cast(category)).to_series())
             ids = names(kept.batch["labname"])[kept.rows]
             missing = np.isnan(value[unread])
             _count(counts, "left_out_without_name", ids < 0)
@@ -145,16 +144,16 @@ class EventReader:
     def _medications(self, table: Table) -> dict[str, int]:
         counts: dict[str, int] = {}
         names, often = self._words("medication"), self._words("medication_frequency")
-        doses = CategoryMap(_doses, np.float32)
         # Two in five orders lack a name; the HICL number identifies the drug just as well.
-        number = pl.col("drughiclseqno").str.strip_chars().str.strip_suffix(".0")
-        name = pl.coalesce("drugname", pl.format("hicl {}", number))
-        cancelled = pl.col("drugordercancelled").str.strip_chars().str.to_lowercase().eq("yes").fill_null(False)
-        columns = [_category(name, "name"), _category("dosage"), _category("frequency"), cancelled.alias("cancelled")]
+        numbers = CategoryMap(lambda words: self._store.word_ids("medication", _hicl_names(words)), np.int32)
+        doses, cancelled = CategoryMap(_doses, np.float32), CategoryMap(_says_yes, np.bool_)
         wanted = ["drugname", "drughiclseqno", "dosage", "frequency", "drugordercancelled"]
+        columns = [pl.col("drugname").is_null().alias("nameless"), *map(_category, wanted)]
         for kept in self._batches(table, "drugstartoffset", columns, wanted, counts):
-            dropped = kept.batch["cancelled"].to_numpy()[kept.rows]
-            ids, dose = names(kept.batch["name"])[kept.rows], doses(kept.batch["dosage"])[kept.rows]
+            dropped = cancelled(kept.batch["drugordercancelled"])[kept.rows]
+            by_number = numbers(kept.batch["drughiclseqno"])
+            ids = np.where(kept.batch["nameless"].to_numpy(), by_number, names(kept.batch["drugname"]))[kept.rows]
+            dose = doses(kept.batch["dosage"])[kept.rows]
             named, ids = (ids >= 0) & ~dropped, np.where(dropped, -1, ids)
             _count(counts, "left_out_cancelled", dropped)
             _count(counts, "left_out_without_name", ~named & ~dropped)
@@ -203,11 +202,9 @@ _FAR = 1 << 30
 _NO_TIME = -(1 << 62)
 
 
-def _category(column: str | pl.Expr, name: str | None = None) -> pl.Expr:
+def _category(column: str) -> pl.Expr:
     """A text column as categories numbered on their own; null becomes the empty text."""
-    expression = pl.col(column) if isinstance(column, str) else column
-    filled = expression.fill_null("").cast(pl.Categorical(pl.Categories.random()))
-    return filled if name is None else filled.alias(name)
+    return pl.col(column).fill_null("").cast(pl.Categorical(pl.Categories.random()))
 
 
 def _clean(words: pl.Series) -> pl.Series:
@@ -225,3 +222,13 @@ def _numbers(texts: pl.Series) -> Array:
 
 def _doses(texts: pl.Series) -> Array:
     return parse_doses(texts).fill_null(np.nan).to_numpy()
+
+
+def _says_yes(texts: pl.Series) -> Array:
+    return _clean(texts).eq("yes").to_numpy()
+
+
+def _hicl_names(numbers: pl.Series) -> pl.Series:
+    """What drugs are called that only have a number; no number, no name."""
+    plain = numbers.str.strip_chars().str.strip_suffix(".0")
+    return _clean(pl.select(pl.when(plain != "").then(pl.format("hicl {}", plain))).to_series())

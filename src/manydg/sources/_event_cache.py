@@ -52,8 +52,10 @@ def keep_events(store: EventStore, place: Path) -> dict[str, Any]:
 def put_back(store: EventStore, found: Mapping[str, Any], place: Path) -> None:
     """Add the rows that :func:`keep_events` wrote to a store, whose words may be numbered otherwise."""
     with disk_errors(place.parent):
+        # Mapped, not read: what was just written is still in memory, and each block is used once.
         columns = [
-            np.fromfile(_file(place, column), kind) for column, kind in zip(_COLUMNS, found["kinds"], strict=False)
+            np.asarray(np.memmap(_file(place, column), kind, "r"))
+            for column, kind in zip(_COLUMNS, found["kinds"], strict=False)
         ]
     renumber = {
         field: _renumbering(store.word_ids(field, pl.Series(words, dtype=pl.String)))

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from manydg.data._behind import one_ahead
 from manydg.data.columns import Column
 from manydg.data.dataset import TargetSpec
 from manydg.data.storage import DatasetWriter
@@ -109,7 +110,8 @@ def _make(
         }
         target = TargetSpec("binary", ("not readmitted", "readmitted"))
         with DatasetWriter(out, target, info, overwrite=overwrite) as writer:
-            kept = _write(writer, store.blocks(vocabulary, **limits), stays, labels, flow, options["min_events"])
+            blocks = one_ahead(store.blocks(vocabulary, **limits))
+            kept = _write(writer, blocks, stays, labels, flow, options["min_events"])
             _check_labels(labels[kept])
             writer.info |= provenance("eicu", files.result(), options, flow)
 
@@ -261,7 +263,7 @@ def _write(
             counts[name] = counts.get(name, 0) + count
         if len(block.samples):
             rows = block.samples
-            writer.append(block.columns | {"static": static[rows]}, labels[rows], patients[rows], order[rows])
+            writer.append_lasting(block.columns | {"static": static[rows]}, labels[rows], patients[rows], order[rows])
             kept.append(rows)
     chosen = np.concatenate(kept) if kept else np.zeros(0, np.int64)
     if not len(chosen):

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import polars as pl
 import torch
 
+from manydg.data._behind import one_ahead
 from manydg.data.columns import Column
 from manydg.data.dataset import TargetSpec
 from manydg.data.storage import DatasetWriter
@@ -99,7 +100,7 @@ def prepare(
         info = _info(raw.resolve().name, vocabulary, kinds, min_events, max_events)
         with DatasetWriter(out, spec, info, overwrite=overwrite) as writer:
             blocks = store.blocks(vocabulary, min_events=min_events, max_events=max_events, ticks_per_minute=60)
-            _write(writer, blocks, samples, codes, clock, flow, min_events)
+            _write(writer, one_ahead(blocks), samples, codes, clock, flow, min_events)
             writer.info |= provenance("meds", described.result(), options, flow)
     return out
 
@@ -131,7 +132,7 @@ def _write(
     for block in blocks:
         rows = block.samples
         if len(rows):
-            writer.append(block.columns | {"static": static[rows]}, codes[rows], patients[rows], hours[rows])
+            writer.append_lasting(block.columns | {"static": static[rows]}, codes[rows], patients[rows], hours[rows])
         kept.append(rows)
     chosen = np.concatenate(kept)
     if not len(chosen):
