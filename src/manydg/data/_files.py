@@ -22,14 +22,10 @@ HEADER_BYTES = 256
 
 
 class NpyStream:
-    """A ``.npy`` file that grows by rows and gets its true length when closed.
+    """A ``.npy`` file that grows by rows and gets its true length when closed."""
 
-    Rows are hashed by ``hashing``, which is slower than writing them: arrays appended must not change until it settles.
-    """
-
-    def __init__(self, path: Path, dtype: np.dtype[Any], row_shape: tuple[int, ...], hashing: HashingThread) -> None:
+    def __init__(self, path: Path, dtype: np.dtype[Any], row_shape: tuple[int, ...]) -> None:
         self.path, self.dtype, self.row_shape, self.rows = path, dtype, row_shape, 0
-        self._digest, self._hashing = hashlib.blake2b(digest_size=16), hashing
         self._file: IO[bytes] = path.open("wb")
         self._file.write(b"\0" * HEADER_BYTES)
 
@@ -38,29 +34,46 @@ class NpyStream:
             raise DataError(f"'{self.path.stem}': rows of shape {array.shape[1:]} after rows of {self.row_shape}")
         if not np.can_cast(array.dtype, self.dtype, "same_kind"):
             raise DataError(f"'{self.path.stem}': values of type {array.dtype} after values of {self.dtype}")
-        data = np.ascontiguousarray(array, dtype=self.dtype).reshape(-1).view(np.uint8).data
-        self._hashing.add(self._digest, data)
-        self._file.write(data)
+        self._write(np.ascontiguousarray(array, dtype=self.dtype).reshape(-1).view(np.uint8).data)
         self.rows += len(array)
 
+    def _write(self, data: memoryview) -> None:
+        self._file.write(data)
+
     def close(self) -> dict[str, Any]:
+        """Finish the file; returns its size, type and shape."""
         self._file.seek(0)
         self._file.write(npy_header(self.dtype.str, (self.rows, *self.row_shape)))
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
-        self._hashing.settle()
-        return {
-            "bytes": self.path.stat().st_size,
-            "dtype": self.dtype.str,
-            "shape": [self.rows, *self.row_shape],
-            "checksum": self._digest.hexdigest(),
-        }
+        return {"bytes": self.path.stat().st_size, "dtype": self.dtype.str, "shape": [self.rows, *self.row_shape]}
 
     def abandon(self) -> None:
         # Closing writes what is buffered, which fails once more where the disk is full.
         with contextlib.suppress(OSError):
             self._file.close()
+
+
+class HashedNpyStream(NpyStream):
+    """One that knows its checksum when closed.
+
+    Rows are hashed by ``hashing`` while others are written: arrays appended must not change until it settles.
+    """
+
+    def __init__(self, path: Path, dtype: np.dtype[Any], row_shape: tuple[int, ...], hashing: HashingThread) -> None:
+        super().__init__(path, dtype, row_shape)
+        self._digest, self._hashing = hashlib.blake2b(digest_size=16), hashing
+
+    def _write(self, data: memoryview) -> None:
+        self._hashing.add(self._digest, data)
+        super()._write(data)
+
+    def close(self) -> dict[str, Any]:
+        """Finish the file; returns its size, type, shape and checksum."""
+        entry = super().close()
+        self._hashing.settle()
+        return entry | {"checksum": self._digest.hexdigest()}
 
 
 def npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:

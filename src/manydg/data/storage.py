@@ -21,7 +21,7 @@ from torch import Tensor
 from manydg.data._behind import HashingThread
 from manydg.data._files import (
     HEADER_BYTES,
-    NpyStream,
+    HashedNpyStream,
     clear_remains,
     disk_error,
     disk_errors,
@@ -73,7 +73,7 @@ class DatasetWriter:
         self.folder, self.target, self.info = Path(folder), target, dict(info or {})
         self.overwrite = overwrite
         self._partial = partial_name(self.folder)
-        self._streams: dict[str, NpyStream] = {}
+        self._streams: dict[str, HashedNpyStream] = {}
         self._hashing = HashingThread()
         self._nesting: dict[str, int] = {}
         self._ends: dict[str, int] = {}
@@ -172,7 +172,7 @@ class DatasetWriter:
 
     def _write(self, key: str, array: npt.NDArray[Any]) -> None:
         if key not in self._streams:
-            self._streams[key] = NpyStream(
+            self._streams[key] = HashedNpyStream(
                 self._partial / f"{key}.npy", array.dtype, array.shape[1:], self._hashing
             )
         self._streams[key].append(array)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import polars as pl
 import torch
 
+from manydg.data._behind import made_ahead
 from manydg.data.columns import Column, Ragged
 from manydg.sources._event_rows import BLOCK, Array, PackedRows, offsets_of, same_as_before
 
@@ -79,23 +80,22 @@ class EventStore:
         return np.asarray(ids, np.int32)
 
     def add(self, field: str, sample: Array, time: Array, word: Array, value: Array | None = None) -> None:
-        """Add rows of a field, all arrays ``(rows,)``; rows whose word is -1 are skipped."""
+        """Add rows of a field, all arrays ``(rows,)``, which the store keeps; rows whose word is -1 are skipped."""
         number = self._numbers[field]
         values = np.full(len(sample), np.nan, np.float32) if value is None else value.astype(np.float32, copy=False)
         keep = word >= 0
         if not keep.all():
             sample, time, word, values = sample[keep], time[keep], word[keep], values[keep]
-        block = (sample // BLOCK).astype(np.uint16)
-        if len(block) and not (block[1:] >= block[:-1]).all():
+        whole = sample // BLOCK
+        local, word = (sample - whole * BLOCK).astype(np.uint16), word.astype(np.int32, copy=False)
+        block = whole.astype(np.uint16)
+        if not (block[1:] >= block[:-1]).all():
             order = np.argsort(block, kind="stable")
-            block, sample, time, word, values = block[order], sample[order], time[order], word[order], values[order]
+            block, local, time, word, values = block[order], local[order], time[order], word[order], values[order]
         bounds = np.searchsorted(block, np.arange(self.samples // BLOCK + 2))
         for at in np.flatnonzero(np.diff(bounds)):
             rows = slice(bounds[at], bounds[at + 1])
-            local = (sample[rows] - at * BLOCK).astype(np.uint16)
-            self._bins[int(at)].append(
-                (number, local, time[rows].copy(), word[rows].astype(np.int32), values[rows].copy())
-            )
+            self._bins[int(at)].append((number, local[rows], time[rows], word[rows], values[rows]))
 
     def pieces(self) -> Iterator[Piece]:
         """The rows held, in the pieces in which they came."""
@@ -137,17 +137,18 @@ class EventStore:
         """Lay the samples out block by block, in order; what a block held is freed once it is given out."""
         remap = self._codes_in(vocabulary)
         kinds = np.array([field.kind for field in self.fields], np.int64)
-        for at in range((self.samples + BLOCK - 1) // BLOCK):
-            rows = _gather(self._bins.pop(at, []), remap, kinds)
-            count = min(BLOCK, self.samples - at * BLOCK)
-            yield lay_out(
-                rows,
-                samples=count,
+
+        def block(at: int) -> EventBlock:
+            return lay_out(
+                _gather(self._bins.pop(at, []), remap, kinds),
+                samples=min(BLOCK, self.samples - at * BLOCK),
                 first=at * BLOCK,
                 min_events=min_events,
                 max_events=max_events,
                 ticks_per_minute=ticks_per_minute,
             )
+
+        return made_ahead(block, range((self.samples + BLOCK - 1) // BLOCK))
 
     def _codes_in(self, vocabulary: Vocabulary) -> list[npt.NDArray[np.int64]]:
         code_of = {word: code for code, word in enumerate(vocabulary.words)}

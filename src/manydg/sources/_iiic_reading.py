@@ -8,18 +8,21 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from manydg.data._behind import HashingThread
 from manydg.errors import DataError
 from manydg.sources._iiic_parts import Part, open_signals, read_votes, signal_block
 from manydg.sources._iiic_rules import FEW_VOTES, KEPT, Rules, judge
-from manydg.sources._provenance import describe_files, fetch_ahead, hashed_meanwhile
+from manydg.sources._provenance import describe_files, fetch_ahead, read_into, reading_errors
 
 BLOCK = 32
-"""Rows at a time: a few megabytes, which stay in the processor's cache between hashing, judging and writing."""
+"""Rows at a time: a few megabytes, which stay in the processor's cache between reading, judging and writing."""
+_AHEAD = 8
 Block = tuple[slice, npt.NDArray[Any], npt.NDArray[np.uint8]]
 
 
@@ -40,21 +43,37 @@ class PartReading:
         self._digest = hashlib.sha256()
 
     def blocks(self) -> Iterator[Block]:
-        """Rows, their stored signals and verdicts, a block at a time; hashed while the caller works on them."""
+        """Rows, their stored signals and verdicts, a block at a time.
+
+        Blocks are hashed behind the caller's back, so that nobody may change them.
+        """
+        with closing(HashingThread()) as hashing:
+            for rows, stored in self._stored_blocks(hashing):
+                if rows.start == 0:
+                    check_unit(self._part, stored, self._rules)
+                block, judged = self._verdicts[rows], judge(stored, self._rules)
+                block[block == KEPT] = judged[block == KEPT]
+                yield rows, stored, block
+            hashing.settle()
+
+    def _stored_blocks(self, hashing: HashingThread) -> Iterator[tuple[slice, npt.NDArray[Any]]]:
+        every = range(0, len(self._signals), BLOCK)
+        if not self._signals.flags.c_contiguous:
+            yield from ((rows, signal_block(self._part, rows)) for rows in (slice(at, at + BLOCK) for at in every))
+            return
         head = int(getattr(self._signals, "offset", 0))
         row_bytes = self._signals.itemsize * math.prod(self._signals.shape[1:])
-        with self._part.signals.open("rb") as file:
+        with reading_errors(self._part.signals), self._part.signals.open("rb", buffering=0) as file:
             self._digest.update(file.read(head))
-            for start in range(0, len(self._signals), BLOCK):
-                rows = slice(start, start + BLOCK)
-                fetch_ahead(file.fileno(), head + rows.stop * row_bytes, 2 * BLOCK * row_bytes)
-                stored = np.ascontiguousarray(signal_block(self._part, rows))
-                with hashed_meanwhile(self._digest, stored.reshape(-1).view(np.uint8).data):
-                    if start == 0:
-                        check_unit(self._part, stored, self._rules)
-                    block, judged = self._verdicts[rows], judge(stored, self._rules)
-                    block[block == KEPT] = judged[block == KEPT]
-                    yield rows, stored, block
+            for start in every:
+                rows = slice(start, min(start + BLOCK, len(self._signals)))
+                fetch_ahead(file.fileno(), head + rows.stop * row_bytes, _AHEAD * BLOCK * row_bytes)
+                # Read, not mapped: a copy costs less than a fault for every few pages.
+                stored = np.empty((rows.stop - start, *self._signals.shape[1:]), self._signals.dtype)
+                data = stored.reshape(-1).view(np.uint8).data
+                read_into(file, data)
+                hashing.add(self._digest, data)
+                yield rows, stored
 
     def plan(self) -> dict[str, Any]:
         """What was found, once all blocks are read, as JSON values: ``verdicts`` (a digit for each row) and ``files``
@@ -62,7 +81,7 @@ class PartReading:
         path = self._part.signals
         entry = {"name": path.name, "bytes": path.stat().st_size, "checksum": self._digest.hexdigest()}
         if not self._signals.flags.c_contiguous:
-            # Rows of a column-major file do not lie one after the other, so its bytes are read once more.
+            # Rows of a column-major file do not lie one after the other, so its bytes are read by themselves.
             (entry,) = describe_files([path])
         others = describe_files([file for file in self._part.files if file != path])
         return {"verdicts": "".join(map(str, self._verdicts.tolist())), "files": [entry, *others]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import sys
 import threading
@@ -52,13 +53,29 @@ class CohortFlow:
 def file_checksum(path: str | Path) -> str:
     """The SHA-256 checksum of a file, read as a stream; PhysioNet's ``SHA256SUMS.txt`` lists the same."""
     digest = hashlib.sha256()
+    with reading_errors(path), Path(path).open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+@contextmanager
+def reading_errors(path: str | Path) -> Iterator[None]:
+    """Turn the operating system's errors while a file is read into ours."""
     try:
-        with Path(path).open("rb") as file:
-            while chunk := file.read(_CHUNK):
-                digest.update(chunk)
+        yield
     except OSError as error:
         raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
-    return digest.hexdigest()
+
+
+def read_into(file: io.FileIO, data: memoryview) -> None:
+    """Fill a buffer from an unbuffered file; one that ends before is damaged."""
+    filled = 0
+    while filled < len(data):
+        count = file.readinto(data[filled:])
+        if not count:
+            raise StorageError(f"{file.name!s} became shorter while it was read: copy it again")
+        filled += count
 
 
 def map_whole(path: Path) -> npt.NDArray[np.uint8]:

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from manydg.data._behind import one_ahead
 from manydg.data.columns import Column
 from manydg.data.dataset import TargetSpec
 from manydg.data.storage import DatasetWriter
@@ -110,8 +109,7 @@ def _make(
         }
         target = TargetSpec("binary", ("not readmitted", "readmitted"))
         with DatasetWriter(out, target, info, overwrite=overwrite) as writer:
-            blocks = one_ahead(store.blocks(vocabulary, **limits))
-            kept = _write(writer, blocks, stays, labels, flow, options["min_events"])
+            kept = _write(writer, store.blocks(vocabulary, **limits), stays, labels, flow, options["min_events"])
             _check_labels(labels[kept])
             writer.info |= provenance("eicu", files.result(), options, flow)
 

@@ -145,7 +145,8 @@ def _copy(
             for rows, stored, verdicts in reading.blocks():
                 kept = _limit(verdicts, keys[rows], chosen) == KEPT
                 if kept.any():
-                    writer.append({"signal": _microvolts(stored, kept, rules)}, votes[rows][kept], keys[rows][kept])
+                    signal = _microvolts(stored, kept, rules)
+                    writer.append_lasting({"signal": signal}, votes[rows][kept], keys[rows][kept])
                 progress.advance(len(kept))
             plans.append(reading.plan())
             if plan is None:

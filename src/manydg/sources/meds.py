@@ -12,7 +12,6 @@ import numpy.typing as npt
 import polars as pl
 import torch
 
-from manydg.data._behind import one_ahead
 from manydg.data.columns import Column
 from manydg.data.dataset import TargetSpec
 from manydg.data.storage import DatasetWriter
@@ -100,7 +99,7 @@ def prepare(
         info = _info(raw.resolve().name, vocabulary, kinds, min_events, max_events)
         with DatasetWriter(out, spec, info, overwrite=overwrite) as writer:
             blocks = store.blocks(vocabulary, min_events=min_events, max_events=max_events, ticks_per_minute=60)
-            _write(writer, one_ahead(blocks), samples, codes, clock, flow, min_events)
+            _write(writer, blocks, samples, codes, clock, flow, min_events)
             writer.info |= provenance("meds", described.result(), options, flow)
     return out
 
