@@ -84,24 +84,32 @@ def test_prediction_uses_the_average_of_all_weights(
     small_mlp: Callable[[DomainDataset], Backbone],
 ) -> None:
     data = make()
-    algorithm = built(small_mlp, data, average=0.5, hide=0.0)
+    algorithm = built(small_mlp, data, decay=0.5, hide=0.0, directions=2)
     optimizers = algorithm.optimizers(1e-2, 0.0)
-    batch = data.take(torch.arange(96), pairs=48)
-    weights = [algorithm.head[0].weight.detach().clone()]
-    for _ in range(6):
+    batch = data.take(torch.arange(96))
+    parts = ("backbone", "head", "domain_encoder")
+    weights = [weight for part in parts for weight in algorithm.get_submodule(part).parameters()]
+    averages = [weight.detach().clone() for weight in weights]
+    for step in range(1, 7):
         algorithm.step(batch, optimizers)
-        weights.append(algorithm.head[0].weight.detach().clone())
-    average = weights[0]
-    for step, current in enumerate(weights[1:], start=1):
-        decay = min(0.5, step / (step + 9))
-        average = decay * average + (1 - decay) * current
-    place = [name for name, _ in algorithm.named_parameters()].index("head.0.weight")
-    assert torch.allclose(algorithm.get_buffer(f"average_{place}"), average, atol=1e-6)
-    algorithm.eval()
-    averaged = algorithm.predict(batch.inputs)
-    for index, weights_now in enumerate(algorithm.parameters()):
-        weights_now.data = algorithm.get_buffer(f"average_{index}").clone()
-    assert torch.allclose(averaged, algorithm(batch.inputs)[0], atol=1e-6)
+        share = max(0.5, 10 / (9 + step))
+        averages = [(1 - share) * old + share * new.detach() for old, new in zip(averages, weights, strict=True)]
+    averaged = algorithm.eval().predict(batch.inputs)
+    for weight, average in zip(weights, averages, strict=True):
+        weight.data = average
+    # What the averaged backbone's batch norms have learnt is its own.
+    features = algorithm.run("backbone", batch.inputs)
+    factors = algorithm.domain_encoder(features).reshape(96, 2, -1)
+    assert torch.allclose(averaged, algorithm.head(project_out(features, factors)), atol=1e-6)
+    assert torch.allclose(algorithm.averages["backbone"].get_buffer("network/0/weight"), averages[0])
+
+
+def test_pairs_of_one_patient_are_drawn_only_where_patients_are_told_apart(
+    small_mlp: Callable[[DomainDataset], Backbone],
+) -> None:
+    data = make()
+    assert built(small_mlp, data).sampling == "samples"
+    assert built(small_mlp, data, contrast=0.1).sampling == "pairs"
 
 
 def test_there_is_no_z_where_nothing_trains_it(small_mlp: Callable[[DomainDataset], Backbone]) -> None:

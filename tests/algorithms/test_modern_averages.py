@@ -30,7 +30,7 @@ def head_after_each_step(algorithm: Algorithm, dataset: DomainDataset, steps: in
 
 
 def averaged_head(algorithm: Algorithm) -> Tensor:
-    return algorithm.get_submodule("average_head").get_buffer("0/weight")
+    return algorithm.get_submodule("averages.head").get_buffer("0/weight")
 
 
 def test_ema_is_the_exponential_average_by_hand(build: Build, dataset_of: DatasetOf) -> None:
@@ -63,7 +63,7 @@ def test_averages_are_saved_but_not_trained(cls: type[Algorithm], build: Build, 
     dataset = dataset_of("classes")
     algorithm, base = build(cls.__name__.lower(), dataset), build("base", dataset)
     assert sum(p.numel() for p in algorithm.parameters()) == sum(p.numel() for p in base.parameters())
-    assert any(name.startswith("average_backbone.") for name in algorithm.state_dict())
+    assert any(name.startswith("averages.backbone.") for name in algorithm.state_dict())
 
 
 @pytest.mark.parametrize("name", ["ema", "swad"])

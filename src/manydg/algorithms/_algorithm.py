@@ -60,9 +60,10 @@ class Algorithm(nn.Module):
     """
 
     Settings: ClassVar[type[Hyperparameters]] = Hyperparameters
-    sampling: ClassVar[Sampling] = "samples"
+    sampling: Sampling = "samples"
     """Which rows a step gets: plain samples, same-patient pairs, random pairs, or episodes of patients. An algorithm of
-    the ``whole`` kind is not trained by steps at all but sees the training set once, in :meth:`fit_whole`."""
+    the ``whole`` kind is not trained by steps at all but sees the training set once, in :meth:`fit_whole`. An algorithm
+    may decide by its settings."""
     static_step: ClassVar[bool] = True
     """Whether a step does the same work on every batch of a shape without looking at values on the host, so that a GPU
     may replay it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -64,7 +64,13 @@ class AveragedBase(Base):
         self, backbone: Backbone, target: Target, n_domains: int, settings: Hyperparameters | None = None
     ) -> None:
         super().__init__(backbone, target, n_domains, settings)  # type: ignore[arg-type]
-        self.average_backbone, self.average_head = Average(self.backbone), Average(self.head)
+        self.averages = nn.ModuleDict()
+        self.keep_average("backbone")
+        self.keep_average("head")
+
+    def keep_average(self, part: str) -> None:
+        """From now on, average the weights of this submodule too."""
+        self.averages[part] = Average(self.get_submodule(part))
 
     @abstractmethod
     def next_share(self) -> Tensor:
@@ -73,19 +79,22 @@ class AveragedBase(Base):
     def step(self, batch: Batch, optimizers: Optimizers) -> dict[str, Tensor]:
         terms = super().step(batch, optimizers)
         share = self.next_share()
-        self.average_backbone.take_in(self.backbone, share)
-        self.average_head.take_in(self.head, share)
-        if self.average_backbone.statistics:
+        for part, average in self.averages.items():
+            cast("Average", average).take_in(self.get_submodule(part), share)
+        average_backbone = cast("Average", self.averages["backbone"])
+        if average_backbone.statistics:
             with torch.no_grad():
-                self.average_backbone(self.backbone, batch.inputs)
+                average_backbone(self.backbone, batch.inputs)
         return terms
 
+    def run(self, part: str, *arguments: Any) -> Tensor:
+        """What a submodule gives, in evaluation under its averaged weights."""
+        module = self.get_submodule(part)
+        output: Tensor = module(*arguments) if self.training else self.averages[part](module, *arguments)
+        return output
+
     def predict(self, inputs: Inputs) -> Tensor:
-        if self.training:
-            return super().predict(inputs)
-        return self.average_head(self.head, self.average_backbone(self.backbone, inputs))  # type: ignore[no-any-return]
+        return self.run("head", self.run("backbone", inputs))
 
     def embed(self, inputs: Inputs) -> dict[str, Tensor]:
-        if self.training:
-            return super().embed(inputs)
-        return {"v": self.average_backbone(self.backbone, inputs)}
+        return {"v": self.run("backbone", inputs)}

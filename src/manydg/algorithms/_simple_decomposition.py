@@ -41,7 +41,7 @@ class SimpleDecomposition(Algorithm):
 
     Settings: ClassVar[type[Hyperparameters]] = DecompositionSettings
     settings: DecompositionSettings
-    sampling: ClassVar[Sampling] = "pairs"
+    sampling: Sampling = "pairs"
 
     def __init__(
         self, backbone: Backbone, target: Target, n_domains: int, settings: DecompositionSettings | None = None

@@ -19,7 +19,6 @@ sample of which no other is known (:meth:`predict`) is its own context, the pape
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -48,7 +47,7 @@ class ARM(Algorithm):
 
     Settings = ARMSettings
     settings: ARMSettings
-    sampling: ClassVar[Sampling] = "episodes"
+    sampling: Sampling = "episodes"
     static_step = False
     uses_patients = True
 

@@ -7,7 +7,7 @@ scikit-learn's histogram kind, after Ke et al., "LightGBM: A Highly Efficient Gr
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -53,7 +53,7 @@ class Boosting(Algorithm):
 
     Settings = BoostingSettings
     settings: BoostingSettings
-    sampling: ClassVar[Sampling] = "whole"
+    sampling: Sampling = "whole"
 
     def __init__(
         self, backbone: Backbone, target: Target, n_domains: int, settings: BoostingSettings | None = None

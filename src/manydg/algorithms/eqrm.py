@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -48,7 +47,7 @@ class EQRM(Base):
     Settings = EQRMSettings
     settings: EQRMSettings
     static_step = False
-    sampling: ClassVar[Sampling] = "episodes"
+    sampling: Sampling = "episodes"
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         each = self.target.loss_per_sample(self.predict(batch.inputs), batch.targets)

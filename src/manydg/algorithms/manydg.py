@@ -19,7 +19,6 @@ x', y', v', z'          the partner: another sample of the same patient; row ``i
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -55,7 +54,7 @@ class ManyDG(Algorithm):
 
     Settings = ManyDGSettings
     settings: ManyDGSettings
-    sampling: ClassVar[Sampling] = "pairs"
+    sampling: Sampling = "pairs"
 
     def __init__(
         self, backbone: Backbone, target: Target, n_domains: int, settings: ManyDGSettings | None = None

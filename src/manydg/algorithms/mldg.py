@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -55,7 +54,7 @@ class MLDG(Base):
     settings: MLDGSettings
     static_step = False
     indivisible = "its inner steps need gradients of single groups of patients"
-    sampling: ClassVar[Sampling] = "episodes"
+    sampling: Sampling = "episodes"
 
     def forward(self, inputs: Inputs) -> Tensor:
         return self.predict(inputs)
