@@ -62,6 +62,28 @@ def test_a_selection_is_saved_as_what_it_shows(tmp_path: Path) -> None:
     assert again.patients.tolist() == ["patient 1"]
 
 
+def test_a_buffer_may_be_used_again_once_its_rows_are_appended(tmp_path: Path) -> None:
+    buffer = np.zeros((1_000, 200), np.float32)
+    with DatasetWriter(tmp_path / "data", TargetSpec("binary", ("0", "1"))) as writer:
+        for value in range(4):
+            buffer[:] = value
+            writer.append({"x": buffer}, np.arange(1_000) % 2, [f"patient {value}"] * 1_000)
+    opened = open_dataset(tmp_path / "data", verify="full")
+    assert np.unique(np.asarray(opened.column("x")).reshape(4, -1), axis=1).tolist() == [[0], [1], [2], [3]]
+
+
+def test_a_file_so_large_that_memory_lets_go_of_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("manydg.data._files._CACHED", 100_000)
+    monkeypatch.setattr("manydg.data._files._STEP", 10_000)
+    whole = np.arange(400_000, dtype=np.float32).reshape(-1, 40)
+    with DatasetWriter(tmp_path / "data", TargetSpec("binary", ("0", "1"))) as writer:
+        for start in range(0, len(whole), 100):
+            part = whole[start : start + 100]
+            writer.append_lasting({"x": part}, np.arange(100) % 2, [f"patient {start}"] * 100)
+    opened = open_dataset(tmp_path / "data", verify="full")
+    assert np.array_equal(np.asarray(opened.column("x")), whole)
+
+
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(pieces=st.lists(st.integers(1, 4), min_size=1, max_size=4))
 def test_pieces_make_the_same_data_as_the_whole(pieces: list[int], tmp_path_factory: pytest.TempPathFactory) -> None:

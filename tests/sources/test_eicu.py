@@ -109,6 +109,41 @@ def test_what_is_left_out_is_counted(raw: Path) -> None:
     assert (drugs["left_out_cancelled"], drugs["left_out_without_name"], drugs["doses_missing"]) == (1, 1, 1)
 
 
+@pytest.mark.parametrize(
+    ("name", "number", "expected"),
+    [("", "1820", "hicl 1820"), ("", " 1820.0 ", "hicl 1820"), ('" Aspirin "', "1820", "aspirin"), ("", "", None)]
+    + [("", '""', None), ("", "  ", None), ('""', "", None), ('"  "', "", None)],
+)
+def test_a_drug_is_known_by_its_name_or_else_by_its_number(
+    raw: Path, name: str, number: str, expected: str | None
+) -> None:
+    header = TABLES["medication"].splitlines()[0]
+    write_tables(raw, medication=f"{header}\n1,20,50,No,{name},{number},5,Once\n2,20,60,No,MORPHINE,7,5,Once\n")
+    words = prepare(raw).info["vocabularies"]["events"]
+    drugs = [word.partition(":")[2] for word in words if word.startswith("medication:")]
+    assert drugs == sorted(filter(None, [expected, "morphine"]))
+
+
+@pytest.mark.parametrize(("cell", "cancelled"), [("Yes", 1), ("YES", 1), (" yes ", 1), ("No", 0), ("", 0), ("yes?", 0)])
+def test_an_order_is_cancelled_if_it_says_yes(raw: Path, cell: str, cancelled: int) -> None:
+    header = TABLES["medication"].splitlines()[0]
+    write_tables(raw, medication=f"{header}\n1,20,50,{cell},ASPIRIN,,5,Once\n2,20,60,No,MORPHINE,7,5,Once\n")
+    flow = {step["step"]: step for step in prepare(raw).info["cohort_flow"]}
+    assert flow["rows of medication"]["left_out_cancelled"] == cancelled
+
+
+@pytest.mark.parametrize(
+    ("result", "text", "value"),
+    [("1.5", "9", 1.5), ("", "<2", 2.0), ("inf", "3", 3.0), ("nan", "", None), ("1e39", "", None), (">7", "", 7.0)]
+    + [("neg", "4", 4.0), ("5", "", 5.0), ("", "", None)],
+)
+def test_a_result_is_its_number_or_else_its_text(raw: Path, result: str, text: str, value: float | None) -> None:
+    header = TABLES["lab"].splitlines()[0]
+    write_tables(raw, lab=f"{header}\n1,20,50,sodium,{result},{text}\n2,20,60,sodium,140,140\n")
+    found = [codes[0][1] for kind, at, codes in events(prepare(raw), 0) if kind == "lab" and at == 50]
+    assert found == [value]
+
+
 def test_the_label_is_another_stay_of_the_same_hospital_stay_within_fifteen_days(raw: Path) -> None:
     data = prepare(raw)
     assert data.targets.tolist() == [1, 0, 0, 0]

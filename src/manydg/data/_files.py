@@ -19,6 +19,7 @@ from manydg.data._behind import HashingThread
 from manydg.errors import DataError, StorageError
 
 HEADER_BYTES = 256
+_CACHED, _STEP = 1 << 31, 1 << 25
 
 
 class NpyStream:
@@ -27,7 +28,8 @@ class NpyStream:
     def __init__(self, path: Path, dtype: np.dtype[Any], row_shape: tuple[int, ...]) -> None:
         self.path, self.dtype, self.row_shape, self.rows = path, dtype, row_shape, 0
         self._file: IO[bytes] = path.open("wb")
-        self._file.write(b"\0" * HEADER_BYTES)
+        self._written = self._file.write(b"\0" * HEADER_BYTES)
+        self._next = _CACHED
 
     def append(self, array: npt.NDArray[Any]) -> None:
         if array.shape[1:] != self.row_shape:
@@ -38,7 +40,19 @@ class NpyStream:
         self.rows += len(array)
 
     def _write(self, data: memoryview) -> None:
-        self._file.write(data)
+        self._written += self._file.write(data)
+        if self._written >= self._next:
+            self._next = self._written + _STEP
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Have the disk take what was written last, and memory forget what it has taken.
+
+        Otherwise a file of many gigabytes pushes everything else out of memory, only to be written in the end.
+        """
+        if hasattr(os, "posix_fadvise"):
+            start = max(0, self._written - 8 * _STEP)
+            os.posix_fadvise(self._file.fileno(), start, self._written - start, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> dict[str, Any]:
         """Finish the file; returns its size, type and shape."""

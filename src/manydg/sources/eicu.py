@@ -86,7 +86,7 @@ def prepare(
         "max_events": max_events,
         "min_count": min_count,
     }
-    with work_folder(out, "eicu", {"limit_patients": limit_patients, "version": 2, "block": BLOCK}) as work:
+    with work_folder(out, "eicu", {"limit_patients": limit_patients, "version": 3, "block": BLOCK}) as work:
         _make(out, tables, options, workers, overwrite, work)
     return out
 

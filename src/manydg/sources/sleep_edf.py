@@ -206,4 +206,4 @@ def _copy_night(
         part = slice(start, start + _BLOCK)
         signal = read_epochs(header, channels, kept[part], EPOCH_SAMPLES, content)
         times = kept[part] * float(EPOCH_SECONDS) + offset
-        writer.append({"signal": signal}, stages[part], [night.patient] * len(signal), times)
+        writer.append_lasting({"signal": signal}, stages[part], [night.patient] * len(signal), times)
