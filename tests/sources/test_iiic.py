@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -334,3 +335,22 @@ def test_no_damage_brings_out_a_foreign_error(name: str, place: int, change: byt
         pass
     finally:
         file.write_bytes(content)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("tail", [b"", b"more"])
+def test_the_checksum_is_that_of_every_byte_of_the_file_however_it_lies_there(
+    tmp_path: Path, order: Literal["C", "F"], tail: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("manydg.sources._iiic_reading.LARGE_FILE", 1)
+    monkeypatch.setattr("manydg.sources._iiic_reading.LET_GO", 1 << 23)
+    raw = tmp_path / "raw"
+    iiic.synthesize(raw, patients=3, seed=4, samples_per_patient=40)
+    signals = np.load(raw / "signals.npy")
+    np.save(raw / "signals.npy", np.asarray(signals, order=order))
+    with (raw / "signals.npy").open("ab") as file:
+        file.write(tail)
+    data = open_dataset(iiic.prepare(raw, tmp_path / "out", min_votes=1))
+    assert np.array_equal(np.asarray(data.column("signal")), signals)
+    found = {entry["name"]: entry["checksum"] for entry in data.info["provenance"]["files"]}
+    assert found["signals.npy"] == hashlib.sha256((raw / "signals.npy").read_bytes()).hexdigest()

@@ -19,7 +19,18 @@ from manydg.data._behind import HashingThread
 from manydg.errors import DataError, StorageError
 
 HEADER_BYTES = 256
-_CACHED, _STEP = 1 << 31, 1 << 25
+LARGE_FILE = 1 << 31
+"""Bytes from which a file is not kept in memory while it is read or written once from end to end."""
+_STEP = 1 << 25
+
+
+def let_go(file: int, start: int, stop: int) -> None:
+    """Have memory forget a part of a file that the disk has, and the disk take what it has not.
+
+    Otherwise a file of many gigabytes pushes everything else out of memory, only to be pushed out by its own end.
+    """
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(file, start, stop - start, os.POSIX_FADV_DONTNEED)
 
 
 class NpyStream:
@@ -29,7 +40,7 @@ class NpyStream:
         self.path, self.dtype, self.row_shape, self.rows = path, dtype, row_shape, 0
         self._file: IO[bytes] = path.open("wb")
         self._written = self._file.write(b"\0" * HEADER_BYTES)
-        self._next = _CACHED
+        self._next = LARGE_FILE
 
     def append(self, array: npt.NDArray[Any]) -> None:
         if array.shape[1:] != self.row_shape:
@@ -43,16 +54,7 @@ class NpyStream:
         self._written += self._file.write(data)
         if self._written >= self._next:
             self._next = self._written + _STEP
-            self._let_go()
-
-    def _let_go(self) -> None:
-        """Have the disk take what was written last, and memory forget what it has taken.
-
-        Otherwise a file of many gigabytes pushes everything else out of memory, only to be written in the end.
-        """
-        if hasattr(os, "posix_fadvise"):
-            start = max(0, self._written - 8 * _STEP)
-            os.posix_fadvise(self._file.fileno(), start, self._written - start, os.POSIX_FADV_DONTNEED)
+            let_go(self._file.fileno(), max(0, self._written - 8 * _STEP), self._written)
 
     def close(self) -> dict[str, Any]:
         """Finish the file; returns its size, type and shape."""
@@ -165,6 +167,12 @@ def clear_remains(final: Path) -> None:
     for path, owner in _siblings(final, "partial"):
         if owner == os.getpid() or not _is_running(owner):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def refuse_dataset_folder(folder: Path) -> None:
+    """An error where runs or results would go into a dataset folder: preparing it again would delete them."""
+    if (folder / "dataset.json").exists():
+        raise StorageError(f"{folder} is a dataset folder: name another one for what is made from it")
 
 
 def remove_leftovers(folder: Path) -> None:

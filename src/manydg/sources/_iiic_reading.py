@@ -15,14 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from manydg.data._behind import HashingThread
+from manydg.data._files import LARGE_FILE, let_go
 from manydg.errors import DataError
 from manydg.sources._iiic_parts import Part, open_signals, read_votes, signal_block
 from manydg.sources._iiic_rules import FEW_VOTES, KEPT, Rules, judge
-from manydg.sources._provenance import describe_files, fetch_ahead, read_into, reading_errors
+from manydg.sources._provenance import describe_files, read_into, reading_errors
 
 BLOCK = 32
 """Rows at a time: a few megabytes, which stay in the processor's cache between reading, judging and writing."""
-_AHEAD = 8
+LET_GO = 1 << 27
 Block = tuple[slice, npt.NDArray[Any], npt.NDArray[np.uint8]]
 
 
@@ -62,18 +63,24 @@ class PartReading:
             yield from ((rows, signal_block(self._part, rows)) for rows in (slice(at, at + BLOCK) for at in every))
             return
         head = int(getattr(self._signals, "offset", 0))
-        row_bytes = self._signals.itemsize * math.prod(self._signals.shape[1:])
+        # Where a file is too large to stay in memory, what has been read of it makes room for what comes.
+        step = LET_GO if self._part.signals.stat().st_size >= LARGE_FILE else math.inf
         with reading_errors(self._part.signals), self._part.signals.open("rb", buffering=0) as file:
             self._digest.update(file.read(head))
+            at = gone = head
             for start in every:
                 rows = slice(start, min(start + BLOCK, len(self._signals)))
-                fetch_ahead(file.fileno(), head + rows.stop * row_bytes, _AHEAD * BLOCK * row_bytes)
                 # Read, not mapped: a copy costs less than a fault for every few pages.
                 stored = np.empty((rows.stop - start, *self._signals.shape[1:]), self._signals.dtype)
                 data = stored.reshape(-1).view(np.uint8).data
                 read_into(file, data)
+                at += len(data)
+                if at - gone >= step:
+                    let_go(file.fileno(), gone, at)
+                    gone = at
                 hashing.add(self._digest, data)
                 yield rows, stored
+            hashing.add(self._digest, memoryview(file.read()))
 
     def plan(self) -> dict[str, Any]:
         """What was found, once all blocks are read, as JSON values: ``verdicts`` (a digit for each row) and ``files``
