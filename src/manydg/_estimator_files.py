@@ -55,7 +55,7 @@ def save_estimator(model: ManyDGClassifier, folder: Path) -> Path:
 def load_estimator(folder: Path, backbone: nn.Module | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """The constructor's arguments and the fitted attributes of a saved estimator."""
     path = folder / MODEL
-    tensors, meta = read_tensors(path)
+    tensors, meta = read_tensors(path, "name a folder that ManyDGClassifier.save wrote, or save the model again")
     if meta.get("estimator") != _SCHEMA:
         raise StorageError(f"{path} was not written by ManyDGClassifier.save: a run is opened with manydg.open_run")
     parameters = meta["parameters"]

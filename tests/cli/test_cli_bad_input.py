@@ -53,16 +53,20 @@ def refuse(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
         (["--algorithm", "no.such:Thing"], "cannot import no.such"),
         (["--set", "mdd=1"], "'mdd': did you mean 'mmd'?"),
         (["--set", "mmd=high"], "ManyDG.mmd is 'high'; it must be a float"),
-        (["--set", "mmd=-1"], "ManyDG.mmd is -1; it cannot be negative"),
+        (["--set", "mmd=-1"], "ManyDG.mmd is -1; it must be a finite number of at least 0"),
+        (["--set", "mmd=NaN"], "ManyDG.mmd is nan; it must be a finite number of at least 0"),
+        (["--set", "mmd=Infinity"], "ManyDG.mmd is inf; it must be a finite number of at least 0"),
         (["--set", "predictor=cosin"], "did you mean 'cosine'?"),
         (["--set", "mmd"], "'mmd' is not of the form NAME=VALUE"),
         (["--set", "=3"], "'=3' is not of the form NAME=VALUE"),
         (["--backbone", "mpl"], "unknown backbone 'mpl': did you mean 'mlp'?"),
         (["--backbone", "json:JSONDecoder"], "is not an nn.Module"),
         (["--backbone-option", "widht=3"], "did you mean 'width'?"),
+        (["--backbone-option", "width=-3"], "backbone 'mlp' cannot be built with width=-3: "),
+        (["--backbone-option", "dropout=2"], "backbone 'mlp' cannot be built with dropout=2: "),
         (["--device", "gpu"], "unknown device 'gpu'; say auto, cpu, cuda or cuda:N"),
         (["--device", "meta"], "unknown device 'meta'"),
-        (["--lr", "0"], "lr is 0; it must be positive"),
+        (["--lr", "0"], "lr is 0; it must be above 0"),
         (["--lr", "nan"], "lr is nan"),
         (["--weight-decay", "-1"], "weight_decay is -1"),
         (["--epochs", "0"], "Invalid value for '--epochs'"),
@@ -77,6 +81,26 @@ def test_an_option_that_makes_no_sense_is_named(
 ) -> None:
     assert message in refuse("train", dataset, "--out", tmp_path / "run", "--epochs", 1, *arguments)
     assert not (tmp_path / "run" / "run.json").exists()
+
+
+def test_a_folder_whose_run_failed_at_once_takes_the_command_put_right(
+    commands: Any, refuse: Refuse, dataset: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    assert "did you mean 'mlp'?" in refuse("train", dataset, "--out", out, "--epochs", 1, "--backbone", "mpl")
+    code, _, err = commands.run("train", dataset, "--out", out, "--epochs", 1, "--backbone", "mlp")
+    assert code == 0, err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["train", "--algorithm=base"], ["compare", "--algorithms=base"], ["experiment", "--algorithms=base", "continual"]],
+)
+def test_runs_do_not_go_into_a_dataset_folder(refuse: Refuse, dataset: Path, command: list[str]) -> None:
+    before = sorted(dataset.iterdir())
+    line = refuse(*command, dataset, "--out", dataset, "--epochs", 1)
+    assert f"{dataset} is a dataset folder: name another one" in line
+    assert sorted(dataset.iterdir()) == before
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -138,6 +162,26 @@ def test_a_run_folder_of_another_dataset_is_refused_and_kept(
     assert (tmp_path / "run" / "run.json").read_bytes() == before
 
 
+def test_a_damaged_run_is_named_with_a_remedy_that_helps(
+    commands: Any, refuse: Refuse, dataset: Path, tmp_path: Path
+) -> None:
+    run, train = tmp_path / "run", ("train", dataset, "--epochs", 1, "--out", tmp_path / "run")
+    assert commands.run(*train)[0] == 0
+    record, model = (run / "run.json").read_text(), (run / "model.safetensors").read_bytes()
+    remedy = f"delete {run} and train again"
+    for content, place, message in (
+        (b"{}", "run.json", "run.json is damaged, it has no 'algorithm'"),
+        (model[:500], "model.safetensors", "model.safetensors is damaged"),
+        (None, "model.safetensors", "model.safetensors is missing"),
+    ):
+        (run / "run.json").write_text(record)
+        (run / place).unlink() if content is None else (run / place).write_bytes(content)
+        for command in (("predict", run, dataset, "--out", tmp_path / "out"), train):
+            line = refuse(*command)
+            assert message in line
+            assert remedy in line
+
+
 @pytest.mark.parametrize("patients", [1, 2])
 def test_fewer_patients_than_sides_are_refused(
     refuse: Refuse, dataset_of: Callable[..., DomainDataset], tmp_path: Path, patients: int
@@ -146,6 +190,24 @@ def test_fewer_patients_than_sides_are_refused(
     line = refuse("train", place, "--out", tmp_path / "run")
     assert f"the dataset has {patients} patient" in line
     assert "training, validation and test need one each at least" in line
+
+
+def test_a_reason_that_all_runs_share_is_said_once(
+    commands: Any, dataset_of: Callable[..., DomainDataset], tmp_path: Path
+) -> None:
+    place = dataset_of(patients=2, samples=20).save(tmp_path / "data")
+    code, _, err = commands.run("compare", place, "--seeds", 2, "--algorithms", "base", "--out", tmp_path / "out")
+    assert code == 2
+    assert err.splitlines()[-1].count("the dataset has 2 patient(s)") == 1
+
+
+def test_validation_patients_of_one_class_are_said_with_the_option_that_helps(refuse: Refuse, tmp_path: Path) -> None:
+    who = np.repeat(np.arange(10), 8)
+    x = np.random.default_rng(0).normal(size=(80, 3))
+    place = from_arrays(x, who % 2, who).save(tmp_path / "data")
+    line = refuse("train", place, "--epochs", 1, "--out", tmp_path / "run")
+    assert "too few classes are to be seen in 1 validation patient(s)" in line
+    assert "--set training.ratios=[0.6,0.2,0.2]" in line
 
 
 def test_one_class_is_nothing_to_learn(refuse: Refuse, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -166,5 +167,5 @@ def _check_setting(name: str, value: Any, field: dataclasses.Field[Any]) -> None
     wanted = (int, float) if isinstance(default, float) else type(default)
     if not isinstance(value, wanted) or (isinstance(value, bool) and not isinstance(default, bool)):
         raise ConfigError(f"{name} is {value!r}; it must be a {type(default).__name__}, such as {default!r}")
-    if isinstance(value, int | float) and not isinstance(value, bool) and (value < 0 or value != value):
-        raise ConfigError(f"{name} is {value!r}; it cannot be negative")
+    if isinstance(value, int | float) and not isinstance(value, bool) and not 0 <= value < math.inf:
+        raise ConfigError(f"{name} is {value!r}; it must be a finite number of at least 0")

@@ -39,7 +39,7 @@ def paper(
     from manydg.report import write_report
 
     if (raw is None) == (not synthetic):
-        raise ConfigError("say where the data are with --raw DIR, or --synthetic to make them up")
+        raise ConfigError("say where the data are with --raw DIR, or --synthetic to make them up: one of the two")
     size, place = scale_named(scale), raw or out / "synthetic"
     found = gather(place, synthetic, out, size, console.print)
     if dry_run:

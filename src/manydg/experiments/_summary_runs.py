@@ -108,7 +108,7 @@ def select(records: Sequence[Record]) -> Selection:
         raise DataError(f"a summary is of one experiment on one dataset; these records are of {names}")
     good = [record for record in records if record.get("status") == "ok" and record.get("test")]
     if not good:
-        errors = [_last_line(record) for record in records if record.get("status") == "failed"]
+        errors = list(dict.fromkeys(_last_line(record) for record in records if record.get("status") == "failed"))
         raise DataError("no run ended well, so there is nothing to sum up" + "".join(f"; {e}" for e in errors[:3]))
     kept, notes = _of_one_dataset_version(good)
     failed = [record for record in records if record.get("status") == "failed"]

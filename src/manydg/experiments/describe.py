@@ -6,6 +6,7 @@ import json
 import time
 from pathlib import Path
 
+from manydg.data._files import refuse_dataset_folder
 from manydg.data.dataset import DomainDataset
 from manydg.data.storage import open_dataset, write_atomically
 from manydg.experiments.records import STUDY, read_record
@@ -15,6 +16,7 @@ from manydg.training.version import code_version
 
 def describe_study(folder: Path, dataset: Path, name: str, experiment: str, command: str) -> None:
     """Note in ``study.json`` what the results are of and how they were made; the report reads it."""
+    refuse_dataset_folder(folder)
     file = folder / STUDY
     known = read_record(file) if file.exists() else {"commands": {}, "datasets": {}}
     data = open_dataset(dataset, verify="sizes")

@@ -40,8 +40,10 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, 
         raise StorageError(f"cannot write {path}: {error}") from error
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what :func:`write_tensors` wrote."""
+def read_tensors(
+    path: Path, remedy: str = "delete it and run the same command again"
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what :func:`write_tensors` wrote; an error ends in the remedy."""
     try:
         with safe_open(path, framework="pt") as file:
             meta: dict[str, Any] = json.loads(file.metadata()["manydg"])
@@ -50,9 +52,9 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             raise ValueError("its content does not match its checksum")
         return tensors, meta
     except FileNotFoundError:
-        raise StorageError(f"{path} does not exist") from None
+        raise StorageError(f"{path} is missing: {remedy}") from None
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise StorageError(f"{path} is damaged ({error}): delete it and run the same command again") from error
+        raise StorageError(f"{path} is damaged ({error}): {remedy}") from error
 
 
 def _checksum(tensors: Mapping[str, Tensor]) -> str:

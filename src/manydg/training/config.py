@@ -73,9 +73,9 @@ class TrainingConfig:
         for name in ("lr", "weight_decay"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-                raise ConfigError(f"{name} is {value!r}; it must be a number of at least 0")
+                raise ConfigError(f"{name} is {value!r}; it must be a finite number of at least 0")
         if self.lr == 0:
-            raise ConfigError("lr is 0; it must be positive")
+            raise ConfigError("lr is 0; it must be above 0")
         if self.context not in CONTEXTS:
             raise unknown_name("kind of context", str(self.context), CONTEXTS)
         for name, known in (("precision", PRECISIONS), ("execution", EXECUTIONS)):

@@ -208,8 +208,9 @@ class TrainingLoop:
         metrics = {name: _or_none(value) for name, value in score(target, truth, probabilities, threshold).items()}
         if metrics.get(self.metric) is None:
             raise DataError(
-                f"the validation {self.metric} is undefined: the {data.n_patients} validation patients do not show "
-                "every class. Use another seed or a larger validation share"
+                f"the validation {self.metric} is undefined: too few classes are to be seen in {data.n_patients} "
+                "validation patient(s). Take another seed, or more of them, as with ratios=(0.6, 0.2, 0.2) "
+                "(--set training.ratios=[0.6,0.2,0.2])"
             )
         return metrics
 

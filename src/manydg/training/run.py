@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -16,6 +17,7 @@ import torch
 from torch import nn
 
 from manydg.algorithms import Algorithm
+from manydg.data._files import refuse_dataset_folder
 from manydg.data.dataset import DomainDataset, TargetSpec
 from manydg.data.overlap import warn_of_overlap
 from manydg.data.schema import InputSchema
@@ -42,6 +44,11 @@ RECORD, MODEL, PREDICTIONS, SPLIT, IDENTITY = (
     "split.json",
     "identity.json",
 )
+# What the commands that open a run read of its record.
+_RECORD_NEEDS = {
+    *("run", "algorithm", "dataset", "target", "samples", "patients", "test"),
+    *("epoch", "selection_rule", "threshold", "threshold_rule"),
+}
 
 
 @dataclass(frozen=True)
@@ -100,10 +107,12 @@ def train(
 
     Examples
     --------
-    >>> from manydg.experiments.demo import make_demo_dataset
-    >>> run = train(make_demo_dataset(patients=30, samples=20), epochs=2)
+    >>> from manydg.data.build import from_arrays
+    >>> X = np.random.default_rng(0).normal(size=(240, 4))
+    >>> data = from_arrays(X, X[:, 0] > 0, np.repeat(np.arange(12), 20))
+    >>> run = train(data, epochs=2)
     >>> sorted(run.record["test"])
-    ['accuracy', 'f1_macro', 'kappa']
+    ['auprc', 'auroc', 'f1', 'kappa']
     """
     settled = config if config is not None else TrainingConfig.from_mapping(options)
     folder = None if out is None else Path(out)
@@ -114,7 +123,12 @@ def train(
         if (folder / RECORD).exists():
             (folder / CHECKPOINT).unlink(missing_ok=True)
             return open_run(folder, backbone=backbone, device=device)
-    return _train_and_score(dataset, settled, parts, backbone, folder, device, name, identity, reporter or Silent())
+    try:
+        return _train_and_score(dataset, settled, parts, backbone, folder, device, name, identity, reporter or Silent())
+    except BaseException:
+        if folder is not None and ((team := current_team()) is None or team.leads):
+            _give_back(folder)
+        raise
 
 
 def _train_and_score(
@@ -194,6 +208,7 @@ def _identity(dataset: DomainDataset, config: TrainingConfig, split: Split, back
 def _claim(folder: Path, identity: str) -> None:
     """Make the run folder this run's, or refuse if it is another's."""
     file = folder / IDENTITY
+    refuse_dataset_folder(folder)
     remove_leftovers(folder)
     if file.exists():
         if _read_json(file).get("identity") != identity:
@@ -205,6 +220,13 @@ def _claim(folder: Path, identity: str) -> None:
     if (folder / RECORD).exists() or (folder / CHECKPOINT).exists():
         raise StorageError(f"{folder} holds a run that does not say what it is of: name another folder")
     write_atomically(file, json.dumps({"identity": identity}))
+
+
+def _give_back(folder: Path) -> None:
+    """Let go of the folder of a run that failed before it left anything, so that its options can be put right there."""
+    if not (folder / CHECKPOINT).exists() and not (folder / RECORD).exists():
+        with contextlib.suppress(OSError):
+            (folder / IDENTITY).unlink(missing_ok=True)
 
 
 def _read_json(file: Path) -> dict[str, Any]:
@@ -261,12 +283,18 @@ def open_run(folder: str | Path, *, backbone: nn.Module | None = None, device: s
     """
     path = Path(folder)
     if not (path / RECORD).exists():
-        raise StorageError(f"{path} is not a finished run: it has no {RECORD}. Run the training command again")
-    tensors, meta = read_tensors(path / MODEL)
+        raise StorageError(
+            f"{path} is not a finished run: it has no {RECORD}. Name a folder that 'manydg train' finished"
+        )
+    again = f"delete {path} and train again"
+    record = _read_json(path / RECORD)
+    if missing := _RECORD_NEEDS - record.keys():
+        raise StorageError(f"{path / RECORD} is damaged, it has no '{min(missing)}': {again}")
+    tensors, meta = read_tensors(path / MODEL, again)
     config = TrainingConfig.from_mapping(meta["config"])
     schema = InputSchema.from_json(meta["schema"])
     target = target_of(TargetSpec(meta["target"]["kind"], tuple(meta["target"]["names"])))
     algorithm = rebuild(
         config, schema, target, meta["n_domains"], tensors, backbone=backbone, source=path / MODEL
     ).to(pick_device(device))  # fmt: skip
-    return Run(algorithm, _read_json(path / RECORD), schema, path, meta["info"])
+    return Run(algorithm, record, schema, path, meta["info"])
