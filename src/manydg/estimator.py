@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +13,28 @@ import torch
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
-from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 from torch import nn
 
 from manydg._estimator_files import EstimatorError, load_estimator, save_estimator
+from manydg._estimator_parts import (
+    Array,
+    as_value_errors,
+    hold_back,
+    inside,
+    numbers_of,
+    own_randomness,
+    patients_of,
+    unlabelled,
+    writable,
+)
 from manydg.algorithms import Algorithm
-from manydg.data.build import encode_patients, from_arrays
-from manydg.data.dataset import DomainDataset
+from manydg.data.build import from_arrays
 from manydg.data.schema import InputSchema
-from manydg.data.splits import split_patients
-from manydg.errors import ConfigError, DataError, ManyDGWarning
 from manydg.training.config import TrainingConfig, pick_device
 from manydg.training.context import as_trained, with_context
 from manydg.training.fit import fit
 from manydg.training.inference import predict_probabilities
-
-Array = npt.NDArray[Any]
-FEWEST_PATIENTS_TO_HOLD_BACK = 10
 
 
 class ManyDGClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -169,17 +172,17 @@ class ManyDGClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             ensure_min_samples=2,
         )  # fmt: skip
         kind, codes = self._encode(labels)
-        who = _patients(groups, inputs)
+        who = patients_of(groups, inputs)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        with _as_value_errors(), _own_randomness():
+        with as_value_errors(), own_randomness():
             names = [str(label) for label in self.classes_.tolist()]
             data = from_arrays(
-                _writable(inputs), codes, who, kind=kind, names=names, missing=bool(np.isnan(inputs).any()),
-                times=_numbers(times, inputs),
+                writable(inputs), codes, who, kind=kind, names=names, missing=bool(np.isnan(inputs).any()),
+                times=numbers_of(times, inputs),
             )  # fmt: skip
             config = self._config(seed)
             data = with_context(data, config, torch.device("cpu"))
-            train, val = self._hold_back(data, seed)
+            train, val = hold_back(data, self.validation_share, seed)
             config = config.replace(batch_size=self._batch_size(len(train)))
             module = copy.deepcopy(self.backbone) if isinstance(self.backbone, nn.Module) else None
             fitted = fit(config, train, val, pick_device(self.device), backbone=module)
@@ -206,24 +209,12 @@ class ManyDGClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "algorithm_")
         inputs = validate_data(self, X, dtype=np.float32, allow_nd=True, ensure_all_finite="allow-nan", reset=False)
         target = self.algorithm_.target.spec
-        shape = (len(inputs), target.size) if target.kind == "multilabel" else (len(inputs),)
-        with _as_value_errors():
-            who, names = encode_patients(np.arange(len(inputs)) if groups is None else _column(groups, inputs))
-            clock = np.zeros(len(inputs)) if times is None and groups is None else _numbers(times, inputs)
-            data = DomainDataset(
-                columns={"x": torch.from_numpy(_writable(inputs))},
-                targets=torch.zeros(shape, dtype=torch.int64),
-                target=target,
-                domains=who,
-                patients=names,
-                times=None if clock is None else torch.as_tensor(clock, dtype=torch.float64),
-                info={"settings": {"missing": True}} if np.isnan(inputs).any() else {},
-            )
-            data = as_trained(data, self._schema_)
+        with as_value_errors():
+            data = as_trained(unlabelled(inputs, target, groups, times), self._schema_)
             self._schema_.check(InputSchema.of(data))
         probabilities = predict_probabilities(self.algorithm_, data).numpy()
         # In 32 bits a sigmoid rounds to exactly 1 where a label is merely very likely.
-        return _inside(probabilities) if target.kind == "multilabel" else probabilities
+        return inside(probabilities) if target.kind == "multilabel" else probabilities
 
     def predict(self, X: Any, groups: Any = None, times: Any = None) -> Array:
         """The most probable class of each sample ``(samples,)``, or each label from 0.5 upwards ``(samples, K)``.
@@ -282,17 +273,6 @@ class ManyDGClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise EstimatorError(f"y holds one class only ({self.classes_[0]!r}): there is nothing to learn")
         return "binary" if len(self.classes_) == 2 else "classes", codes
 
-    def _hold_back(self, data: DomainDataset, seed: int) -> tuple[DomainDataset, DomainDataset | None]:
-        """Training and validation patients, or all and ``None`` where nobody can be spared."""
-        share = self.validation_share
-        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
-            raise ConfigError(f"validation_share is {share!r}; it must be from 0 to less than 1")
-        if share == 0 or data.n_patients < FEWEST_PATIENTS_TO_HOLD_BACK:
-            return data, None
-        split = split_patients(data, (1 - share, share, 0.0), seed)
-        train, val = data.select(split.train), data.select(split.val)
-        return (train, val) if _can_choose(data, train, val) else (data, None)
-
     def _batch_size(self, samples: int) -> int:
         return min(256, max(32, samples // 8)) if self.batch_size == "auto" else self.batch_size  # type: ignore[return-value]
 
@@ -310,60 +290,3 @@ class ManyDGClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             selection=self.selection,
             context=self.context,
         )
-
-
-def _can_choose(data: DomainDataset, train: DomainDataset, val: DomainDataset) -> bool:
-    """Whether the training patients show all that there is to learn, and the validation patients enough to judge it."""
-    if data.target.kind == "multilabel":
-        positive = train.targets.sum(dim=0)
-        return bool(((positive > 0) & (positive < len(train))).all()) and bool((val.targets > 0).any())
-    shown = [len(np.unique(side.targets.numpy())) for side in (train, val)]
-    return shown[0] == data.target.size and shown[1] > 1
-
-
-def _patients(groups: Any, inputs: Array) -> Array:
-    if groups is not None:
-        return _column(groups, inputs)
-    warnings.warn(
-        "fit was not told whose samples these are: every sample counts as a patient of its own, so that nothing is "
-        "learnt about patients. Give fit the patients as groups",
-        ManyDGWarning,
-        stacklevel=3,
-    )
-    return np.arange(len(inputs))
-
-
-def _column(values: Any, inputs: Array) -> Array:
-    check_consistent_length(inputs, values)
-    return np.asarray(values)
-
-
-def _numbers(times: Any, inputs: Array) -> Array | None:
-    return None if times is None else np.asarray(_column(times, inputs), dtype=np.float64)
-
-
-def _writable(inputs: Array) -> Array:
-    """The array itself, or a copy where torch could not share its memory."""
-    return np.require(inputs, requirements=["C", "W"])
-
-
-def _inside(probabilities: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """The probabilities, none of them exactly 0 or 1."""
-    margin = np.finfo(np.float32).eps
-    return np.clip(probabilities, margin, 1 - margin)
-
-
-@contextlib.contextmanager
-def _as_value_errors() -> Iterator[None]:
-    """What is wrong with data or settings, as scikit-learn's users expect it."""
-    try:
-        yield
-    except (DataError, ConfigError) as error:
-        raise EstimatorError(str(error)) from error
-
-
-@contextlib.contextmanager
-def _own_randomness() -> Iterator[None]:
-    """Training seeds torch; whoever called ``fit`` gets its own state back."""
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        yield
