@@ -61,3 +61,20 @@ def test_an_algorithm_without_context_makes_no_use_of_groups() -> None:
     X, y, who, _ = people(4)
     model = ManyDGClassifier("base", epochs=1, random_state=0).fit(X, y, groups=who)
     assert np.array_equal(model.predict_proba(X), model.predict_proba(X, groups=who))
+
+
+def test_those_held_back_have_no_say_in_how_far_context_is_trusted() -> None:
+    X, y, who, times = people(4)
+    X -= np.array([X[who == person].mean(axis=0) for person in range(20)])[who]
+    X += 0.3 * np.random.default_rng(5).normal(size=(20, 2))[who]
+
+    def strength(values: np.ndarray) -> float:
+        model = ManyDGClassifier("base", context="offline", epochs=1, validation_share=0.5, random_state=0)
+        model.fit(values, y, groups=who, times=times)
+        assert "validation" in model.selection_rule_
+        found: float = model._schema_.settings["context"]["strength"]
+        return found
+
+    before = strength(X)
+    alike = [person for person in range(20) if strength(np.where((who == person)[:, None], X + 50.0, X)) == before]
+    assert len(alike) == 10

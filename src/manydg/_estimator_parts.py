@@ -19,18 +19,20 @@ from manydg.data.splits import split_patients
 from manydg.errors import ConfigError, DataError, ManyDGWarning
 
 Array = npt.NDArray[Any]
+Rows = npt.NDArray[np.int64]
 FEWEST_PATIENTS_TO_HOLD_BACK = 10
 
 
-def hold_back(data: DomainDataset, share: Any, seed: int) -> tuple[DomainDataset, DomainDataset | None]:
-    """Training and validation patients, or all and ``None`` where nobody can be spared."""
+def hold_back(data: DomainDataset, share: Any, seed: int) -> tuple[Rows, Rows | None]:
+    """Rows of the training and of the validation patients, or all and ``None`` where nobody can be spared."""
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
         raise ConfigError(f"validation_share is {share!r}; it must be from 0 to less than 1")
     if share == 0 or data.n_patients < FEWEST_PATIENTS_TO_HOLD_BACK:
-        return data, None
+        return np.arange(len(data)), None
     split = split_patients(data, (1 - share, share, 0.0), seed)
-    train, val = data.select(split.train), data.select(split.val)
-    return (train, val) if _can_choose(data, train, val) else (data, None)
+    if not _can_choose(data, data.select(split.train), data.select(split.val)):
+        return np.arange(len(data)), None
+    return split.train, split.val
 
 
 def _can_choose(data: DomainDataset, train: DomainDataset, val: DomainDataset) -> bool:

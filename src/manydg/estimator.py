@@ -181,8 +181,9 @@ class ManyDGClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 times=numbers_of(times, inputs),
             )  # fmt: skip
             config = self._config(seed)
-            data = with_context(data, config, torch.device("cpu"))
-            train, val = hold_back(data, self.validation_share, seed)
+            chosen, held = hold_back(data, self.validation_share, seed)
+            data = with_context(data, config, torch.device("cpu"), training=chosen)
+            train, val = (data, None) if held is None else (data.select(chosen), data.select(held))
             config = config.replace(batch_size=self._batch_size(len(train)))
             module = copy.deepcopy(self.backbone) if isinstance(self.backbone, nn.Module) else None
             fitted = fit(config, train, val, pick_device(self.device), backbone=module)
