@@ -77,16 +77,29 @@ def predict_raw(
         raise ConfigError(
             f"{run_folder} was trained on data from '{source or 'arrays'}'; raw files of {known} can be read"
         )
+    asked = options or PredictOptions()
+    _refuse_unused(asked, source)
     partial = partial_name(place)
     try:
         with disk_errors(place):
             partial.mkdir(parents=True)
-            written = _WRITERS[source](run, Path(raw), partial, options or PredictOptions())
+            written = _WRITERS[source](run, Path(raw), partial, asked)
             write_text(partial / ABOUT, json.dumps(about(run), indent=1))
             partial.replace(place)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return [place / path.name for path in written]
+
+
+def _refuse_unused(options: PredictOptions, source: str) -> None:
+    """An error for an option that would do nothing to data of this source."""
+    for name, value, owner in (
+        ("--ndc-map", options.ndc_map, "mimic3"),
+        ("--times", options.times, "meds"),
+        ("--resample", options.resample or None, "sleep-edf"),
+    ):
+        if value is not None and source != owner:
+            raise ConfigError(f"{name} is for models trained on {owner}, this one was on {source}: leave it out")
 
 
 def _sleep(run: Run, raw: Path, out: Path, options: PredictOptions) -> list[Path]:

@@ -89,12 +89,12 @@ def test_constant_positions_are_warned_of(tmp_path: Path) -> None:
         ({"x": np.array(1.0)}, DataError, "single value"),
         ({"x": X[:0], "y": Y[:0], "p": P[:0]}, DataError, "no rows"),
         ({"x": np.array([[None]] * 6, dtype=object)}, StorageError, "holds Python objects, which are never read"),
-        ({"p": np.array(["a"] * 6)}, DataError, "all samples are of one patient"),
-        ({"p": np.array([1, 1, np.nan, 2, 3, 3])}, DataError, "patient ids are missing"),
-        ({"y": np.zeros(6, int)}, DataError, "all 6 targets are the same class"),
+        ({"p": np.array(["a"] * 6)}, DataError, "p.npy: all samples are of one patient"),
+        ({"p": np.array([1, 1, np.nan, 2, 3, 3])}, DataError, "p.npy: some patient ids are missing"),
+        ({"y": np.zeros(6, int)}, DataError, "y.npy: all 6 targets are the same class"),
         ({"y": Y + 0.5}, DataError, "regression is not supported"),
         ({"y": Y, "kind": "binary"}, DataError, "binary target has two values"),
-        ({"y": Y, "classes": ["a", "b"]}, DataError, "target 2 in row 2 is outside 0 to 1"),
+        ({"y": Y, "classes": ["a", "b"]}, DataError, "y.npy: target 2 in row 2 is outside 0 to 1"),
     ],
 )
 def test_each_mistake_has_its_own_message(

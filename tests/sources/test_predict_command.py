@@ -50,6 +50,13 @@ def test_a_meds_dataset_is_prepared_trained_on_and_predicted(commands: Any, tmp_
     do(commands, "predict", tmp_path / "run", tmp_path / "new", "--times", asked, "--out", tmp_path / "at")
     assert pl.read_csv(tmp_path / "at" / "predictions.csv").height == pl.read_parquet(asked).height > table.height
 
+    for option in (["--ndc-map", asked], ["--resample"]):
+        code, _, err = commands.run("predict", tmp_path / "run", tmp_path / "new", "--out", tmp_path / "no", *option)
+        assert code == 2
+        assert f"{option[0]} is for models trained on" in err
+        assert "this one was on meds: leave it out" in err
+        assert not (tmp_path / "no").exists()
+
 
 def test_a_new_night_comes_with_how_far_to_trust_its_stages(commands: Any, tmp_path: Path) -> None:
     trained(commands, tmp_path, "sleep-edf", 10, "--hours", 0.3, "--nights", 1)

@@ -160,6 +160,7 @@ def test_each_mistake_has_its_own_message(
     with pytest.raises(DataError, match=message) as caught:
         prepared(write(tmp_path, **changes), **options)
     assert "ann" not in str(caught.value)
+    assert str(caught.value).count(str(tmp_path)) == 1, "the file is named, and once"
     assert not (tmp_path / "out").exists()
 
 
@@ -176,6 +177,8 @@ def test_files_that_are_no_tables_are_refused(tmp_path: Path) -> None:
     options: dict[str, Any] = {"patient": "who", "target": "stage", "features": ["eog"]}
     with pytest.raises(StorageError, match="there is no file"):
         prepare(tmp_path / "nothing.csv", tmp_path / "out", **options)
+    with pytest.raises(StorageError, match="is a folder: name the table"):
+        prepare(tmp_path, tmp_path / "out", **options)
     for name, content, error, message in [
         ("t.xlsx", b"x", DataError, "not a table this command reads"),
         ("t.parquet", b"not parquet at all", StorageError, "cannot read"),

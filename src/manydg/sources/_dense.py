@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ def write_dense(
     *,
     column: str = "x",
     place: Callable[[tuple[int, ...]], str],
+    files: Mapping[str, Path],
     kind: str | None = None,
     classes: Sequence[str] | None = None,
     times: npt.NDArray[np.float64] | None = None,
@@ -45,15 +47,21 @@ def write_dense(
         As :func:`manydg.data.build.from_arrays` takes them.
     place : function
         Names a position within a sample in messages.
+    files : dict
+        The files that ``target`` and ``patient`` come from, for messages.
     missing : {"refuse", "keep"}
         Whether NaN is an error or a measurement not taken.
     """
     if missing not in MISSING:
         raise ConfigError(f"missing is one of {', '.join(MISSING)}; got '{missing}'")
-    labels, target = encode_targets(targets, kind, classes)
-    if target.kind == "classes" and target.size > max(20, len(labels) // 2):
-        raise DataError(f"the target has {target.size} different values in {len(labels)} samples: is it a measurement?")
-    _check_patients(patients)
+    with naming(files["target"]):
+        labels, target = encode_targets(targets, kind, classes)
+        if target.kind == "classes" and target.size > max(20, len(labels) // 2):
+            raise DataError(
+                f"the target has {target.size} different values in {len(labels)} samples: is it a measurement?"
+            )
+    with naming(files["patient"]):
+        _check_patients(patients)
     settings = {**info.get("settings", {}), **({"missing": True} if missing == "keep" else {})}
     content = {**info, "settings": settings}
     spread = _Spread(values.shape[1:])
@@ -72,6 +80,15 @@ def write_dense(
         more = f" and {len(constant) - _NAMED} more" if len(constant) > _NAMED else ""
         warnings.warn(f"the same value in every sample: {named}{more}. They tell nothing", ManyDGWarning, stacklevel=3)
     return Path(out)
+
+
+@contextlib.contextmanager
+def naming(file: Path) -> Iterator[None]:
+    """Errors in data that know nothing of files say which file it is."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{file}: {error}") from error
 
 
 class _Spread:

@@ -75,6 +75,7 @@ def prepare(
         patients,
         column="x" if rate is None else "signal",
         place=lambda position: f"{paths['x'].name}: position {list(position)}",
+        files={"target": paths["y"], "patient": paths["patient"]},
         kind=kind,
         classes=classes,
         times=np.asarray(arrays["time"], dtype=np.float64) if "time" in arrays else None,

@@ -103,6 +103,7 @@ def prepare(
         _labels(frame, roles.targets, path),
         patients,
         place=lambda position: f"feature '{roles.features[position[0]]}'",
+        files={"target": path, "patient": path},
         kind=kind,
         classes=classes if classes is not None or len(roles.targets) == 1 else roles.targets,
         times=times,
@@ -152,6 +153,8 @@ def _choose(
 
 def _open(path: Path) -> tuple[pl.LazyFrame, list[str]]:
     """A table whose rows are not read yet, and its columns."""
+    if path.is_dir():
+        raise StorageError(f"{path} is a folder: name the table, a .parquet, .csv, .csv.gz or .tsv file")
     if not path.is_file():
         raise StorageError(f"there is no file {path}")
     name = path.name.lower().removesuffix(".gz")
