@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from manydg.algorithms import ALGORITHMS, Algorithm, build_algorithm
-from manydg.backbones import Backbone, Inputs
-from manydg.backbones.mlp import MLP
+from manydg.backbones import Backbone, Inputs, build_backbone
 from manydg.data.dataset import Batch, DomainDataset
 from manydg.data.sampling import plan_epoch
 from manydg.data.schema import InputSchema
@@ -68,7 +67,8 @@ def small_conv() -> Callable[[], Backbone]:
 @pytest.fixture
 def small_mlp() -> Callable[[DomainDataset], Backbone]:
     def build(dataset: DomainDataset) -> Backbone:
-        backbone = MLP(InputSchema.of(dataset), hidden=32, layers=1, width=16, dropout=0.0)
+        options = {"hidden": 32, "layers": 1, "width": 16, "dropout": 0.0}
+        backbone = build_backbone("mlp", InputSchema.of(dataset), options)
         backbone.fit_inputs(dataset)
         return backbone
 

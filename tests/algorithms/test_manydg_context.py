@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from manydg.algorithms import build_algorithm
-from manydg.algorithms.manydg_context import ManyDGContext, hide_context, patient_contrast, project_out
+from manydg.algorithms.manydg_context import ManyDGContext, TwoViews, patient_contrast, project_out, without_context
 from manydg.backbones import Backbone
 from manydg.data.build import from_arrays
 from manydg.data.context import add_context
@@ -61,47 +61,92 @@ def test_what_is_left_is_at_right_angles_to_every_direction_and_no_shorter_than_
         assert torch.allclose(left[row], v[row] - (factors[row].T @ coefficients)[:, 0])
 
 
-def test_hidden_context_is_the_context_of_a_patient_of_whom_nothing_is_known() -> None:
+def test_without_context_a_patient_is_one_of_whom_nothing_is_known() -> None:
     data = make()
+    inputs = without_context(data.take(torch.arange(96)).inputs)
+    assert not inputs["context"].any()  # type: ignore[union-attr]
+    assert not inputs["context_weight"].any()  # type: ignore[union-attr]
+    assert torch.equal(inputs["x"], data.take(torch.arange(96)).inputs["x"])  # type: ignore[arg-type]
+
+
+def test_a_patient_who_is_not_known_is_predicted_from_the_sample_alone(
+    small_mlp: Callable[[DomainDataset], Backbone],
+) -> None:
+    data = make()
+    algorithm = built(small_mlp, data).eval()
     inputs = data.take(torch.arange(96)).inputs
+    unknown = {**inputs, "context_weight": torch.zeros(96, 1)}
+    nonsense = {**unknown, "context": 1e3 * torch.ones_like(inputs["context"])}  # type: ignore[arg-type]
+    assert torch.equal(algorithm.predict(unknown), algorithm.predict(nonsense))
+    assert not torch.allclose(algorithm.predict(inputs), algorithm.predict(without_context(inputs)))
+
+
+def test_prediction_moves_from_the_sample_alone_to_its_context_as_the_patient_becomes_known(
+    small_mlp: Callable[[DomainDataset], Backbone],
+) -> None:
+    data = make()
+    algorithm = built(small_mlp, data, caution=2.0).eval()
+    algorithm.fit_inputs(data)
+    usual = float(np.quantile(data.columns["context_weight"].double().numpy(), 0.05))  # type: ignore[union-attr]
+    assert float(algorithm.usual_trust) == pytest.approx(usual)
+    inputs = data.take(torch.arange(96)).inputs
+
+    def at(weight: float) -> torch.Tensor:
+        return algorithm.predict({**inputs, "context_weight": torch.full((96, 1), weight)})
+
+    alone, informed = at(0.0), at(usual)
+    assert not torch.allclose(alone, informed)
+    assert torch.allclose(at(1.0), informed)
+    assert torch.allclose(at(usual / 2), 0.75 * alone + 0.25 * informed, atol=1e-6)
+
+
+def test_the_two_networks_do_not_teach_each_other(small_mlp: Callable[[DomainDataset], Backbone]) -> None:
+    data = make()
+    algorithm = built(small_mlp, data)
+    backbone = algorithm.backbone
+    assert isinstance(backbone, TwoViews)
+    terms = algorithm.losses(data.take(torch.arange(96)))
+    for term, deaf in (("alone", backbone.informed), ("supervised", backbone.alone)):
+        gradients = torch.autograd.grad(terms[term], list(deaf.parameters()), retain_graph=True, allow_unused=True)
+        assert not any(gradient is not None and bool(gradient.any()) for gradient in gradients)
+
+
+def test_where_there_is_no_context_it_is_averaged_base(small_mlp: Callable[[DomainDataset], Backbone]) -> None:
+    with_context = make()
+    data = from_arrays(with_context.columns["x"], with_context.targets, with_context.domains)
     torch.manual_seed(0)
-    hidden = hide_context(inputs, 0.5)["context"]
-    rows = (hidden == 0).all(dim=1)  # type: ignore[union-attr]
-    assert 20 < int(rows.sum()) < 76
-    assert torch.equal(hidden[~rows], inputs["context"][~rows])  # type: ignore[index]
-    assert torch.equal(hide_context(inputs, 0.5)["x"], inputs["x"])  # type: ignore[arg-type]
-
-
-def test_context_is_never_hidden_in_prediction(small_mlp: Callable[[DomainDataset], Backbone]) -> None:
-    data = make()
-    algorithm = built(small_mlp, data, hide=1.0).eval()
-    inputs = data.take(torch.arange(96)).inputs
-    without = {**inputs, "context": torch.zeros_like(inputs["context"])}  # type: ignore[arg-type]
-    assert not torch.allclose(algorithm.predict(inputs), algorithm.predict(without))
+    algorithm = built(small_mlp, data)
+    assert not isinstance(algorithm.backbone, TwoViews)
+    assert set(algorithm.losses(data.take(torch.arange(96)))) == {"supervised"}
 
 
 def test_prediction_uses_the_average_of_all_weights(
     small_mlp: Callable[[DomainDataset], Backbone],
 ) -> None:
     data = make()
-    algorithm = built(small_mlp, data, decay=0.5, hide=0.0, directions=2)
+    algorithm = built(small_mlp, data, decay=0.5, directions=2)
     optimizers = algorithm.optimizers(1e-2, 0.0)
     batch = data.take(torch.arange(96))
-    parts = ("backbone", "head", "domain_encoder")
-    weights = [weight for part in parts for weight in algorithm.get_submodule(part).parameters()]
-    averages = [weight.detach().clone() for weight in weights]
+    parts = ("backbone", "head", "domain_encoder", "head_alone")
+    weights = {f"{part}.{name}": w for part in parts for name, w in algorithm.get_submodule(part).named_parameters()}
+    averages = {name: weight.detach().clone() for name, weight in weights.items()}
     for step in range(1, 7):
         algorithm.step(batch, optimizers)
         share = max(0.5, 10 / (9 + step))
-        averages = [(1 - share) * old + share * new.detach() for old, new in zip(averages, weights, strict=True)]
+        averages = {name: (1 - share) * averages[name] + share * weight.detach() for name, weight in weights.items()}
     averaged = algorithm.eval().predict(batch.inputs)
-    for weight, average in zip(weights, averages, strict=True):
-        weight.data = average
+    for name, weight in weights.items():
+        weight.data = averages[name]
     # What the averaged backbone's batch norms have learnt is its own.
-    features = algorithm.run("backbone", batch.inputs)
-    factors = algorithm.domain_encoder(features).reshape(96, 2, -1)
-    assert torch.allclose(averaged, algorithm.head(project_out(features, factors)), atol=1e-6)
-    assert torch.allclose(algorithm.averages["backbone"].get_buffer("network/0/weight"), averages[0])
+    informed, alone = algorithm.run("backbone", batch.inputs).chunk(2, dim=1)
+    factors = algorithm.domain_encoder(informed).reshape(96, 2, -1)
+    known = (batch.inputs["context_weight"] / algorithm.usual_trust).clamp(0, 1) ** 4  # type: ignore[operator]
+    expected = torch.lerp(algorithm.head_alone(alone), algorithm.head(project_out(informed, factors)), known)
+    assert torch.allclose(averaged, expected, atol=1e-6)
+    first = "informed.network.0.weight"
+    assert torch.allclose(
+        algorithm.averages["backbone"].get_buffer(first.replace(".", "/")), averages[f"backbone.{first}"]
+    )
 
 
 def test_pairs_of_one_patient_are_drawn_only_where_patients_are_told_apart(

@@ -19,6 +19,7 @@ from manydg.algorithms._forest import Forest, Tree
 from manydg.backbones import Backbone, Inputs
 from manydg.data.columns import Ragged
 from manydg.data.dataset import Batch, DomainDataset
+from manydg.data.schema import TRUST
 from manydg.errors import ConfigError
 from manydg.targets import Target
 
@@ -133,7 +134,7 @@ class Boosting(Algorithm):
 
 
 class _DenseInputs(Backbone):
-    """All columns of a batch, flattened and joined in the order of their names: ``(batch, features)``."""
+    """All measurements of a batch, flattened and joined in the order of their names: ``(batch, features)``."""
 
     output_size = 0
 
@@ -141,7 +142,7 @@ class _DenseInputs(Backbone):
         ragged = sorted(name for name, column in inputs.items() if isinstance(column, Ragged))
         if ragged:
             raise ConfigError(f"Boosting takes dense inputs only; {ragged} have rows of different lengths")
-        columns = [inputs[name] for name in sorted(inputs)]
+        columns = [inputs[name] for name in sorted(inputs) if name != TRUST]
         return torch.cat([column.flatten(1).to(torch.float32) for column in columns if isinstance(column, Tensor)], 1)
 
 

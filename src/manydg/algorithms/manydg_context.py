@@ -1,16 +1,19 @@
 """ManyDG with context: what is the patient's is read from a set of the patient's samples, not from one.
 
 The inputs hold the patient's context (:mod:`manydg.data.context`), so that features v and domain factor z are functions
-of a set of unlabelled samples of the patient. Where z is wanted it is kept from collapsing by telling patients apart:
-of all samples in the batch, the partner of a sample is to have the z most like its own. See ``docs/method.md``.
+of a set of unlabelled samples of the patient. Two networks learn side by side, one from samples with their context and
+one from the samples alone, and a prediction moves from the second to the first as the patient becomes known. Where z is
+wanted it is kept from collapsing by telling patients apart: of all samples in the batch, the partner of a sample is to
+have the z most like its own. See ``docs/method.md``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -21,28 +24,61 @@ from manydg.algorithms.ema import EMA, EMASettings
 from manydg.algorithms.manydg import orthogonal_projection
 from manydg.backbones import Backbone, Inputs
 from manydg.data.columns import Column
-from manydg.data.dataset import Batch
+from manydg.data.dataset import Batch, DomainDataset
+from manydg.data.schema import TRUST
 from manydg.targets import Target
 
 _CONTEXT = "context"
+_FEW = 0.05
 
 
 @dataclass(frozen=True)
 class ManyDGContextSettings(EMASettings):
-    """A weight or share of 0 switches a part off."""
+    """A weight of 0 switches a part off."""
 
-    hide: float = setting(0.1, 0.02, 0.5, "share of the training samples whose context is hidden")
+    caution: float = setting(4.0, 1.0, 16.0, "how much of the usual context it takes to be trusted, as a power")
     contrast: float = setting(0.0, 0.0, 1.0, "weight of telling patients apart by z", log=False)
     temperature: float = setting(0.1, 0.02, 0.5, "temperature of the contrast")
     directions: int = setting(0, 0, 8, "number of directions q(v) that are projected out of v", log=False)
 
 
-class ManyDGContext(EMA):
-    """A head on features of the sample and its patient's context, predicted with averaged weights.
+class TwoViews(Backbone):
+    """The features of samples with their context, and beside them those of the samples alone, by a network of its own.
 
-    In a share of the training samples the context is hidden, so that a patient of whom nothing is known yet is
-    predicted as by a model without context. The domain factor z is there only where it is asked for, by a weight of the
-    contrast or by directions to project out: neither was found to help prediction.
+    Parameters
+    ----------
+    backbone : Backbone
+        For samples with context; a copy of it learns from samples alone.
+    """
+
+    def __init__(self, backbone: Backbone) -> None:
+        super().__init__()
+        self.informed, self.alone = backbone, deepcopy(backbone)
+        self.output_size = 2 * backbone.output_size
+        self.takes_padded, self.compiles = backbone.takes_padded, backbone.compiles
+        self.fast_precision, self.compiled_precision = backbone.fast_precision, backbone.compiled_precision
+        if hasattr(backbone, "spectrogram"):
+            self.spectrogram = backbone.spectrogram
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        return torch.cat([self.informed(inputs), self.alone(without_context(inputs))], dim=1)
+
+    def fit_inputs(self, dataset: DomainDataset) -> None:
+        self.informed.fit_inputs(dataset)
+        self.alone.fit_inputs(dataset)
+
+    def precompute(self, dataset: DomainDataset, device: torch.device, budget: int) -> DomainDataset:
+        return self.informed.precompute(dataset, device, budget)
+
+
+class ManyDGContext(EMA):
+    """Predictions from a sample and its patient's context, by averaged weights; from the sample alone where its patient
+    is not known yet.
+
+    With weight w of the patient's context (how far what is usual for the patient is trusted) and the weight w' that
+    nearly all training samples have or exceed, the two networks' logits are mixed by ``min(1, w / w') ** caution``. The
+    domain factor z is there only where it is asked for, by a weight of the contrast or by directions to project out:
+    neither was found to help prediction.
     """
 
     Settings = ManyDGContextSettings
@@ -50,31 +86,53 @@ class ManyDGContext(EMA):
     context: ClassVar[str] = "offline"
     """The context that is made where a configuration leaves it open."""
 
+    usual_trust: Tensor
+
     def __init__(
         self, backbone: Backbone, target: Target, n_domains: int, settings: ManyDGContextSettings | None = None
     ) -> None:
         super().__init__(backbone, target, n_domains, settings)
+        self.register_buffer("usual_trust", torch.ones(()))
+        width = backbone.output_size
         if self.settings.contrast:
             self.sampling = "pairs"
         if self._has_factors:
-            width = backbone.output_size
             self.domain_encoder = perceptron(width, width, max(1, self.settings.directions) * width)
             self.keep_average("domain_encoder")
+        if backbone.with_context:
+            self.backbone = TwoViews(backbone)
+            self.head_alone = perceptron(width, self.settings.hidden, target.size)
+            self.keep_average("backbone")
+            self.keep_average("head_alone")
+
+    def fit_inputs(self, train: DomainDataset) -> None:
+        super().fit_inputs(train)
+        if TRUST in train.columns:
+            trust = cast("Tensor", train.column(TRUST)).flatten().to(torch.float64).cpu().numpy()
+            self.usual_trust.fill_(max(float(np.quantile(trust, _FEW)), 1e-6))
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        features = self.backbone(hide_context(batch.inputs, self.settings.hide))
-        terms = {"supervised": self.target.loss(self._logits(features), batch.targets)}
+        features = self._views(batch.inputs)
+        terms = {"supervised": self.target.loss(self._logits(features[0]), batch.targets)}
+        if len(features) > 1:
+            terms["alone"] = self.target.loss(self.run("head_alone", features[1]), batch.targets)
         if self.settings.contrast and batch.pairs:
-            factor = self._factors(features).mean(dim=1)
+            factor = self._factors(features[0]).mean(dim=1)
             loss = patient_contrast(factor, batch.domains, batch.pairs, self.settings.temperature)
             terms["contrast"] = self.settings.contrast * loss
         return terms
 
     def predict(self, inputs: Inputs) -> Tensor:
-        return self._logits(self.run("backbone", inputs))
+        features = self._views(inputs)
+        informed = self._logits(features[0])
+        if len(features) == 1:
+            return informed
+        trust = cast("Tensor", inputs[TRUST])
+        known = (trust / self.usual_trust).clamp(0.0, 1.0) ** self.settings.caution
+        return torch.lerp(self.run("head_alone", features[1]), informed, known)
 
     def embed(self, inputs: Inputs) -> dict[str, Tensor]:
-        features = self.run("backbone", inputs)
+        features = self._views(inputs)[0]
         if not self._has_factors:
             return {"v": features}
         factor = self._factors(features).mean(dim=1)
@@ -85,6 +143,11 @@ class ManyDGContext(EMA):
     def _has_factors(self) -> bool:
         return bool(self.settings.contrast or self.settings.directions)
 
+    def _views(self, inputs: Inputs) -> tuple[Tensor, ...]:
+        """Features v ``(batch, width)`` of the samples with context and, if there is any, of the samples alone."""
+        features = self.run("backbone", inputs)
+        return features.chunk(2, dim=1) if isinstance(self.backbone, TwoViews) else (features,)
+
     def _factors(self, features: Tensor) -> Tensor:
         """Domain factors z ``(batch, directions or 1, width)``."""
         return self.run("domain_encoder", features).reshape(len(features), -1, features.shape[1])
@@ -94,18 +157,12 @@ class ManyDGContext(EMA):
         return self.run("head", kept)
 
 
-def hide_context(inputs: Mapping[str, Column], share: float) -> dict[str, Column]:
-    """The inputs with the context columns of a random share of the samples set to 0, which means that nothing is
-    known."""
-    names = [name for name in inputs if name.startswith(_CONTEXT)]
-    found = dict(inputs)
-    if names and share:
-        first = cast("Tensor", inputs[names[0]])
-        shown = (torch.rand(len(first), device=first.device) >= share).to(first.dtype)
-        for name in names:
-            column = cast("Tensor", inputs[name])
-            found[name] = column * shown.reshape(-1, *(1,) * (column.ndim - 1))
-    return found
+def without_context(inputs: Inputs) -> dict[str, Column]:
+    """The inputs of patients of whom nothing is known: all context is 0, as the context of a first sample is."""
+    return {
+        name: torch.zeros_like(column) if name.startswith(_CONTEXT) and isinstance(column, Tensor) else column
+        for name, column in inputs.items()
+    }
 
 
 def project_out(v: Tensor, factors: Tensor) -> Tensor:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from manydg.data.columns import Column
 from manydg.data.dataset import DomainDataset
-from manydg.data.schema import ColumnSchema, InputSchema
+from manydg.data.schema import TRUST, ColumnSchema, InputSchema
 from manydg.errors import ConfigError
 
 Inputs = Mapping[str, Column]
@@ -30,15 +30,17 @@ class Backbone(nn.Module):
     """
 
     output_size: int
-    takes_padded: ClassVar[bool] = False
+    takes_padded: bool = False
     """Whether ragged columns may come in batches of fixed shape, with leftovers behind the last row (see
     :meth:`manydg.data.columns.Ragged.take_padded`), so that a GPU may replay a step."""
-    fast_precision: ClassVar[str] = "tf32"
+    fast_precision: str = "tf32"
     """The arithmetic that trains fastest on a GPU and as well as any: ``float32``, ``tf32`` or ``bf16``."""
-    compiled_precision: ClassVar[str] = "tf32"
+    compiled_precision: str = "tf32"
     """The same for compiled steps."""
-    compiles: ClassVar[bool] = False
+    compiles: bool = False
     """Whether compiling the step is worth its half minute in a long training."""
+    with_context: bool = False
+    """Whether the inputs come with the context of their patients; set where the backbone is built."""
     mixed: torch.dtype | None = None
     """The type of fewer bits that training steps compute in where it is safe; set by the training loop."""
 
@@ -130,4 +132,5 @@ def as_backbone(module: nn.Module, schema: InputSchema) -> Backbone:
     width = getattr(module, "output_size", None)
     if not isinstance(width, int) or width < 1:
         raise ConfigError(f"{type(module).__name__} must set output_size, the width of its features; it is {width!r}")
+    module.with_context = TRUST in schema.columns
     return module

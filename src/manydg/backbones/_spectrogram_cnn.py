@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import ClassVar, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from manydg.backbones._dropout import Dropout
 from manydg.backbones._spectrogram import LogSpectrogram, SpectrogramScale, check_not_floored, sample_pieces
 from manydg.data.columns import take_dense
 from manydg.data.dataset import DomainDataset
-from manydg.data.schema import InputSchema
+from manydg.data.schema import TRUST, InputSchema
 from manydg.errors import ConfigError
 
 _ROWS_AT_ONCE = {"cpu": 64, "cuda": 1024}
@@ -85,8 +85,8 @@ class SpectrogramCNN(Backbone):
 
     early: nn.Module
     late: nn.Module
-    compiles: ClassVar[bool] = True
-    compiled_precision: ClassVar[str] = "bf16"
+    compiles: bool = True
+    compiled_precision: str = "bf16"
 
     def __init__(self, schema: InputSchema, transform: LogSpectrogram) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class SpectrogramCNN(Backbone):
     def _scaled(self, spectrogram: Tensor, inputs: Inputs) -> Tensor:
         """Standardised by training patients and, as far as its context is known, by what is usual for the patient."""
         scaled: Tensor = self.scale(spectrogram)
-        if "context_weight" not in inputs:
+        if TRUST not in inputs:
             return scaled
         mean, scale, weight = (cast("Tensor", inputs[f"context_{name}"]) for name in ("mean", "scale", "weight"))
         own = (spectrogram - mean.unsqueeze(-1)) * scale.unsqueeze(-1)
@@ -161,7 +161,7 @@ class SpectrogramCNN(Backbone):
             return dataset
         finish: Callable[[Tensor], Tensor]
         name, finish = ("spectrogram", self.spectrogram)
-        if "context_weight" not in dataset.columns:
+        if TRUST not in dataset.columns:
             name, finish = _SCALED, lambda piece: self._scaled(self.spectrogram(piece), {})
         channels, frequencies, frames = self.shape
         made = torch.empty(len(dataset), frequencies, frames, channels, device=device).permute(0, 3, 1, 2)

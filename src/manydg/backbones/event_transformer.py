@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import ClassVar, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -70,8 +70,8 @@ class EventTransformer(Backbone):
     """
 
     sinusoids: Tensor
-    takes_padded: ClassVar[bool] = True
-    fast_precision: ClassVar[str] = "bf16"
+    takes_padded: bool = True
+    fast_precision: str = "bf16"
 
     def __init__(
         self,

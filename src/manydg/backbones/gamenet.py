@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -66,7 +66,7 @@ class GAMENet(Backbone):
         Of the codes' vectors and in the graphs.
     """
 
-    takes_padded: ClassVar[bool] = True
+    takes_padded: bool = True
 
     def __init__(self, schema: InputSchema, width: int = 64, hidden: int = 128, dropout: float = 0.3) -> None:
         super().__init__()

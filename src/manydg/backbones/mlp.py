@@ -40,8 +40,9 @@ class MLP(Backbone):
         ragged = [name for name, column in schema.columns.items() if column.nesting]
         if ragged:
             raise ConfigError(f"the MLP takes dense inputs only; {ragged} have rows of different lengths")
-        self.names = tuple(schema.columns)
-        self.scale = Standardize(sum(torch.Size(column.shape).numel() for column in schema.columns.values()))
+        measured = schema.measurements()
+        self.names = tuple(measured)
+        self.scale = Standardize(sum(torch.Size(column.shape).numel() for column in measured.values()))
         widths = [self.scale.size] + [hidden] * layers
         blocks: list[nn.Module] = []
         for wide, narrow in itertools.pairwise(widths):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from torch import nn
 
 from manydg.backbones._spectrogram import LogSpectrogram
@@ -30,7 +28,7 @@ class SeizureCNN(SpectrogramCNN):
     dropout : float
     """
 
-    fast_precision: ClassVar[str] = "bf16"
+    fast_precision: str = "bf16"
 
     def __init__(
         self,

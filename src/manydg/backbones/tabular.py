@@ -76,8 +76,9 @@ class Tabular(Backbone):
             raise ConfigError(
                 f"the tabular backbone needs one bin and one embedding width or more; got {bins}, {embedding}"
             )
-        self.names = tuple(schema.columns)
-        features = sum(torch.Size(column.shape).numel() for column in schema.columns.values())
+        measured = schema.measurements()
+        self.names = tuple(measured)
+        features = sum(torch.Size(column.shape).numel() for column in measured.values())
         self.encoding = PiecewiseLinear(features, bins)
         self.feature_dropout = nn.Dropout1d(feature_dropout)
         self.bin_vectors = nn.Parameter(torch.empty(features, bins, embedding).uniform_(-1, 1) * bins**-0.5)

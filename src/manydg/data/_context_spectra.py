@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from manydg.data._timeline import Timeline, running
+from manydg.data.schema import TRUST
 
 Spectrum = Callable[[Tensor], Tensor]
 _ROWS_AT_ONCE = 256
@@ -35,15 +36,13 @@ def spectral_context(
     mean, square = (_usual(moment, timeline, mode) for moment in (firsts, seconds))
     variance = square - mean.square()
     varies = variance > 1e-9 * square.clamp_min(1.0)
-    others = timeline.last - timeline.patient if mode == "offline" else timeline.before - timeline.patient + 1
-    weight = torch.empty(len(signal), 1, device=signal.device)
-    weight[timeline.order] = (others / (others + strength)).to(torch.float32).unsqueeze(1)
+    weight = timeline.trust(mode, strength)
     scale = torch.where(varies, variance.clamp_min(1e-12).rsqrt(), 0.0)
     known = weight > 0
     return {
         "context_mean": torch.where(known, mean, 0.0).to(torch.float32).reshape(shape),
         "context_scale": torch.where(known, scale, 0.0).to(torch.float32).reshape(shape),
-        "context_weight": weight,
+        TRUST: weight,
     }
 
 

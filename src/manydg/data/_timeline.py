@@ -63,6 +63,13 @@ class Timeline:
     def __len__(self) -> int:
         return len(self.order)
 
+    def trust(self, mode: str, strength: float) -> Tensor:
+        """``m / (m + strength)`` for ``m`` other samples in the context, ``(rows, 1)`` in the order of the dataset."""
+        others = self.last - self.patient if mode == "offline" else self.before - self.patient + 1
+        weight = torch.empty(len(self), 1, device=self.order.device)
+        weight[self.order] = (others / (others + strength)).to(torch.float32).unsqueeze(1)
+        return weight
+
     def reversed(self) -> Timeline:
         """The same rows read from the last to the first, for what comes after a sample."""
         end = len(self) - 1

@@ -21,6 +21,7 @@ from manydg.data._timeline import Timeline
 from manydg.data.columns import Ragged
 from manydg.data.context_strength import known_rows, samples_until_known
 from manydg.data.dataset import DomainDataset
+from manydg.data.schema import TRUST
 from manydg.errors import ConfigError, DataError, unknown_name
 
 COLUMN = "context"
@@ -99,9 +100,10 @@ def add_context(
 ) -> DomainDataset:
     """The dataset with further columns: what each patient's own samples tell.
 
-    Measurements get the column ``context`` ``(rows, n)``. Signals get ``context_mean``, ``context_scale`` and
-    ``context_weight``, with which a spectrogram network measures each channel and frequency by what is usual for the
-    patient. Context is 0 where nothing is known, so that it grows smoothly with the samples of the patient.
+    Measurements get the column ``context`` ``(rows, n)``. Signals get ``context_mean`` and ``context_scale``, with
+    which a spectrogram network measures each channel and frequency by what is usual for the patient. Both get
+    ``context_weight``, how far that is to be trusted (:data:`manydg.data.schema.TRUST`). Context is 0 where nothing is
+    known, so that it grows smoothly with the samples of the patient.
 
     Parameters
     ----------
@@ -133,6 +135,7 @@ def add_context(
     tables = [column.flatten(1) for column in _columns(whole, 1, 2)]
     if tables:
         added[COLUMN] = _assemble(torch.cat(tables, dim=1), timeline, chosen)
+        added[TRUST] = timeline.trust(chosen.mode, chosen.strength or _STRENGTH)
     for signal in _columns(whole, 3, 4):
         if spectrum is None and signal.ndim == 3:
             raise DataError("context of signals is made of their spectrograms: give the transform as spectrum=")

@@ -10,6 +10,9 @@ from manydg.data.columns import Ragged
 from manydg.data.dataset import DomainDataset
 from manydg.errors import DataError
 
+TRUST = "context_weight"
+"""The column that says how far what is usual for a patient is to be trusted, from 0 to 1, ``(rows, 1)``. It weighs what
+other columns say and is no measurement: tables of measurements leave it out."""
 _OF_THE_DATA = frozenset({"session_gap"})
 """Settings that say how one dataset lies in time: new data may have others."""
 
@@ -53,6 +56,10 @@ class InputSchema:
         sizes = {name: len(words) for name, words in vocabularies.items()} | dict(dataset.info.get("sizes", {}))
         settings = {key: value for key, value in dataset.info.get("settings", {}).items() if key not in _OF_THE_DATA}
         return InputSchema(columns, sizes, settings)
+
+    def measurements(self) -> dict[str, ColumnSchema]:
+        """The columns that a table of measurements is made of."""
+        return {name: column for name, column in self.columns.items() if name != TRUST}
 
     def to_json(self) -> dict[str, Any]:
         columns = {

@@ -11,7 +11,6 @@ from manydg.experiments.study import PlannedRun
 
 LEARNERS = ("base", "boosting", "prototype", "manydg", "manydg-context")
 PARTS_OF_OURS: dict[str, dict[str, Any]] = {
-    "never hidden": {"hide": 0.0},
     "last weights instead of the average": {"decay": 0.0},
     "patients told apart by z": {"contrast": 0.1},
     "one direction projected out": {"directions": 1},
