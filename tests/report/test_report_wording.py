@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from manydg.algorithms import ALGORITHMS
 from manydg.evaluation.statistics import Interval
 from manydg.report._comparison import Test as Difference
 from manydg.report._runs import defined_metric, epoch_curve, patient_means, spread
 from manydg.report._sections_compare import difference_in_words, reading
 from manydg.report._sections_inside import verdict_on_z
+from manydg.report._words import ALGORITHMS as WORDS
 
 
 def difference(gap: float, low: float, high: float, p: float) -> Difference:
@@ -86,3 +88,7 @@ def test_an_epoch_curve_is_the_mean_of_the_runs_that_reached_the_epoch() -> None
     x, mean, *_ = epoch_curve(runs, lambda entry: entry["val"]["kappa"])
     assert x.tolist() == [1, 2]
     assert mean.tolist() == pytest.approx([0.3, 0.6])
+
+
+def test_every_algorithm_has_a_name_to_be_read() -> None:
+    assert set(ALGORITHMS.names()) == set(WORDS)

@@ -17,6 +17,7 @@ def export(
 
     It takes the inputs in the units of the dataset (signals in microvolts: the spectrogram is part of the file), any
     number of rows at a time, and gives probabilities. The file is checked against the model before it is written.
+    A model trained with patient context takes the context as further inputs, which manydg has to make.
     """
     from manydg.cli._progress import console
     from manydg.training.export import export_run
@@ -25,6 +26,8 @@ def export(
     for name, entry in written.metadata["inputs"].items():
         shape = ", ".join(map(str, entry["shape"]))
         print(f"input {name}: {entry['dtype']} ({shape})")
+    if "context" in written.metadata["inputs"]:
+        console.print("context is made by manydg.data.context.add_context, with the settings the file names")
     names = written.metadata["target"]["names"]
     print(f"output probabilities: float32 (batch, {len(names)}): {', '.join(names)}")
     console.print(f"wrote {written.path}; it agrees with the model within {written.difference:.1e}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from manydg.experiments._summary_tables import METRIC_NAMES
+
 MINUS = "\N{MINUS SIGN}"
 
 ALGORITHMS = {
@@ -30,18 +32,9 @@ ALGORITHMS = {
     "mixstyle": "MixStyle",
     "bn-adapt": "Batch-norm adaptation",
     "arm": "ARM",
+    "manydg-context": "ManyDG with context",
 }
-METRICS = {
-    "accuracy": "accuracy",
-    "kappa": "kappa",
-    "f1_macro": "macro F1",
-    "auprc": "AUPRC",
-    "auroc": "AUROC",
-    "f1": "F1",
-    "jaccard": "Jaccard",
-    "auprc_samples": "AUPRC per sample",
-    "f1_samples": "F1 per sample",
-}
+METRICS = {**METRIC_NAMES, "accuracy": "accuracy", "kappa": "kappa", "f1_macro": "macro F1"}  # within a sentence
 MEANING = {
     "accuracy": "The share of samples given the right class.",
     "kappa": "Agreement with the reference beyond what chance alone would give; 0 is chance, 1 is perfect.",

@@ -18,6 +18,7 @@ from manydg.errors import ConfigError, DataError, StorageError
 from manydg.sources._dense import write_dense
 from manydg.sources._provenance import CohortFlow, provenance
 from manydg.sources._sessions import lay_out, session_gap
+from manydg.sources._table_cells import feature_values, labels_of, numbers_or_text, sessions_of, times_of
 
 _NULLS = ["", "NA", "N/A", "null", "NULL"]
 _SHOWN = 12
@@ -90,17 +91,17 @@ def prepare(
         "missing": missing,
         "left_out_of_features": roles.left_out,
     }
-    patients = _numbers_or_text(frame, roles.patient, "patient", path)
-    times = None if roles.time is None else _times(frame, roles.time, path)
+    patients = numbers_or_text(frame, roles.patient, "patient", path)
+    times = None if roles.time is None else times_of(frame, roles.time, path)
     settings: dict[str, Any] = {"features": roles.features}
     if roles.session is not None and times is not None:
-        sessions = _sessions(frame, roles.session, path)
+        sessions = sessions_of(frame, roles.session, path)
         settings["session_gap"] = session_gap(patients, sessions, times)
         times = lay_out(patients, sessions, times, settings["session_gap"])
     return write_dense(
         out,
-        _feature_values(frame, roles.features, path),
-        _labels(frame, roles.targets, path),
+        feature_values(frame, roles.features, path),
+        labels_of(frame, roles.targets, path),
         patients,
         place=lambda position: f"feature '{roles.features[position[0]]}'",
         files={"target": path, "patient": path},
@@ -212,7 +213,7 @@ def read_features(file: str | Path, names: Sequence[str]) -> npt.NDArray[np.floa
         raise DataError(
             f"{path} lacks {len(absent)} of the {len(names)} features the model was trained on: {absent[:5]}"
         )
-    return _feature_values(_collect(table.select(names), path), names, path)
+    return feature_values(_collect(table.select(names), path), names, path)
 
 
 def read_roles(
@@ -231,8 +232,8 @@ def read_roles(
     table, columns = _open(path)
     named = {role: name for role, name in roles.items() if name in columns}
     frame = _collect(table.select(list(dict.fromkeys(named.values()))), path)
-    whose = _numbers_or_text(frame, named["patient"], "patient", path) if "patient" in named else None
-    times = _times(frame, named["time"], path) if "time" in named else None
+    whose = numbers_or_text(frame, named["patient"], "patient", path) if "patient" in named else None
+    times = times_of(frame, named["time"], path) if "time" in named else None
     if whose is None or times is None or gap is None or roles.get("session") is None:
         return whose, times
     if "session" not in named:
@@ -240,79 +241,4 @@ def read_roles(
             f"{path} has no column '{roles['session']}': the model was trained on samples of several sessions of a "
             "patient, and times in the table are counted within a session; add the column"
         )
-    return whose, lay_out(whose, _sessions(frame, named["session"], path), times, gap)
-
-
-def _feature_values(frame: pl.DataFrame, names: Sequence[str], path: Path) -> npt.NDArray[np.float32]:
-    """``(rows, features)``, empty values as NaN."""
-    values = np.empty((frame.height, len(names)), dtype=np.float32)
-    for number, name in enumerate(names):
-        column = frame[name]
-        if not (column.dtype.is_numeric() or column.dtype == pl.Boolean or column.dtype == pl.Null):
-            raise DataError(_not_a_number(column, path))
-        with np.errstate(over="ignore"):
-            values[:, number] = column.cast(pl.Float64).fill_null(np.nan).to_numpy().astype(np.float32)
-    return values
-
-
-def _not_a_number(column: pl.Series, path: Path) -> str:
-    where = f"{path}: feature '{column.name}'"
-    if column.dtype != pl.String:
-        return f"{where} has type {column.dtype}; features are numbers: make it one, or leave the column out"
-    text = column.is_not_null() & column.cast(pl.Float64, strict=False).is_null()
-    row = int(text.arg_true()[0]) if text.any() else 0
-    return (
-        f"{where} holds text in {int(text.sum())} rows, the first '{column[row]}' in row {row} (the first row is 0): "
-        "encode it as numbers, or leave the column out"
-    )
-
-
-def _without_gaps(frame: pl.DataFrame, name: str, role: str, path: Path) -> pl.Series:
-    column = frame[name]
-    empty = column.is_null() | (column.is_nan() if column.dtype.is_float() else False)
-    if empty.any():
-        raise DataError(
-            f"{path}: {role} column '{name}' is empty in {int(empty.sum())} rows, the first is row "
-            f"{int(empty.arg_true()[0])} (the first row is 0): fill them in or leave those rows out"
-        )
-    return column
-
-
-def _numbers_or_text(frame: pl.DataFrame, name: str, role: str, path: Path) -> npt.NDArray[Any]:
-    column = _without_gaps(frame, name, role, path)
-    if column.dtype.is_numeric() or column.dtype == pl.Boolean:
-        return column.to_numpy()
-    if column.dtype.is_temporal() or column.dtype.is_nested():
-        raise DataError(f"{path}: {role} column '{name}' has type {column.dtype}; it must hold whole numbers or names")
-    return np.array(column.cast(pl.String).to_list(), dtype=np.str_)
-
-
-def _labels(frame: pl.DataFrame, targets: Sequence[str], path: Path) -> npt.NDArray[Any]:
-    columns = [_numbers_or_text(frame, name, "target", path) for name in targets]
-    if len(columns) == 1:
-        return columns[0]
-    for name, column in zip(targets, columns, strict=True):
-        if column.dtype.kind not in "fiub":
-            raise DataError(f"{path}: target column '{name}' is text; several target columns hold votes or 0 and 1")
-    return np.stack([column.astype(np.float64) for column in columns], axis=1)
-
-
-def _sessions(frame: pl.DataFrame, name: str, path: Path) -> npt.NDArray[Any]:
-    """Numbers and names as they are; dates in seconds."""
-    if frame[name].dtype.is_temporal():
-        return _times(frame, name, path)
-    return _numbers_or_text(frame, name, "session", path)
-
-
-def _times(frame: pl.DataFrame, name: str, path: Path) -> npt.NDArray[np.float64]:
-    """Numbers as they are; dates and durations in seconds."""
-    column = _without_gaps(frame, name, "time", path)
-    if column.dtype == pl.Duration:
-        return (column.dt.total_microseconds() / 1e6).to_numpy().astype(np.float64)
-    if column.dtype.is_temporal() and column.dtype != pl.Time:
-        return (column.cast(pl.Datetime("us")).dt.epoch("us") / 1e6).to_numpy().astype(np.float64)
-    if not column.dtype.is_numeric():
-        raise DataError(
-            f"{path}: time column '{name}' has type {column.dtype}; it must be a number, a date or a duration"
-        )
-    return column.to_numpy().astype(np.float64)
+    return whose, lay_out(whose, sessions_of(frame, named["session"], path), times, gap)
