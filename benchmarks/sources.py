@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import resource
 import shutil
@@ -122,15 +123,18 @@ def prepare(source: str, raw: Path) -> dict[str, int]:
 
 
 def drop_from_cache(raw: Path) -> None:
-    """Have the operating system forget what it holds of the files, so that they are read from the disk."""
+    """Have the operating system forget what it holds of the files, so that they are read from the disk (Linux only)."""
     for path in _files(raw):
         with path.open("rb") as file:
             os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def share_in_cache(raw: Path) -> float:
-    """Which part of the files' bytes can be had without the disk, from a few probes in each."""
+    """Which part of the files' bytes can be had without the disk, from a few probes in each; not known: NaN."""
+    if not hasattr(os, "RWF_NOWAIT"):
+        return math.nan
     held = total = 0.0
     for path in _files(raw):
         size = path.stat().st_size
