@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
+from manydg.cli.compare import show_summary
 from manydg.data.dataset import TargetSpec
 from manydg.errors import DataError, StorageError
 from manydg.evaluation.metrics import null_for_nan, score, score_patients
@@ -260,3 +261,21 @@ def test_a_narrow_terminal_gets_what_matters_and_a_wide_one_the_rest(
     assert "[0." in shown
     assert [name for name in ("10th pct.", "Hedges", "s/run") if name in shown] == extras
     assert not any(line.rstrip().endswith("±") for line in shown.splitlines())
+
+
+def test_a_table_that_goes_to_a_file_is_not_squeezed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_study(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    show_summary(tmp_path)
+    shown = capsys.readouterr().out
+    assert "t, corrected" in shown
+    assert "s/run" in shown
+
+
+def test_names_of_rows_are_never_cut(tmp_path: Path) -> None:
+    write_study(tmp_path)
+    text, summary = io.StringIO(), summarize_folder(tmp_path)[0]
+    Console(file=text, width=45).print(summary.to_rich(45))
+    assert all(row in text.getvalue() for row in summary.rows)

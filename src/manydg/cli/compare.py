@@ -27,6 +27,7 @@ from manydg.cli._options import (
     names_in,
 )
 
+_WIDTH_OF_FILES = 120
 DEFAULT_ALGORITHMS = "base,prototype,manydg-random-pairs,manydg"
 
 
@@ -96,8 +97,11 @@ def show_summary(out: Path) -> None:
     from manydg.cli._progress import console
     from manydg.experiments.summary import summarize_folder, write_summary
 
+    screen = Console()
+    # A file or a pipe has no width of its own, and nothing is gained by squeezing the table into 80 characters.
+    width = screen.width if screen.is_terminal else _WIDTH_OF_FILES
     for summary in summarize_folder(out):
-        Console().print(summary.to_rich())
+        Console(width=width).print(summary.to_rich(width))
     console.print(f"wrote {out / 'results.jsonl'}, " + ", ".join(str(path) for path in write_summary(out)))
 
 

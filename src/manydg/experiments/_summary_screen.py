@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from rich import box
 from rich.table import Table
@@ -52,8 +52,10 @@ def to_rich(summary: Summary, width: int | None = None) -> Table:
         if sum(column.width for column in [*columns, extra]) + 2 <= room:
             columns.append(extra)
     table = Table(title=_title(summary), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in columns:
-        table.add_column(column.header, justify="left" if column.justify == "left" else "right")
+    for place, column in enumerate(columns):
+        # Names of rows are never cut: where it is too narrow, numbers go over two lines.
+        justify: Literal["left", "right"] = "left" if column.justify == "left" else "right"
+        table.add_column(column.header, justify=justify, no_wrap=place == 0)
     for cells in zip(*(column.cells for column in columns), strict=True):
         table.add_row(*cells)
     table.caption = "\n".join(summary.notes) or None
