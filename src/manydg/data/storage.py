@@ -91,7 +91,7 @@ class DatasetWriter:
         if not self.folder.exists():
             return
         if not self.overwrite:
-            raise StorageError(f"{self.folder} already exists: name another folder, or say --overwrite (overwrite=True)")
+            raise StorageError(f"{self.folder} already exists: name another folder or say --overwrite (overwrite=True)")
         if not (self.folder / "dataset.json").exists() and not _is_empty(self.folder):
             raise StorageError(
                 f"{self.folder} is not a dataset folder, so it is not overwritten: name another folder, or empty it"

@@ -146,7 +146,7 @@ def run_jobs(
 def make_ready(out: Path, *, overwrite: bool) -> None:
     """Refuse early to replace a folder, and clear away what killed runs left half-written."""
     if out.exists() and not overwrite:
-        raise StorageError(f"{out} already exists: name another folder, or say --overwrite (overwrite=True)")
+        raise StorageError(f"{out} already exists: name another folder or say --overwrite (overwrite=True)")
     for partial in out.parent.glob(f".{out.name}.partial-*"):
         process = partial.name.rpartition("-")[2]
         if process.isdigit() and not _is_running(int(process)):
