@@ -14,6 +14,7 @@ from sklearn.metrics import roc_auc_score
 from manydg.data.build import from_arrays
 from manydg.data.context import add_context, limit_context
 from manydg.data.dataset import DomainDataset
+from manydg.errors import ConfigError
 from manydg.experiments._context import (
     TimeBins,
     elapsed,
@@ -25,6 +26,7 @@ from manydg.experiments._context import (
 )
 from manydg.experiments._experiment import Request
 from manydg.experiments.catalogue import EXPERIMENTS
+from manydg.experiments.conduct import fitting
 from manydg.experiments.options import Options
 from manydg.experiments.study import Study
 from manydg.experiments.summary import summarize_folder
@@ -52,6 +54,21 @@ def nights() -> DomainDataset:
 @pytest.fixture(scope="module")
 def run(nights: DomainDataset) -> Run:
     return trained(nights, algorithm="manydg-context", settings={"contrast": 0.1})
+
+
+@pytest.mark.parametrize("algorithm", ["arm", "bn-adapt"])
+def test_what_adapts_to_a_whole_patient_cannot_promise_not_to_look_ahead(nights: DomainDataset, algorithm: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{algorithm} cannot be used with causal context.*later"):
+        trained(nights, algorithm=algorithm, context="causal")
+    assert trained(nights, algorithm=algorithm, context="offline", epochs=1).record["context"]["mode"] == "offline"
+
+
+def test_an_experiment_leaves_out_what_looks_ahead_and_says_why(nights: DomainDataset) -> None:
+    said: list[str] = []
+    request = Request(nights, Options(TrainingConfig(context="causal")), 1, ("base", "arm"))
+    assert fitting(request, said.append).algorithms == ("base",)
+    assert "arm is left out" in said[0]
+    assert "later" in said[0]
 
 
 def trained(data: DomainDataset, **options: Any) -> Run:

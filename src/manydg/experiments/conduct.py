@@ -22,6 +22,7 @@ from manydg.experiments.study import Board, PlannedRun, Study
 from manydg.experiments.summary import write_summary
 from manydg.targets import target_of
 from manydg.training.config import TrainingConfig
+from manydg.training.context import looks_ahead
 from manydg.training.fit import auto_backbone
 
 FIGURES = "figures"
@@ -53,7 +54,9 @@ def fitting(request: Request, say: Callable[[str], None]) -> Request:
     kept = []
     for algorithm in request.algorithms:
         cls = ALGORITHMS.get(algorithm)
-        reason = cls.refuses(target, backbone) or (_no_table(schema) if cls.sampling == "whole" else None)
+        reason = cls.refuses(target, backbone) or looks_ahead(algorithm, config.context)
+        if reason is None and cls.sampling == "whole":
+            reason = _no_table(schema)
         if reason is None:
             kept.append(algorithm)
         else:

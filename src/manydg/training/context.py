@@ -15,10 +15,11 @@ from manydg.backbones import build_backbone
 from manydg.data.context import ContextOptions, add_context, has_context, has_signals, known_after, unsupported
 from manydg.data.dataset import DomainDataset
 from manydg.data.schema import InputSchema
+from manydg.errors import ConfigError
 from manydg.training.config import TrainingConfig
 from manydg.training.fit import auto_backbone
 
-NONE, AUTO = "none", "auto"
+NONE, AUTO, CAUSAL = "none", "auto", "causal"
 
 
 def context_mode(config: TrainingConfig, dataset: DomainDataset) -> str:
@@ -26,10 +27,19 @@ def context_mode(config: TrainingConfig, dataset: DomainDataset) -> str:
 
     Left open, it is what the algorithm is made for, where the inputs allow it.
     """
+    if reason := looks_ahead(config.algorithm, config.context):
+        raise ConfigError(f"{config.algorithm} cannot be used with causal context: {reason}")
     if config.context != AUTO:
         return config.context
     wanted: str = getattr(ALGORITHMS.get(config.algorithm), "context", NONE)
     return NONE if wanted == NONE or has_context(dataset) or unsupported(dataset) else wanted
+
+
+def looks_ahead(algorithm: str, context: str) -> str | None:
+    """Why an algorithm would break the promise of a context; ``None`` where it keeps it."""
+    if context == CAUSAL and ALGORITHMS.get(algorithm).uses_patients:
+        return "it adapts to all samples of a patient when it predicts, to later ones too; take 'offline' or 'none'"
+    return None
 
 
 def with_context(
