@@ -87,7 +87,7 @@ def test_signals_need_a_transform(signals: DomainDataset) -> None:
 def test_runs_with_context_on_signals_predict_loudness_that_is_relative_to_the_person(signals: DomainDataset) -> None:
     config = TrainingConfig(
         algorithm="manydg-context", epochs=8, batch_size=16, lr=5e-3, ratios=(0.5, 0.25, 0.25),
-        backbone_options={"dropout": 0.1}, settings={"average": 0.9},
+        backbone_options={"dropout": 0.1}, settings={"decay": 0.9},
     )  # fmt: skip
     run = train(signals, config)
     without = train(signals, config.replace(context="none"))
