@@ -20,13 +20,14 @@ def export(
     A model trained with patient context takes the context as further inputs, which manydg has to make.
     """
     from manydg.cli._progress import console
+    from manydg.data.schema import TRUST
     from manydg.training.export import export_run
 
     written = export_run(run, out, format)
     for name, entry in written.metadata["inputs"].items():
         shape = ", ".join(map(str, entry["shape"]))
         print(f"input {name}: {entry['dtype']} ({shape})")
-    if "context" in written.metadata["inputs"]:
+    if TRUST in written.metadata["inputs"]:
         console.print("context is made by manydg.data.context.add_context, with the settings the file names")
     names = written.metadata["target"]["names"]
     print(f"output probabilities: float32 (batch, {len(names)}): {', '.join(names)}")
