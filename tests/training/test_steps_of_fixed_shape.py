@@ -210,3 +210,10 @@ def test_a_step_that_may_be_replayed_asks_the_device_nothing(algorithm: str, bac
         batch = Batch(inputs, targets[rows], domains[rows], 4)
         terms = model.losses(batch)
         sum(terms.values()).backward()
+
+
+def test_leftover_codes_are_spread_evenly_over_the_leftover_items() -> None:
+    column = Ragged.from_rows([[[1, 2], [3]], [[4]], [[5, 6, 7]]])
+    taken = column.take_padded(torch.tensor([1]), Room(1, 5, 10))
+    assert isinstance(taken.values, Ragged)
+    assert taken.values.lengths.tolist() == [1, 2, 2, 2, 3]

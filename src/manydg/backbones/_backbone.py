@@ -38,7 +38,7 @@ class Backbone(nn.Module):
     compiled_precision: str = "tf32"
     """The same for compiled steps."""
     compiles: bool = False
-    """Whether compiling the step is worth its half minute in a long training."""
+    """Whether compiling the network is worth its half minute in a long training."""
     with_context: bool = False
     """Whether the inputs come with the context of their patients; set where the backbone is built."""
     mixed: torch.dtype | None = None
@@ -46,6 +46,10 @@ class Backbone(nn.Module):
 
     def __call__(self, inputs: Inputs) -> Tensor:
         """The features in float32, whatever they were computed in."""
+        return self.compute(inputs)
+
+    def compute(self, inputs: Inputs) -> Tensor:
+        """The same; a place where a training may put its own way of calling :meth:`forward`."""
         if self.mixed is None:
             return cast("Tensor", super().__call__(inputs))
         device = next(self.parameters()).device.type

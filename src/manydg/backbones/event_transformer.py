@@ -8,8 +8,8 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
+from manydg.backbones._attention import Attention, PackedAttention, RectangleAttention
 from manydg.backbones._backbone import Backbone, Inputs
 from manydg.backbones._events import EventSteps
 from manydg.backbones._fixed_layout import FixedLayout
@@ -33,20 +33,18 @@ class _EncoderLayer(nn.Module):
         self.norm_attention, self.norm_hidden = nn.LayerNorm(width), nn.LayerNorm(width)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, queries: Tensor, steps: Tensor, mask: Tensor) -> Tensor:
-        """Output ``(batch, queries, width)`` of queries that attend to steps ``(batch, steps, width)``."""
+    def forward(self, queries: Tensor, steps: Tensor, attention: Attention) -> Tensor:
+        """Output ``(..., width)`` of queries of that shape that attend to steps ``(..., width)``."""
         query = self._split(self.query(queries))
         key, value = (self._split(part) for part in self.key_value(steps).chunk(2, dim=-1))
-        rate = self.rate if self.training else 0.0
-        attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=rate)
-        joined = attended.transpose(1, 2).flatten(2)
+        joined = attention(query, key, value, self.rate if self.training else 0.0).flatten(-2)
         hidden = self.norm_attention(queries + self.dropout(self.out(joined)))
         further = self.narrow(self.dropout(self.widen(hidden).relu()))
         output: Tensor = self.norm_hidden(hidden + self.dropout(further))
         return output
 
     def _split(self, vectors: Tensor) -> Tensor:
-        return vectors.reshape(*vectors.shape[:2], self.heads, -1).transpose(1, 2)
+        return vectors.reshape(*vectors.shape[:-1], self.heads, -1)
 
 
 class EventTransformer(Backbone):
@@ -72,6 +70,7 @@ class EventTransformer(Backbone):
     sinusoids: Tensor
     takes_padded: bool = True
     fast_precision: str = "bf16"
+    compiled_precision: str = "bf16"
 
     def __init__(
         self,
@@ -89,6 +88,7 @@ class EventTransformer(Backbone):
                 f"the event Transformer needs a layer or more and a width that is even and a multiple of the heads; "
                 f"got {layers} layers, width {width} and {heads} heads"
             )
+        self.heads = heads
         self.steps = EventSteps(schema, width, max_events)
         self.register_buffer("sinusoids", _sinusoids(max_events, width), persistent=False)
         self.position = nn.Linear(width, width)
@@ -104,10 +104,11 @@ class EventTransformer(Backbone):
         places = self.position(self.sinusoids[: layout.longest])
         from_last = (layout.lengths[layout.row] - 1 - layout.position).clamp_min(0)
         steps = self.dropout(vectors + places.index_select(0, from_last))
-        # Attention costs the square of the padded length, so that stays of similar length go together.
         if isinstance(layout, FixedLayout):
-            stays = self._attend(steps, layout)
+            packed = PackedAttention.suits(layout, steps, self.output_size // self.heads)
+            stays = self._attend_packed(steps, layout) if packed else self._attend(steps, layout)
             return cast("Tensor", self.patient(stays, inputs))
+        # Attention costs the square of the padded length, so that stays of similar length go together.
         order = ByLength.of(layout)
         steps = steps.index_select(0, order.steps)
         stays = torch.cat([self._attend(steps[group.steps], group.layout) for group in order.groups])
@@ -125,18 +126,26 @@ class EventTransformer(Backbone):
         return replace(dataset, columns=columns, rows=None)
 
     def _attend(self, vectors: Tensor, layout: Layout) -> Tensor:
-        """The last event's output of each stay, ``(rows, width)``."""
-        # A stay without events attends to its first place, to avoid 0 / 0; what comes of it is not used.
-        first = torch.arange(layout.longest, device=vectors.device) == 0
-        mask = (layout.present | first)[:, None, None, :]
+        """The last event's output of each stay, ``(rows, width)``, worked out in rectangles."""
+        attention = RectangleAttention(layout)
         steps = layout.spread(vectors)
         for layer in self.layers[:-1]:
-            steps = layer(steps, steps, mask)
+            steps = layer(steps, steps, attention)
         # Only the last event's output is read, so the last layer works it out alone.
         rows = torch.arange(layout.rows, device=vectors.device)
         last = steps[rows, (layout.lengths - 1).clamp_min(0)].unsqueeze(1)
-        output = self.norm(self.layers[-1](last, steps, mask).squeeze(1))
-        return torch.where((layout.lengths > 0).unsqueeze(-1), output, self.no_events)
+        return self._output(self.layers[-1](last, steps, attention).squeeze(1), layout)
+
+    def _attend_packed(self, steps: Tensor, layout: FixedLayout) -> Tensor:
+        """The same without padding."""
+        attention = PackedAttention(layout)
+        for layer in self.layers[:-1]:
+            steps = layer(steps, steps, attention)
+        last = steps.index_select(0, (layout.offsets[1:] - 1).clamp_min(0))
+        return self._output(self.layers[-1](last, steps, attention.last_queries), layout)
+
+    def _output(self, last: Tensor, layout: Layout) -> Tensor:
+        return torch.where((layout.lengths > 0).unsqueeze(-1), self.norm(last), self.no_events)
 
 
 def _sinusoids(length: int, width: int) -> Tensor:

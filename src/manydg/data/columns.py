@@ -81,8 +81,8 @@ class Ragged:
         """Gather rows into memory of a fixed size, without asking the device how much they hold.
 
         The gathered column has ``room.items`` items, of which those behind the last row are leftovers of other rows;
-        there must be one such at least. Within them, a nested column is as any other: its last item holds what is left
-        over of the codes.
+        there must be one such at least. What is left over of a nested column's codes is spread evenly over them, since
+        summing up one item of thousands of codes would keep a GPU waiting.
 
         Parameters
         ----------
@@ -109,7 +109,7 @@ class Ragged:
         codes = self.values.values
         assert isinstance(codes, Tensor)
         taken = codes[torch.where(owner < room.items - 1, source, spot % max(1, len(codes)))]
-        bounds[-1:].fill_(room.inner)  # set by index, a number is copied from the host, which no graph may hold
+        bounds[1:] += (place + 1 - offsets[-1]).clamp_min(0) * (room.inner - bounds[-1]) // (room.items - offsets[-1])
         return Ragged(Ragged(taken, bounds), offsets, room.longest)
 
     def to(self, device: torch.device | str) -> Ragged:

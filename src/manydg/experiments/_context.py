@@ -23,7 +23,7 @@ from manydg.experiments._fold import Series
 from manydg.training.inference import embed_dataset
 from manydg.training.run import Run, open_run
 
-COUNTS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500)
+COUNTS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)
 BINS = 8
 EMBEDDINGS = ("v", "z", "parallel", "orthogonal")
 ALL: Mapping[str, npt.NDArray[np.bool_] | None] = MappingProxyType({"all": None})

@@ -149,6 +149,8 @@ class CapturedSteps:
         self._pool: Any = None
         self._refused = False
         self._fast_losses = compiled(algorithm.losses) if speed.execution == COMPILED else None
+        # Ragged batches have many shapes, but behind the backbone they all have the same.
+        self._backbone = torch.compiler.disable(algorithm.backbone.compute) if self._ragged else None  # type: ignore[no-untyped-call]
         for optimizer in optimizers.values():
             make_capturable(optimizer)
             if speed.execution == COMPILED:
@@ -219,13 +221,16 @@ class CapturedSteps:
         return True
 
     def _step(self, indices: Tensor, pairs: int, rooms: Rooms, *, compiled: bool) -> Terms:
-        batch = self._take(indices, pairs, rooms)
+        batch, backbone = self._take(indices, pairs, rooms), self.algorithm.backbone
         if compiled and self._fast_losses is not None:
             self.algorithm.losses = self._fast_losses  # type: ignore[method-assign]
+            if self._backbone is not None:
+                backbone.compute = self._backbone  # type: ignore[method-assign]
         try:
             return Terms.of(self.algorithm.step(batch, self.optimizers))
         finally:
             self.algorithm.__dict__.pop("losses", None)
+            backbone.__dict__.pop("compute", None)
 
     def _take(self, indices: Tensor, pairs: int, rooms: Rooms) -> Batch:
         if not self._ragged:
