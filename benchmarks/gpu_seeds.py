@@ -35,7 +35,10 @@ def five_seeds() -> dict[str, Any]:
                 """The runs of so many seeds at the same time, and the seconds that all took."""
                 plan, start = grid("compare", ["manydg"], range(seeds), config), time.perf_counter()
                 out = Path(folder) / f"{config.execution}-{seeds}"
-                return Study(out, data, plan, "sleep").execute(seeds), time.perf_counter() - start
+                runs, seconds = Study(out, data, plan, "sleep").execute(seeds), time.perf_counter() - start
+                if failed := [run["error"] for run in runs if run["status"] != "ok"]:
+                    raise RuntimeError(f"runs failed: {failed}")
+                return runs, seconds
 
             (alone, whole_of_one), (together, whole_of_five) = study(1), study(5)
             one, five = _after_the_first(alone[0]), max(map(_after_the_first, together))
@@ -49,7 +52,6 @@ def five_seeds() -> dict[str, Any]:
                 "same losses": alone[0]["history"][-1]["losses"] == together[0]["history"][-1]["losses"],
                 "test kappa alone": alone[0]["test"]["kappa"],
                 "test kappa together": [run["test"]["kappa"] for run in together],
-                "failed": [run["error"] for run in alone + together if run["status"] != "ok"],
             }
             print(execution, json.dumps(found[execution]), flush=True)
     return found
