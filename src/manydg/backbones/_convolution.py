@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +47,49 @@ def convolve(maps: Tensor, weight: Tensor, stride: int) -> Tensor:
     return functional.conv2d(maps, weight, None, stride, 1)
 
 
+def convolve_in_training(maps: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Tensor:
+    """The same with a bias, for a training step on a CPU: its backward pass is faster than the library's.
+
+    The bias's gradient is a sum, for which the library goes over the maps slowly; and the gradient of maps of few
+    channels that are strided over is worked out with two neighbouring columns as one of twice the channels.
+    """
+    if torch.is_autocast_enabled("cpu"):
+        return functional.conv2d(maps, weight, bias, stride, 1)
+    return cast("Tensor", _Convolve.apply(maps, weight, bias, stride))  # type: ignore[no-untyped-call]
+
+
+class _Convolve(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, maps: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Tensor:
+        ctx.save_for_backward(maps, weight)
+        ctx.stride = stride
+        return functional.conv2d(maps, weight, bias, stride, 1)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        (maps, weight), slope, stride = ctx.saved_tensors, slopes[0], ctx.stride
+        of_maps, of_weight, of_bias, _ = ctx.needs_input_grad
+        columnwise = of_maps and stride == 2 and maps.shape[1] <= FEW_CHANNELS
+        found, weights, _ = torch.ops.aten.convolution_backward(
+            slope, maps, weight, None, (stride, stride), (1, 1), (1, 1), False, (0, 0), 1,
+            [of_maps and not columnwise, of_weight, False],
+        )  # fmt: skip
+        if columnwise:
+            found = _strided_slope(slope, weight, maps.shape[2], maps.shape[3])
+        return found, weights, slope.sum(dim=(0, 2, 3)) if of_bias else None, None
+
+
+def _strided_slope(slope: Tensor, weight: Tensor, height: int, width: int) -> Tensor:
+    """The gradient ``(batch, inputs, height, width)`` of maps that a convolution of stride 2 was done on.
+
+    An output column meets the second column of the pair before its own and both of its own; there is one pair before
+    the first.
+    """
+    rest = height - (2 * slope.shape[2] - 1)
+    pairs = functional.conv_transpose2d(slope, _wide(weight, 2, 2), None, (2, 1), (1, 0), (rest, 0))
+    return _unfold(pairs, 2)[..., 2 : 2 + width]
+
+
 def runs_on_cpu(maps: Tensor) -> bool:
     """Whether an operation on the maps is done now and on a CPU, rather than compiled or exported."""
     return maps.device.type == "cpu" and not torch.compiler.is_compiling()
@@ -57,45 +100,49 @@ def with_more_inputs(weight: Tensor, inputs: int) -> Tensor:
     return functional.pad(weight, (0, 0, 0, 0, 0, inputs - weight.shape[1]))
 
 
-class Stem(nn.Sequential):
-    """A convolution, a batch norm and an ELU.
+def is_alone(norm: nn.BatchNorm2d, maps: Tensor) -> bool:
+    """Whether a batch norm may be left out, for what does the same, of a step in training on a CPU."""
+    # Processes that share a step put a forward of their own in the norm's place.
+    return norm.training and runs_on_cpu(maps) and "forward" not in vars(norm) and norm.momentum is not None
 
-    In training on a CPU it gives maps of eight channels at least, the last ones zero: kernels for six channels are
-    several times slower than those for eight.
 
-    Parameters
-    ----------
-    inputs, outputs : int
-        Channels.
+def normalised(maps: Tensor, norms: list[nn.BatchNorm2d]) -> Tensor:
+    """What batch norms in training give for maps that have the channels of each, one norm's behind another's.
+
+    Channels behind the last norm's must be zero, and stay so.
     """
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__(Convolution(inputs, outputs), nn.BatchNorm2d(outputs), nn.ELU(inplace=True))
-
-    def forward(self, maps: Tensor) -> Tensor:
-        convolution, norm = cast("Convolution", self[0]), cast("nn.BatchNorm2d", self[1])
-        more = FEW_CHANNELS - convolution.out_channels
-        # Processes that share a step put a forward of their own in the norm's place.
-        if more <= 0 or not runs_on_cpu(maps) or not norm.training or "forward" in vars(norm):
-            return cast("Tensor", super().forward(maps))  # type: ignore[no-untyped-call]
-        weight = functional.pad(convolution.weight, (0, 0, 0, 0, 0, 0, 0, more))
-        return functional.elu(_normalised(convolve(maps, weight, 1), norm, more), inplace=True)
-
-
-def _normalised(maps: Tensor, norm: nn.BatchNorm2d, more: int) -> Tensor:
-    """What a batch norm in training gives for maps with some more channels, which are zero and stay so."""
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
-    assert norm.num_batches_tracked is not None
-    assert norm.momentum is not None
-    norm.num_batches_tracked.add_(1)
+    channels = [norm.num_features for norm in norms]
+    more = maps.shape[1] - sum(channels)
+    parts = [(norm.running_mean, norm.running_var, norm.weight, norm.bias) for norm in norms]
     mean, variance, weight, bias = (
-        functional.pad(part, (0, more)) for part in (norm.running_mean, norm.running_var, norm.weight, norm.bias)
+        functional.pad(torch.cat(cast("list[Tensor]", list(part))), (0, more)) for part in zip(*parts, strict=True)
     )
-    normal = functional.batch_norm(maps, mean, variance, weight, bias, True, norm.momentum, norm.eps)
-    norm.running_mean.copy_(mean[: norm.num_features])
-    norm.running_var.copy_(variance[: norm.num_features])
+    normal = functional.batch_norm(
+        maps, mean, variance, weight, bias, True, cast("float", norms[0].momentum), norms[0].eps
+    )
+    means, variances = (torch.split(part, [*channels, more]) for part in (mean, variance))
+    for norm, own_mean, own_variance in zip(norms, means, variances, strict=False):
+        cast("Tensor", norm.num_batches_tracked).add_(1)
+        cast("Tensor", norm.running_mean).copy_(own_mean)
+        cast("Tensor", norm.running_var).copy_(own_variance)
     return normal
+
+
+def halves(maps: Tensor) -> tuple[Tensor, Tensor]:
+    """The first and the last half of the channels, each laid out for itself, channels last."""
+    return cast("tuple[Tensor, Tensor]", _Halves.apply(maps))  # type: ignore[no-untyped-call]
+
+
+class _Halves(torch.autograd.Function):
+    """Torch's own backward pass fills, copies and adds maps of all channels for each half."""
+
+    @staticmethod
+    def forward(ctx: Any, maps: Tensor) -> tuple[Tensor, ...]:
+        return tuple(half.contiguous(memory_format=torch.channels_last) for half in maps.tensor_split(2, dim=1))
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> Tensor:
+        return torch.cat(slopes, dim=1)
 
 
 def columns_to_fold(weight: Tensor, width: int) -> int:

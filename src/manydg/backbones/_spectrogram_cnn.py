@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import cast
 
@@ -11,16 +11,28 @@ import torch
 from torch import Tensor, nn
 
 from manydg.backbones._backbone import Backbone, Inputs
-from manydg.backbones._convolution import FEW_CHANNELS, Convolution, convolve, runs_on_cpu, with_more_inputs
+from manydg.backbones._convolution import (
+    FEW_CHANNELS,
+    Convolution,
+    convolve,
+    convolve_in_training,
+    halves,
+    is_alone,
+    normalised,
+    with_more_inputs,
+)
 from manydg.backbones._dropout import Dropout
+from manydg.backbones._elu import elu_
+from manydg.backbones._moments import normalised_convolutions, number_of_moments, patch_moments
 from manydg.backbones._spectrogram import LogSpectrogram, SpectrogramScale, check_not_floored, sample_pieces
-from manydg.data.columns import take_dense
+from manydg.data.columns import Column, take_dense
 from manydg.data.dataset import DomainDataset
 from manydg.data.schema import TRUST, InputSchema
 from manydg.errors import ConfigError
 
 _ROWS_AT_ONCE = {"cpu": 64, "cuda": 1024}
-_SCALED = "scaled_spectrogram"
+_SCALED, _MOMENTS = "scaled_spectrogram", "patch_moments"
+_MOST_MOMENTS = 0.5
 
 
 class ResidualBlock(nn.Module):
@@ -46,27 +58,51 @@ class ResidualBlock(nn.Module):
         self.shortcut = nn.Sequential(Convolution(inputs, outputs, stride=2), nn.BatchNorm2d(outputs))
         self.pool, self.dropout = pool, Dropout(dropout)
 
-    def forward(self, maps: Tensor) -> Tensor:
-        found, short = self._strided(maps)
-        reduced: Tensor = self.dropout(self.pool(self.path[1:](found) + self.shortcut[1](short)))
+    def forward(self, maps: Tensor, moments: Tensor | None = None) -> Tensor:
+        """Maps ``(batch, outputs, ...)``.
+
+        Parameters
+        ----------
+        maps : Tensor ``(batch, inputs, height, width)``
+        moments : Tensor ``(batch, number_of_moments(inputs))``, optional
+            Of the maps, with a stride of 2; the first norms then need no pass over what the convolutions give.
+        """
+        found, short = self._strided(maps, moments)
+        total = self.path[3:](elu_(found)).add_(short)
+        reduced: Tensor = self.dropout(self.pool(total))
         return reduced
 
-    def _strided(self, maps: Tensor) -> tuple[Tensor, Tensor]:
-        """The two strided convolutions of the maps, as one where it pays that the maps are read once.
+    def _strided(self, maps: Tensor, moments: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The two strided convolutions of the maps, normalised.
 
-        That is so in a step compiled for a GPU and, for maps of few channels, in training on a CPU, where both halves
-        are then laid out anew: a batch norm that skips every other channel is slow.
+        They are done as one where it pays that the maps are read once: in a step compiled for a GPU and, for maps of
+        few channels, in training on a CPU.
         """
         path, shortcut = cast("Convolution", self.path[0]), cast("Convolution", self.shortcut[0])
-        on_gpu = maps.is_cuda and torch.compiler.is_compiling()
-        on_cpu = self.training and maps.shape[1] <= FEW_CHANNELS and runs_on_cpu(maps)
-        if not on_gpu and not on_cpu:
-            return path(maps), shortcut(maps)
-        weight = with_more_inputs(torch.cat([path.weight, shortcut.weight]), maps.shape[1])
-        found, short = convolve(maps, weight, 2).tensor_split(2, dim=1)
-        if on_gpu:
+        norm, short_norm = cast("nn.BatchNorm2d", self.path[1]), cast("nn.BatchNorm2d", self.shortcut[1])
+        alone = is_alone(norm, maps)
+        if alone and moments is not None:
+            places = -(-maps.shape[2] // 2) * -(-maps.shape[3] // 2)
+            known = normalised_convolutions([(path.weight, norm), (shortcut.weight, short_norm)], moments, places)
+            found, short = (convolve_in_training(maps, weight, bias, 2) for weight, bias in known)
             return found, short
-        return found.contiguous(memory_format=torch.channels_last), short.contiguous(memory_format=torch.channels_last)
+        on_gpu = maps.is_cuda and torch.compiler.is_compiling()
+        if not on_gpu and not (alone and maps.shape[1] <= FEW_CHANNELS):
+            return norm(path(maps)), short_norm(shortcut(maps))
+        weight = with_more_inputs(torch.cat([path.weight, shortcut.weight]), maps.shape[1])
+        if not on_gpu:
+            return halves(normalised(convolve_in_training(maps, weight, None, 2), [norm, short_norm]))
+        found, short = convolve(maps, weight, 2).tensor_split(2, dim=1)
+        return norm(found), short_norm(short)
+
+
+class Stages(nn.Sequential):
+    """One stage after another, the first of which may be told the moments of its input."""
+
+    def forward(self, maps: Tensor, moments: Tensor | None = None) -> Tensor:
+        for number, stage in enumerate(self):
+            maps = stage(maps) if number else stage(maps, moments)
+        return maps
 
 
 class SpectrogramCNN(Backbone):
@@ -85,6 +121,8 @@ class SpectrogramCNN(Backbone):
 
     early: nn.Module
     late: nn.Module
+    first_stride: int
+    """Stride of the first convolutions."""
     compiles: bool = True
     compiled_precision: str = "bf16"
 
@@ -122,7 +160,7 @@ class SpectrogramCNN(Backbone):
     def maps(self, inputs: Inputs) -> Tensor:
         """Feature maps before the last block, ``(batch, channels, height, width)``."""
         if _SCALED in inputs:
-            ready: Tensor = self.early(inputs[_SCALED])
+            ready: Tensor = self.early(inputs[_SCALED], inputs.get(_MOMENTS))
             return ready
         given = inputs["spectrogram"] if "spectrogram" in inputs else inputs[self.column]
         if not isinstance(given, Tensor):
@@ -154,25 +192,34 @@ class SpectrogramCNN(Backbone):
         self.scale.fit(self._spectrograms(sample_pieces(dataset, column)))
 
     def precompute(self, dataset: DomainDataset, device: torch.device, budget: int) -> DomainDataset:
-        """The spectrograms instead of the signals, channels last, where they fit; scaled, if nothing else is to be."""
+        """The spectrograms instead of the signals, channels last, where they fit; scaled, if nothing else is to be.
+
+        Scaled ones come with the moments of their patches on a CPU, where these fit too and are no more than half of
+        them.
+        """
         signal = dataset.columns.get(self.column)
-        needed = 4 * len(dataset) * math.prod(self.shape)
-        if not isinstance(signal, Tensor) or signal.ndim != 3 or "spectrogram" in dataset.columns or needed > budget:
+        values, room = math.prod(self.shape), budget // (4 * max(1, len(dataset)))
+        if not isinstance(signal, Tensor) or signal.ndim != 3 or "spectrogram" in dataset.columns or values > room:
             return dataset
-        finish: Callable[[Tensor], Tensor]
-        name, finish = ("spectrogram", self.spectrogram)
-        if TRUST not in dataset.columns:
-            name, finish = _SCALED, lambda piece: self._scaled(self.spectrogram(piece), {})
+        scaled, numbers = TRUST not in dataset.columns, number_of_moments(self.shape[0])
+        told = scaled and device.type == "cpu" and numbers <= min(room - values, _MOST_MOMENTS * values)
         channels, frequencies, frames = self.shape
         made = torch.empty(len(dataset), frequencies, frames, channels, device=device).permute(0, 3, 1, 2)
+        moments = torch.empty(len(dataset), numbers if told else 0)
         with torch.no_grad():
             for rows in torch.split(torch.arange(len(dataset), device=dataset.device), _ROWS_AT_ONCE[device.type]):
                 stored = rows if dataset.rows is None else dataset.rows[rows]
-                made[int(rows[0]) : int(rows[-1]) + 1] = finish(take_dense(signal, stored).to(device))
+                piece = self.spectrogram(take_dense(signal, stored).to(device))
+                place = slice(int(rows[0]), int(rows[-1]) + 1)
+                made[place] = self._scaled(piece, {}) if scaled else piece
+                if told:
+                    moments[place] = patch_moments(made[place], self.first_stride)
+        columns: dict[str, Column] = {_SCALED if scaled else "spectrogram": made}
+        columns |= {_MOMENTS: moments} if told else {}
         rest = {other: dataset.column(other).to(device) for other in dataset.columns if other != self.column}
         return replace(
             dataset,
-            columns={name: made, **rest},
+            columns={**columns, **rest},
             targets=dataset.targets.to(device),
             domains=dataset.domains.to(device),
             times=None if dataset.times is None else dataset.times.to(device),

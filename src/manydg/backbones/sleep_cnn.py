@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import nn
 
-from manydg.backbones._convolution import Stem
 from manydg.backbones._spectrogram import LogSpectrogram
-from manydg.backbones._spectrogram_cnn import ResidualBlock, SpectrogramCNN
+from manydg.backbones._spectrogram_cnn import ResidualBlock, SpectrogramCNN, Stages
+from manydg.backbones._stem import Stem
 from manydg.data.schema import InputSchema
 
 
@@ -29,6 +29,8 @@ class SleepCNN(SpectrogramCNN):
     dropout : float
     """
 
+    first_stride: int = 1
+
     def __init__(
         self,
         schema: InputSchema,
@@ -43,4 +45,4 @@ class SleepCNN(SpectrogramCNN):
         first = ResidualBlock(6, 8, nn.Identity(), dropout)
         second = ResidualBlock(8, 16, nn.MaxPool2d(2), dropout)
         third = ResidualBlock(16, 32, nn.MaxPool2d(2), dropout)
-        self.assemble(nn.Sequential(stem, first, second), third)
+        self.assemble(Stages(stem, first, second), third)
