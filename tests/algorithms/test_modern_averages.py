@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -105,3 +106,38 @@ def test_the_statistics_are_those_of_the_averaged_weights_and_of_no_others() -> 
         outputs = average(module, values)
     assert outputs.mean().item() == pytest.approx(0.0, abs=1e-3)
     assert outputs.std().item() == pytest.approx(1.0, abs=1e-3)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = nn.GRU(1, 8, batch_first=True)
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, table: Tensor) -> Tensor:
+        features: Tensor = self.norm(self.read(table[:, :, None])[0][:, -1])
+        return features
+
+
+def test_a_recurrent_network_keeps_its_memory_when_the_average_predicts(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    network, table = Recurrent().eval(), torch.randn(5, 4)
+    average = Average(network)
+    with torch.no_grad():
+        for weight in network.parameters():
+            weight.add_(torch.randn_like(weight))
+    before = {name: (weight.data_ptr(), weight.detach().clone()) for name, weight in network.named_parameters()}
+    by_hand = copy.deepcopy(network)
+    by_hand.load_state_dict({name: average.get_buffer(key) for name, key in average.weights.items()}, strict=False)
+    expected = by_hand(table)
+    assert not torch.allclose(expected, network(table))
+
+    def moved(_: nn.GRU) -> None:
+        pytest.fail("weights moved to other memory: captured steps would go on in the old")
+
+    monkeypatch.setattr(nn.GRU, "flatten_parameters", moved)
+    torch.testing.assert_close(average(network, table), expected)
+    network(table)
+    for name, weight in network.named_parameters():
+        assert weight.data_ptr() == before[name][0]
+        assert torch.equal(weight, before[name][1])

@@ -68,6 +68,16 @@ def test_features_have_the_width_that_was_promised(case: tuple[Backbone, DomainD
     assert bool(torch.isfinite(features).all())
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_what_is_learnt_from_inputs_does_not_depend_on_where_they_lie(case: tuple[Backbone, DomainDataset]) -> None:
+    backbone, dataset = case
+    expected = {name: value.clone() for name, value in backbone.named_buffers()}
+    backbone.fit_inputs(dataset.to("cuda"))
+    for name, value in backbone.named_buffers():
+        assert value.device.type == "cpu"
+        torch.testing.assert_close(value, expected[name])
+
+
 def test_batch_mates_do_not_change_a_sample(case: tuple[Backbone, DomainDataset]) -> None:
     backbone, dataset = case
     backbone.eval()

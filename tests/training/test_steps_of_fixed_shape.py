@@ -6,6 +6,7 @@ That a step neither waits for the device nor copies from the host is checked wit
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from manydg.algorithms import ALGORITHMS, build_algorithm
-from manydg.backbones import Backbone, build_backbone
+from manydg.backbones import BACKBONES, Backbone, build_backbone
 from manydg.backbones._fixed_layout import FixedLayout
 from manydg.backbones._layout import Layout
 from manydg.data.build import from_arrays
@@ -28,6 +29,8 @@ from manydg.data.sampling import EpochPlan, plan_epoch
 from manydg.data.schema import InputSchema
 from manydg.errors import ConfigError
 from manydg.targets import target_of
+from manydg.training.config import TrainingConfig
+from manydg.training.fit import fit
 from manydg.training.rooms import RoomTable, holds, join_rooms, lengths_of, with_headroom
 
 ROWS = 30
@@ -217,3 +220,28 @@ def test_leftover_codes_are_spread_evenly_over_the_leftover_items() -> None:
     taken = column.take_padded(torch.tensor([1]), Room(1, 5, 10))
     assert isinstance(taken.values, Ragged)
     assert taken.values.lengths.tolist() == [1, 2, 2, 2, 3]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("backbone", CAPTURED)
+@pytest.mark.parametrize("algorithm", STATIC)
+def test_replayed_steps_learn_what_steps_as_written_learn(algorithm: str, backbone: str) -> None:
+    """With an evaluation after each epoch, which must leave alone what the captured steps work on."""
+    if ALGORITHMS.get(algorithm).sampling == "whole":
+        pytest.skip("not trained by steps")
+    data = CAPTURED[backbone]()
+    train, val = data.select(np.tile(np.arange(24), 8)), data.select(np.arange(24, ROWS))
+    options = {"dropout": 0.0} if "dropout" in inspect.signature(BACKBONES.get(backbone)).parameters else {}
+    curves = []
+    for execution in ("plain", "captured"):
+        config = TrainingConfig(
+            algorithm=algorithm, backbone=backbone, backbone_options=options, epochs=3, batch_size=6,
+            precision="float32", execution=execution,
+        )  # fmt: skip
+        try:
+            fitted = fit(config, train, val, torch.device("cuda"))
+        except ConfigError as refusal:
+            pytest.skip(str(refusal))
+        assert fitted.speed.execution == execution
+        curves.append([value for entry in fitted.history for value in entry["losses"].values()])
+    np.testing.assert_allclose(curves[1], curves[0], rtol=0.02, atol=1e-3)

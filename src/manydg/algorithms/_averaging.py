@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -48,9 +50,37 @@ class Average(nn.Module):
 
     def forward(self, module: nn.Module, *arguments: Any) -> Tensor:
         """What the module gives under the averaged weights."""
-        names = {**self.weights, **self.statistics}
-        output: Tensor = functional_call(module, {name: getattr(self, key) for name, key in names.items()}, arguments)
+        held = {name: getattr(self, key) for name, key in {**self.weights, **self.statistics}.items()}
+        recurrent = {name: held.pop(name) for name in _recurrent_weights(module)}
+        with _values_in_place({module.get_parameter(name): value for name, value in recurrent.items()}):
+            output: Tensor = functional_call(module, held, arguments)
         return output
+
+
+def _recurrent_weights(module: nn.Module) -> list[str]:
+    return [
+        f"{place}.{name}" if place else name
+        for place, part in module.named_modules()
+        if isinstance(part, nn.RNNBase)
+        for name, _ in part.named_parameters(recurse=False)
+    ]
+
+
+@contextmanager
+def _values_in_place(values: Mapping[nn.Parameter, Tensor]) -> Iterator[None]:
+    """Parameters hold other values within, in the memory that they have.
+
+    A recurrent network that is given other tensors moves its weights to new memory, which a captured training step
+    would never hear of.
+    """
+    before = [parameter.detach().clone() for parameter in values]
+    for parameter, value in values.items():
+        parameter.data.copy_(value)
+    try:
+        yield
+    finally:
+        for parameter, value in zip(values, before, strict=True):
+            parameter.data.copy_(value)
 
 
 def _key(name: str) -> str:

@@ -27,11 +27,11 @@ class Standardize(nn.Module):
         self.register_buffer("scale", torch.ones(size))
 
     def fit(self, pieces: Iterable[Tensor]) -> None:
-        """Learn from values ``(rows, size)`` that come in pieces of some rows; NaN is passed over."""
+        """Learn from values ``(rows, size)`` that come in pieces of some rows, on any device; NaN is passed over."""
         count = torch.zeros_like(self.mean, dtype=torch.float64)
         mean, squares = torch.zeros_like(count), torch.zeros_like(count)
         for piece in pieces:
-            more, its_mean, its_squares = _moments(piece)
+            more, its_mean, its_squares = (part.to(count.device) for part in _moments(piece))
             total = (count + more).clamp_min(1)
             apart = its_mean - mean
             mean = mean + apart * more / total
