@@ -16,10 +16,11 @@ import torch
 
 from manydg.data.dataset import DomainDataset
 from manydg.data.splits import Split
+from manydg.experiments._job import Job
 from manydg.training.config import TrainingConfig, pick_device
 from manydg.training.fit import Fitted, fit, fit_further
 from manydg.training.record import Predictions, make_record
-from manydg.training.reporting import Reporter, Silent
+from manydg.training.reporting import Reporter
 from manydg.training.run import PREDICTIONS, draw_split
 
 STEPS = 10
@@ -50,27 +51,19 @@ def tuning_epochs(config: TrainingConfig) -> int:
     return max(1, config.epochs // 5)
 
 
-def learn_continually(
-    dataset: DomainDataset,
-    config: TrainingConfig,
-    variant: Mapping[str, Any],
-    folder: Path,
-    device: str,
-    name: str,
-    *,
-    reporter: Reporter | None = None,
-) -> dict[str, Any]:
+def learn_continually(job: Job) -> dict[str, Any]:
     """Pre-train on the first patients by id, then go on in steps; the test patients stay the same.
 
     The variant says how many samples of each earlier patient join every step. The record's ``curve`` holds the test
     metrics after each step.
     """
-    start, place, hears = time.perf_counter(), pick_device(device), reporter or Silent()
+    start, place, hears = time.perf_counter(), pick_device(job.device), job.reporter
+    dataset, config = job.dataset, job.config
     split = draw_split(dataset, config)
     sides = {side: dataset.select(getattr(split, side)) for side in ("train", "val", "test")}
-    judge = _Judge(dataset, config, split, sides, name, str(place))
+    judge = _Judge(dataset, config, split, sides, job.name, str(place))
     train, val, arrival = sides["train"], sides["val"], order_of_arrival(sides["train"])
-    (first, each), replay = patients_by_step(train.n_patients), int(variant[REPLAY])
+    (first, each), replay = patients_by_step(train.n_patients), int(job.variant[REPLAY])
     hears.started(config.algorithm, STEPS + 1, 1)
     fitted = fit(config, _only(train, np.flatnonzero(arrival < first)), val, place)
     curve = [judge.point(fitted, 0, first, hears)]
@@ -86,7 +79,7 @@ def learn_continually(
             tuning = config.replace(epochs=tuning_epochs(config), seed=config.seed + 1000 * step)
             fitted = fit_further(fitted, tuning, _only(train, rows), val, place)
         curve.append(judge.point(fitted, step, seen + each, hears))
-    record = judge.record(fitted, time.perf_counter() - start, folder)
+    record = judge.record(fitted, time.perf_counter() - start, job.folder)
     return {**record, "curve": curve}
 
 

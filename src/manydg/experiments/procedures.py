@@ -2,64 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from manydg.data.dataset import DomainDataset
 from manydg.data.splits import Split, split_named, split_patients
+from manydg.experiments._job import Job
 from manydg.experiments.continual import learn_continually
 from manydg.training.config import TrainingConfig
-from manydg.training.reporting import Reporter
 from manydg.training.run import draw_split, train
 
 
-class Procedure(Protocol):
-    """Does one run in its folder and returns its record."""
-
-    def __call__(
-        self,
-        dataset: DomainDataset,
-        config: TrainingConfig,
-        variant: Mapping[str, Any],
-        folder: Path,
-        device: str,
-        name: str,
-        /,
-        *,
-        reporter: Reporter | None = None,
-    ) -> dict[str, Any]: ...
-
-
-def train_once(
-    dataset: DomainDataset,
-    config: TrainingConfig,
-    variant: Mapping[str, Any],
-    folder: Path,
-    device: str,
-    name: str,
-    *,
-    reporter: Reporter | None = None,
-) -> dict[str, Any]:
+def train_once(job: Job) -> dict[str, Any]:
     """Train on the split of the seed and score the test patients."""
-    return dict(train(dataset, config, out=folder, device=device, name=name, reporter=reporter).record)
+    return _train(job, None)
 
 
-def train_on_fewer(
-    dataset: DomainDataset,
-    config: TrainingConfig,
-    variant: Mapping[str, Any],
-    folder: Path,
-    device: str,
-    name: str,
-    *,
-    reporter: Reporter | None = None,
-) -> dict[str, Any]:
+def train_on_fewer(job: Job) -> dict[str, Any]:
     """Train on so many patients; whatever their number and the seed, the test patients are the same."""
-    split = fewer_patients(dataset, config, int(variant["training patients"]))
-    return dict(train(dataset, config, split=split, out=folder, device=device, name=name, reporter=reporter).record)
+    return _train(job, fewer_patients(job.dataset, job.config, int(job.variant["training patients"])))
+
+
+def _train(job: Job, split: Split | None) -> dict[str, Any]:
+    run = train(
+        job.dataset, job.config, split=split, out=job.folder, device=job.device, name=job.name, reporter=job.reporter
+    )
+    return dict(run.record)
 
 
 def fewer_patients(dataset: DomainDataset, config: TrainingConfig, count: int) -> Split:
@@ -76,7 +46,7 @@ def fewer_patients(dataset: DomainDataset, config: TrainingConfig, count: int) -
     return split_named(dataset, train=order[:count], val=drawn.patients("val"), test=test)
 
 
-PROCEDURES: dict[str, Procedure] = {
+PROCEDURES: dict[str, Callable[[Job], dict[str, Any]]] = {
     "train": train_once,
     "timing": train_once,
     "limited-data": train_on_fewer,

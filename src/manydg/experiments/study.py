@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from manydg.data.dataset import DomainDataset
 from manydg.data.storage import open_dataset, remove_leftovers, write_atomically
 from manydg.errors import ManyDGError
+from manydg.experiments._job import Job
 from manydg.experiments.describe import describe_study
 from manydg.experiments.engines import current_engine
 from manydg.experiments.options import Options, as_options, spelled_out
@@ -220,7 +221,7 @@ def do_run(job: Mapping[str, Any]) -> dict[str, Any]:
     try:
         dataset = open_dataset(job["dataset"], verify="sizes")
         record = PROCEDURES[run.procedure](
-            dataset, run.config, run.variant, folder, job["device"], job["name"], reporter=status
+            Job(dataset, run.config, run.variant, folder, job["device"], job["name"], status)
         )
     except Exception as error:  # noqa: BLE001 - a run that fails must not stop the others, whatever the reason
         known = isinstance(error, ManyDGError)
