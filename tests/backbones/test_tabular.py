@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -14,7 +16,7 @@ from manydg.backbones._quantiles import PiecewiseLinear
 from manydg.backbones._scaling import Standardize
 from manydg.data.build import from_arrays
 from manydg.data.columns import Ragged
-from manydg.data.schema import InputSchema
+from manydg.data.schema import TRUST, ColumnSchema, InputSchema
 from manydg.errors import ConfigError, ManyDGWarning
 
 NAN = float("nan")
@@ -183,3 +185,16 @@ def test_scaling_passes_over_gaps_and_keeps_its_precision_far_from_zero() -> Non
     scale.fit(torch.from_numpy(values).split(37))
     np.testing.assert_allclose(scale.mean, np.nanmean(values.astype(np.float64), axis=0), rtol=1e-6)
     np.testing.assert_allclose(scale.scale, 1 / np.nanstd(values.astype(np.float64), axis=0), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("mlp", {"hidden": 7, "width": 6}), ("tabular", {"bins": 3, "width": 6})]
+)
+def test_the_network_for_samples_alone_has_no_inputs_for_their_context(name: str, options: dict[str, Any]) -> None:
+    columns = {"x": ColumnSchema("float32", (5,)), "context": ColumnSchema("float32", (20,))}
+    both = build_backbone(name, InputSchema(columns | {TRUST: ColumnSchema("float32", (1,))}), options)
+    alone = both.for_samples_alone()
+    plain = build_backbone(name, InputSchema({"x": columns["x"]}), options)
+    shapes = {key: value.shape for key, value in alone.state_dict().items()}
+    assert shapes == {key: value.shape for key, value in plain.state_dict().items()}
+    assert not alone.with_context

@@ -9,7 +9,6 @@ have the z most like its own. See ``docs/method.md``.
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
@@ -25,10 +24,9 @@ from manydg.algorithms.manydg import orthogonal_projection
 from manydg.backbones import Backbone, Inputs
 from manydg.data.columns import Column
 from manydg.data.dataset import Batch, DomainDataset
-from manydg.data.schema import TRUST
+from manydg.data.schema import CONTEXT, TRUST
 from manydg.targets import Target
 
-_CONTEXT = "context"
 _FEW = 0.05
 
 
@@ -48,12 +46,12 @@ class TwoViews(Backbone):
     Parameters
     ----------
     backbone : Backbone
-        For samples with context; a copy of it learns from samples alone.
+        For samples with context; another like it learns from samples alone.
     """
 
     def __init__(self, backbone: Backbone) -> None:
         super().__init__()
-        self.informed, self.alone = backbone, deepcopy(backbone)
+        self.informed, self.alone = backbone, backbone.for_samples_alone()
         self.output_size = 2 * backbone.output_size
         self.takes_padded, self.compiles = backbone.takes_padded, backbone.compiles
         self.fast_precision, self.compiled_precision = backbone.fast_precision, backbone.compiled_precision
@@ -160,7 +158,7 @@ class ManyDGContext(EMA):
 def without_context(inputs: Inputs) -> dict[str, Column]:
     """The inputs of patients of whom nothing is known: all context is 0, as the context of a first sample is."""
     return {
-        name: torch.zeros_like(column) if name.startswith(_CONTEXT) and isinstance(column, Tensor) else column
+        name: torch.zeros_like(column) if name.startswith(CONTEXT) and isinstance(column, Tensor) else column
         for name, column in inputs.items()
     }
 

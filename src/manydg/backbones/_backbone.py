@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import cast
 
 import torch
@@ -65,6 +66,13 @@ class Backbone(nn.Module):
 
         Whatever it learns is kept in buffers of fixed shape, so that it is saved and loaded with the weights.
         """
+
+    def for_samples_alone(self) -> Backbone:
+        """A network like this one for samples that come without the context of their patients.
+
+        A copy, unless the backbone can do without the columns of the context. For the copy they are 0.
+        """
+        return deepcopy(self)
 
     def precompute(self, dataset: DomainDataset, device: torch.device, budget: int) -> DomainDataset:
         """The dataset with whatever can be worked out once instead of at every step, on a device.

@@ -3,16 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from manydg.backbones._backbone import Inputs
+from manydg.backbones._backbone import Backbone, Inputs
 from manydg.data.columns import take
 from manydg.data.dataset import DomainDataset
+from manydg.data.schema import InputSchema
+from manydg.errors import ConfigError
 
 _VALUES_OF_A_PIECE = 2**20
 _VALUES_OF_A_BLOCK = 2**24
+
+
+class TableBackbone(Backbone):
+    """A backbone of a table of measurements: all dense columns, flattened and joined.
+
+    Parameters
+    ----------
+    schema : InputSchema
+    **options
+        Whatever else the subclass was given, to build another like it.
+
+    Attributes
+    ----------
+    names : tuple of str
+        The columns that are joined.
+    features : int
+        How many numbers they hold.
+    """
+
+    def __init__(self, schema: InputSchema, **options: Any) -> None:
+        super().__init__()
+        ragged = [name for name, column in schema.columns.items() if column.nesting]
+        if ragged:
+            raise ConfigError(
+                f"the {type(self).__name__} backbone takes dense inputs only; {ragged} have rows of different lengths"
+            )
+        measured = schema.measurements()
+        self.names = tuple(measured)
+        self.features = sum(torch.Size(column.shape).numel() for column in measured.values())
+        self._made_from = schema, options
+
+    def for_samples_alone(self) -> Backbone:
+        """Without the columns of the context: hundreds of constants would act as one bias that learns far too fast."""
+        schema, options = self._made_from
+        return type(self)(schema.without_context(), **options)
 
 
 def join(inputs: Inputs, names: Sequence[str]) -> Tensor:

@@ -8,15 +8,15 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from manydg.backbones._backbone import Backbone, Inputs
+from manydg.backbones._backbone import Inputs
 from manydg.backbones._scaling import Standardize
-from manydg.backbones._tables import join, pieces_of_rows
+from manydg.backbones._tables import TableBackbone, join, pieces_of_rows
 from manydg.data.dataset import DomainDataset
 from manydg.data.schema import InputSchema
-from manydg.errors import ConfigError, DataError
+from manydg.errors import DataError
 
 
-class MLP(Backbone):
+class MLP(TableBackbone):
     """Standardised inputs through linear layers with batch normalisation, ELU and dropout.
 
     All dense columns are flattened and joined. Their mean and standard deviation come from training patients.
@@ -36,13 +36,8 @@ class MLP(Backbone):
     def __init__(
         self, schema: InputSchema, hidden: int = 256, layers: int = 2, width: int = 128, dropout: float = 0.3
     ) -> None:
-        super().__init__()
-        ragged = [name for name, column in schema.columns.items() if column.nesting]
-        if ragged:
-            raise ConfigError(f"the MLP takes dense inputs only; {ragged} have rows of different lengths")
-        measured = schema.measurements()
-        self.names = tuple(measured)
-        self.scale = Standardize(sum(torch.Size(column.shape).numel() for column in measured.values()))
+        super().__init__(schema, hidden=hidden, layers=layers, width=width, dropout=dropout)
+        self.scale = Standardize(self.features)
         widths = [self.scale.size] + [hidden] * layers
         blocks: list[nn.Module] = []
         for wide, narrow in itertools.pairwise(widths):

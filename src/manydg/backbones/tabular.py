@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from manydg.backbones._backbone import Backbone, Inputs
+from manydg.backbones._backbone import Inputs
 from manydg.backbones._quantiles import PiecewiseLinear, rows_for_quantiles
-from manydg.backbones._tables import blocks_of_features, join
+from manydg.backbones._tables import TableBackbone, blocks_of_features, join
 from manydg.data.dataset import DomainDataset
 from manydg.data.schema import InputSchema
 from manydg.errors import ConfigError
@@ -32,7 +32,7 @@ class _ResidualLayer(nn.Module):
         return summed
 
 
-class Tabular(Backbone):
+class Tabular(TableBackbone):
     """Each value in quantile bins, embedded by a map of its own; all joined, through residual layers.
 
     All dense columns are flattened and joined. A value that is missing (NaN) has an embedding of its own, learned for
@@ -68,17 +68,15 @@ class Tabular(Backbone):
         dropout: float = 0.5,
         feature_dropout: float = 0.0,
     ) -> None:
-        super().__init__()
-        ragged = [name for name, column in schema.columns.items() if column.nesting]
-        if ragged:
-            raise ConfigError(f"the tabular backbone takes dense inputs only; {ragged} have rows of different lengths")
+        super().__init__(
+            schema, bins=bins, embedding=embedding, hidden=hidden, layers=layers, width=width, dropout=dropout,
+            feature_dropout=feature_dropout,
+        )  # fmt: skip
         if bins < 1 or embedding < 1:
             raise ConfigError(
                 f"the tabular backbone needs one bin and one embedding width or more; got {bins}, {embedding}"
             )
-        measured = schema.measurements()
-        self.names = tuple(measured)
-        features = sum(torch.Size(column.shape).numel() for column in measured.values())
+        features = self.features
         self.encoding = PiecewiseLinear(features, bins)
         self.feature_dropout = nn.Dropout1d(feature_dropout)
         self.bin_vectors = nn.Parameter(torch.empty(features, bins, embedding).uniform_(-1, 1) * bins**-0.5)

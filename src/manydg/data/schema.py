@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from manydg.data.columns import Ragged
@@ -13,6 +13,8 @@ from manydg.errors import DataError
 TRUST = "context_weight"
 """The column that says how far what is usual for a patient is to be trusted, from 0 to 1, ``(rows, 1)``. It weighs what
 other columns say and is no measurement: tables of measurements leave it out."""
+CONTEXT = "context"
+"""What the names of columns begin with that hold what is known of a sample's patient."""
 _OF_THE_DATA = frozenset({"session_gap"})
 """Settings that say how one dataset lies in time: new data may have others."""
 
@@ -60,6 +62,10 @@ class InputSchema:
     def measurements(self) -> dict[str, ColumnSchema]:
         """The columns that a table of measurements is made of."""
         return {name: column for name, column in self.columns.items() if name != TRUST}
+
+    def without_context(self) -> InputSchema:
+        """The same of samples that come alone, without the context of their patients."""
+        return replace(self, columns={n: column for n, column in self.columns.items() if not n.startswith(CONTEXT)})
 
     def to_json(self) -> dict[str, Any]:
         columns = {
