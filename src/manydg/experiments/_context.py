@@ -39,9 +39,14 @@ def tested_part(dataset: DomainDataset, record: Mapping[str, Any], folder: Path)
 
 def scores_by_count(run: Run, part: DomainDataset, counts: Sequence[int] = COUNTS) -> dict[float, Scores]:
     """Test metrics when the context of every sample is so many samples; a count that no patient reaches is left out."""
-    most = int(torch.bincount(part.domains).max()) - 1
-    fitting = [count for count in counts if count <= most]
+    fitting = fitting_counts(part, counts)
     return {float(count): _scores(run, part, run.predict_proba(limit_context(part, count))) for count in fitting}
+
+
+def fitting_counts(part: DomainDataset, counts: Sequence[int] = COUNTS) -> list[int]:
+    """Those numbers of other samples that some patient has."""
+    most = int(torch.bincount(part.domains).max()) - 1
+    return [count for count in counts if count <= most]
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,6 +31,8 @@ from manydg.report._words import number
 
 FloatArray = npt.NDArray[np.float64]
 _LONG_NAME = 21
+_ROOM_OF_A_DIGIT = 0.02
+"""As a share of the width of a chart."""
 _FEWEST = 10
 """A bin of a reliability curve with fewer statements is not drawn: its share would be noise."""
 
@@ -100,7 +102,13 @@ def lines(
 
 
 def _plain_ticks(axes: Axes, series: Sequence[Series]) -> None:
-    ticks = sorted({float(value) for line in series for value in line.x})
+    values = sorted({float(value) for line in series for value in line.x}, reverse=True)
+    span = np.log(values[0] / values[-1])
+    ticks: list[float] = []
+    for value in values:
+        # From the largest on, as far as the numbers leave room for each other.
+        if not ticks or np.log(ticks[-1] / value) >= span * (len(f"{ticks[-1]:g}") + 1) * _ROOM_OF_A_DIGIT:
+            ticks.append(value)
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     axes.grid(visible=False, axis="x")

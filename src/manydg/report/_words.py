@@ -55,14 +55,15 @@ LOSSES = {
 
 
 def algorithm_name(name: str) -> str:
-    """The name to show for an algorithm.
+    """The name to show for an algorithm; what follows a comma says more of it and stays as it is.
 
     Examples
     --------
-    >>> algorithm_name("manydg"), algorithm_name("my-idea")
-    ('ManyDG', 'My idea')
+    >>> algorithm_name("manydg, offline context"), algorithm_name("my-idea")
+    ('ManyDG, offline context', 'My idea')
     """
-    return ALGORITHMS.get(name) or sentence(name.replace("-", " ").replace("_", " "))
+    algorithm, comma, more = name.partition(", ")
+    return (ALGORITHMS.get(algorithm) or sentence(algorithm.replace("-", " ").replace("_", " "))) + comma + more
 
 
 def metric_name(name: str) -> str:

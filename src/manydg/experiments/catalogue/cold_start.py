@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from manydg.experiments._context import (
-    COUNTS,
     ByMetric,
     TimeBins,
+    fitting_counts,
     gather,
     scores_by_count,
     scores_by_elapsed,
@@ -55,7 +55,7 @@ class ColdStart(Experiment):
             if kind == OFFLINE:
                 gather(by_count, name, scores_by_count(run, part), 1.0)
             elif kind == NONE:
-                gather(by_count, name, {float(count): record["test"] for count in COUNTS}, 1.0)
+                gather(by_count, name, {float(count): record["test"] for count in fitting_counts(part)}, 1.0)
             if bins is not None and kind != OFFLINE:
                 gather(by_time, name, scores_by_elapsed(run, part, bins))
         figures = {}
