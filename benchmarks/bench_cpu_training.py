@@ -4,6 +4,9 @@ Both train the same networks with the same losses on the same data, one epoch of
 Each side has a process of its own, because the package changes how the C library keeps freed memory. The spectrogram
 that the package works out once is timed apart. Processor seconds (of all threads) are given beside those of the clock:
 with one thread they hardly change when other programs keep the machine busy.
+
+    python -m benchmarks cpu_training                       all tasks
+    python -m benchmarks.bench_cpu_training sleep 2 12      one task, with two threads, twelve epochs of each side
 """
 
 from __future__ import annotations
@@ -51,7 +54,7 @@ def main(out: Path) -> dict[str, Any]:
     for name, task in TASKS.items():
         for threads in (1,) if load > QUIET else (1, 2):
             where = f"{name}, {threads} thread{'s' * (threads > 1)}"
-            found, once = measure(name, threads)
+            found, once = measure(name, threads, EPOCHS[name])
             for side, cost in found.items():
                 results[f"{where}: s per 1,000 samples, {side}"] = cost.clock
                 results[f"{where}: processor s per 1,000 samples, {side}"] = cost.processor
@@ -83,13 +86,13 @@ class Cost:
         return Cost(min(cost.clock for cost in costs), min(cost.processor for cost in costs))
 
 
-def measure(name: str, threads: int) -> tuple[dict[str, Cost], Cost]:
+def measure(name: str, threads: int, epochs: int) -> tuple[dict[str, Cost], Cost]:
     """The cost of each side, and what the package spends once."""
     sides = [PACKAGE, PLAIN] + [HALF] * (name in ("seizure", "sleep"))
     workers = {side: Worker(side, name, threads) for side in sides}
     costs: dict[str, list[Cost]] = {side: [] for side in sides}
     try:
-        for _ in range(EPOCHS[name]):
+        for _ in range(epochs):
             for side, worker in workers.items():
                 costs[side].append(worker.epoch())
     finally:
@@ -164,5 +167,18 @@ def loop_for(task: Task, data: DomainDataset, precision: str) -> tuple[TrainingL
     return loop, once if placed is not data else Cost(0.0, 0.0)
 
 
+def tell(name: str, threads: int, epochs: int) -> None:
+    """Measure one task and print it."""
+    found, once = measure(name, threads, epochs)
+    for side, cost in found.items():
+        print(f"{side}: {cost.clock:.3f} s per 1,000 samples by the clock, {cost.processor:.3f} of the processor")
+    ours, plain = found[PACKAGE], found[PLAIN]
+    print(f"times faster: {plain.clock / ours.clock:.2f} by the clock, {plain.processor / ours.processor:.2f}")
+    print(f"once: {once.processor:.3f}; load {os.getloadavg()[0]:.2f}")
+
+
 if __name__ == "__main__":
-    work(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    if sys.argv[1] in TASKS:
+        tell(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    else:
+        work(sys.argv[1], sys.argv[2], int(sys.argv[3]))

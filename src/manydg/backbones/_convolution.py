@@ -30,6 +30,8 @@ class Convolution(nn.Conv2d):
 
     def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
         super().__init__(inputs, outputs, 3, stride=stride, padding=1)
+        # As the maps are: otherwise every step lays the weights and their gradients out anew.
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, maps: Tensor) -> Tensor:
         return convolve(maps, self.weight, self.stride[0])

@@ -87,6 +87,15 @@ def unpack_optimizer(name: str, optimizer: Optimizer, tensors: Mapping[str, Tens
                 index, _, key = rest.partition("/")
                 state.setdefault(int(index), {})[key] = value
     optimizer.load_state_dict({"state": state, "param_groups": meta["groups"]})
+    for weight, entry in optimizer.state.items():
+        # A fused update goes through memory as it lies; files hold every tensor in its plain layout.
+        entry.update({key: _laid_out_as(value, weight) for key, value in entry.items() if isinstance(value, Tensor)})
+
+
+def _laid_out_as(tensor: Tensor, weight: Tensor) -> Tensor:
+    if tensor.shape != weight.shape or tensor.stride() == weight.stride():
+        return tensor
+    return torch.empty_like(weight, dtype=tensor.dtype).copy_(tensor)
 
 
 def same_device(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
