@@ -26,7 +26,7 @@ def five_seeds() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "sleep"
         TASKS["sleep"].make(20_000, torch.device("cuda"), 2).to("cpu").save(data)
-        for execution, epochs in (("captured", 60), ("deterministic", 2)):
+        for execution, epochs in (("captured", 30), ("deterministic", 2)):
             config = TrainingConfig(
                 backbone="sleep-cnn", epochs=epochs, batch_size=256, execution=execution, precision="float32"
             )
