@@ -85,19 +85,21 @@ def test_prediction_moves_from_the_sample_alone_to_its_context_as_the_patient_be
     small_mlp: Callable[[DomainDataset], Backbone],
 ) -> None:
     data = make()
-    algorithm = built(small_mlp, data, caution=2.0).eval()
+    algorithm = built(small_mlp, data).eval()
     algorithm.fit_inputs(data)
-    usual = float(np.quantile(data.columns["context_weight"].double().numpy(), 0.05))  # type: ignore[union-attr]
-    assert float(algorithm.usual_trust) == pytest.approx(usual)
+    trust = data.columns["context_weight"].double().numpy()  # type: ignore[union-attr]
+    # Samples in units of the strength k, since the trust is n / (n + k).
+    usual = float(np.quantile(trust / (1 - trust), 0.05))
+    assert float(algorithm.usual_context) == pytest.approx(usual)
     inputs = data.take(torch.arange(96)).inputs
 
-    def at(weight: float) -> torch.Tensor:
-        return algorithm.predict({**inputs, "context_weight": torch.full((96, 1), weight)})
+    def at(samples: float) -> torch.Tensor:
+        return algorithm.predict({**inputs, "context_weight": torch.full((96, 1), samples / (samples + 1))})
 
     alone, informed = at(0.0), at(usual)
     assert not torch.allclose(alone, informed)
-    assert torch.allclose(at(1.0), informed)
-    assert torch.allclose(at(usual / 2), 0.75 * alone + 0.25 * informed, atol=1e-6)
+    assert torch.allclose(at(1e9), informed)
+    assert torch.allclose(at(usual / 4), 0.75 * alone + 0.25 * informed, atol=1e-6)
 
 
 def test_the_two_networks_do_not_teach_each_other(small_mlp: Callable[[DomainDataset], Backbone]) -> None:
@@ -140,7 +142,8 @@ def test_prediction_uses_the_average_of_all_weights(
     # What the averaged backbone's batch norms have learnt is its own.
     informed, alone = algorithm.run("backbone", batch.inputs).chunk(2, dim=1)
     factors = algorithm.domain_encoder(informed).reshape(96, 2, -1)
-    known = (batch.inputs["context_weight"] / algorithm.usual_trust).clamp(0, 1) ** 4  # type: ignore[operator]
+    trust = batch.inputs["context_weight"]
+    known = (trust / (1 - trust) / algorithm.usual_context).clamp(0, 1)  # type: ignore[operator]
     expected = torch.lerp(algorithm.head_alone(alone), algorithm.head(project_out(informed, factors)), known)
     assert torch.allclose(averaged, expected, atol=1e-6)
     first = "informed.network.0.weight"

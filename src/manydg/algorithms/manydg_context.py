@@ -28,13 +28,13 @@ from manydg.data.schema import CONTEXT, TRUST
 from manydg.targets import Target
 
 _FEW = 0.05
+_TINY = 1e-6
 
 
 @dataclass(frozen=True)
 class ManyDGContextSettings(EMASettings):
     """A weight of 0 switches a part off."""
 
-    caution: float = setting(4.0, 1.0, 16.0, "how much of the usual context it takes to be trusted, as a power")
     contrast: float = setting(0.0, 0.0, 1.0, "weight of telling patients apart by z", log=False)
     temperature: float = setting(0.1, 0.02, 0.5, "temperature of the contrast")
     directions: int = setting(0, 0, 8, "number of directions q(v) that are projected out of v", log=False)
@@ -73,10 +73,9 @@ class ManyDGContext(EMA):
     """Predictions from a sample and its patient's context, by averaged weights; from the sample alone where its patient
     is not known yet.
 
-    With weight w of the patient's context (how far what is usual for the patient is trusted) and the weight w' that
-    nearly all training samples have or exceed, the two networks' logits are mixed by ``min(1, w / w') ** caution``. The
-    domain factor z is there only where it is asked for, by a weight of the contrast or by directions to project out:
-    neither was found to help prediction.
+    With n samples in the patient's context and the number n' that nearly all training samples have or exceed, the two
+    networks' logits are mixed by ``min(1, n / n')``. The domain factor z is there only where it is asked for, by a
+    weight of the contrast or by directions to project out: neither was found to help prediction.
     """
 
     Settings = ManyDGContextSettings
@@ -84,13 +83,13 @@ class ManyDGContext(EMA):
     context: ClassVar[str] = "offline"
     """The context that is made where a configuration leaves it open."""
 
-    usual_trust: Tensor
+    usual_context: Tensor
 
     def __init__(
         self, backbone: Backbone, target: Target, n_domains: int, settings: ManyDGContextSettings | None = None
     ) -> None:
         super().__init__(backbone, target, n_domains, settings)
-        self.register_buffer("usual_trust", torch.ones(()))
+        self.register_buffer("usual_context", torch.ones(()))
         width = backbone.output_size
         if self.settings.contrast:
             self.sampling = "pairs"
@@ -106,8 +105,8 @@ class ManyDGContext(EMA):
     def fit_inputs(self, train: DomainDataset) -> None:
         super().fit_inputs(train)
         if TRUST in train.columns:
-            trust = cast("Tensor", train.column(TRUST)).flatten().to(torch.float64).cpu().numpy()
-            self.usual_trust.fill_(max(float(np.quantile(trust, _FEW)), 1e-6))
+            known = amount_of_context(cast("Tensor", train.column(TRUST)).flatten().to(torch.float64))
+            self.usual_context.fill_(max(float(np.quantile(known.cpu().numpy(), _FEW)), _TINY))
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         features = self._views(batch.inputs)
@@ -125,9 +124,8 @@ class ManyDGContext(EMA):
         informed = self._logits(features[0])
         if len(features) == 1:
             return informed
-        trust = cast("Tensor", inputs[TRUST])
-        known = (trust / self.usual_trust).clamp(0.0, 1.0) ** self.settings.caution
-        return torch.lerp(self.run("head_alone", features[1]), informed, known)
+        known = amount_of_context(cast("Tensor", inputs[TRUST])) / self.usual_context
+        return torch.lerp(self.run("head_alone", features[1]), informed, known.clamp_max(1.0))
 
     def embed(self, inputs: Inputs) -> dict[str, Tensor]:
         features = self._views(inputs)[0]
@@ -153,6 +151,15 @@ class ManyDGContext(EMA):
     def _logits(self, features: Tensor) -> Tensor:
         kept = project_out(features, self._factors(features)) if self.settings.directions else features
         return self.run("head", kept)
+
+
+def amount_of_context(trust: Tensor) -> Tensor:
+    """Samples in the context, in units of the samples that halve the trust in what is usual for all patients.
+
+    A context of n samples is trusted by ``n / (n + strength)``, of which this is the odds, ``n / strength``: the trust
+    itself is nearly 1 long before a patient is as well known as those of the training.
+    """
+    return trust / (1 - trust).clamp_min(_TINY)
 
 
 def without_context(inputs: Inputs) -> dict[str, Column]:
