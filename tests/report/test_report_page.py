@@ -359,3 +359,13 @@ def test_text_and_marks_stand_out_enough_for_weak_eyes(text: str) -> None:
             assert contrast(named[name], ground) >= 4.5
     for colour in (*_drawing.COLOURS, _drawing.INK, _drawing.QUIET, _drawing.ACCENT):
         assert contrast(colour, "#ffffff") >= 4.5
+
+
+def test_without_manydg_another_row_is_compared_and_the_tests_are_about_it(maker: Any, tmp_path: Path) -> None:
+    for seed in range(3):
+        for algorithm, skill in (("base", 0.8), ("manydg-context", 1.6)):
+            maker.run("nights", "classes", algorithm, seed, skill=skill)
+    maker.write({}, {})
+    text = write_report(tmp_path, tmp_path / "page.html").read_text()
+    assert "ManyDG with context minus each rival: kappa" in text
+    assert "Base minus each rival" not in text

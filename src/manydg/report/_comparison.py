@@ -16,7 +16,7 @@ ALPHA = 0.05
 
 @dataclass(frozen=True)
 class Test:
-    """ManyDG minus one rival at one metric; p-values are two-sided, Holm's over the rivals.
+    """The page's first row, ManyDG, minus one rival at one metric; p-values are two-sided, Holm's over the rivals.
 
     ``corrected_p`` allows for splits that share patients (Nadeau and Bengio), which the plain t-test does not.
     """
@@ -57,14 +57,14 @@ class Test:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A summary with its rows in the order of the page: ManyDG, Base and the controls first."""
+    """A summary with its rows in the order of the page: whom the tests are about, Base, the controls first."""
 
     summary: Summary
     rows: Sequence[str]
 
     @property
     def first(self) -> str:
-        """The row the page is about: ManyDG, or the first where it was not run."""
+        """The row the page is about: ManyDG, or another where it was not run."""
         return self.rows[0]
 
     def entry(self, row: str, metric: str) -> Entry:
@@ -103,5 +103,5 @@ def compare(chapter: Chapter) -> Comparison | None:
         return None
     known = {str(run["run"]): found for run in runs if (found := chapter.predictions(run)) is not None}
     summary = summarize(runs, known)
-    rows = [row for row in FIRST if row in summary.rows] + [row for row in summary.rows if row not in FIRST]
-    return Comparison(summary, rows)
+    order = dict.fromkeys([summary.reference, *FIRST, *summary.rows])
+    return Comparison(summary, [row for row in order if row in summary.rows])
