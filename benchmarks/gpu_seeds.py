@@ -14,47 +14,59 @@ from benchmarks.tasks import TASKS
 from manydg.experiments.study import Study, grid
 from manydg.training.config import TrainingConfig
 
+TRAININGS = (
+    ("drugs", 12_000, "captured", 40),
+    ("sleep", 20_000, "captured", 30),
+    ("sleep", 20_000, "deterministic", 2),
+)
+"""Task, samples, execution and epochs: a network that leaves a GPU idle, one that does not, and one to compare bits."""
 
-def five_seeds() -> dict[str, Any]:
-    """Five seeds of ManyDG on sleep data side by side, against one of them alone, as studies.
+
+def five_seeds(device: str = "cuda") -> dict[str, Any]:
+    """Five seeds of ManyDG side by side, against one of them alone, as studies.
 
     Seconds are those of the training steps after the first epoch, of one run alone and of the slowest of five, and
-    those of whole studies, programs started and data read included. It is done with deterministic kernels too, for
-    which side by side must give the same bits.
+    those of whole studies, programs started and data read included. With deterministic kernels side by side must give
+    the same bits.
     """
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        data = Path(folder) / "sleep"
-        TASKS["sleep"].make(20_000, torch.device("cuda"), 2).to("cpu").save(data)
-        for execution, epochs in (("captured", 30), ("deterministic", 2)):
+        for name, samples, execution, epochs in TRAININGS:
+            task, data = TASKS[name], Path(folder) / name
+            if not data.exists():
+                task.make(samples, torch.device(device), 2).to("cpu").save(data)
             config = TrainingConfig(
-                backbone="sleep-cnn", epochs=epochs, batch_size=256, execution=execution, precision="float32"
-            )
-
-            def study(seeds: int, config: TrainingConfig = config) -> tuple[list[dict[str, Any]], float]:
-                """The runs of so many seeds at the same time, and the seconds that all took."""
-                plan, start = grid("compare", ["manydg"], range(seeds), config), time.perf_counter()
-                out = Path(folder) / f"{config.execution}-{seeds}"
-                runs, seconds = Study(out, data, plan, "sleep").execute(seeds), time.perf_counter() - start
-                if failed := [run["error"] for run in runs if run["status"] != "ok"]:
-                    raise RuntimeError(f"runs failed: {failed}")
-                return runs, seconds
-
-            (alone, whole_of_one), (together, whole_of_five) = study(1), study(5)
-            one, five = _after_the_first(alone[0]), max(map(_after_the_first, together))
-            found[execution] = {
-                "one alone": one,
-                "five side by side, slowest": five,
-                "ratio": five / one,
-                "whole study of one": whole_of_one,
-                "whole study of five": whole_of_five,
-                "ratio of whole studies": whole_of_five / whole_of_one,
-                "same losses": alone[0]["history"][-1]["losses"] == together[0]["history"][-1]["losses"],
-                "test kappa alone": alone[0]["test"]["kappa"],
-                "test kappa together": [run["test"]["kappa"] for run in together],
-            }
-            print(execution, json.dumps(found[execution]), flush=True)
+                backbone=task.backbone, epochs=epochs, batch_size=task.batch_size, execution=execution,
+                precision="float32",
+            )  # fmt: skip
+            found[f"{name}, {execution}"] = _against_one_alone(data, config, Path(folder) / f"{name}-{execution}")
+            print(name, execution, json.dumps(found[f"{name}, {execution}"]), flush=True)
     return found
+
+
+def _against_one_alone(data: Path, config: TrainingConfig, out: Path) -> dict[str, Any]:
+    (alone, whole_of_one), (together, whole_of_five) = (_study(data, config, out, seeds) for seeds in (1, 5))
+    one, five = _after_the_first(alone[0]), max(map(_after_the_first, together))
+    return {
+        "one alone": one,
+        "five side by side, slowest": five,
+        "ratio": five / one,
+        "whole study of one": whole_of_one,
+        "whole study of five": whole_of_five,
+        "ratio of whole studies": whole_of_five / whole_of_one,
+        "same losses": alone[0]["history"][-1]["losses"] == together[0]["history"][-1]["losses"],
+        "test alone": alone[0]["test"],
+        "test together": [run["test"] for run in together],
+    }
+
+
+def _study(data: Path, config: TrainingConfig, out: Path, seeds: int) -> tuple[list[dict[str, Any]], float]:
+    """The runs of so many seeds at the same time, and the seconds that all took."""
+    plan, start = grid("compare", ["manydg"], range(seeds), config), time.perf_counter()
+    runs, seconds = Study(out / str(seeds), data, plan, data.name).execute(seeds), time.perf_counter() - start
+    if failed := [run["error"] for run in runs if run["status"] != "ok"]:
+        raise RuntimeError(f"runs failed: {failed}")
+    return runs, seconds
 
 
 def _after_the_first(run: dict[str, Any]) -> float:
