@@ -32,6 +32,7 @@ from manydg.targets import target_of
 from manydg.training.config import TrainingConfig
 from manydg.training.fit import fit
 from manydg.training.rooms import RoomTable, holds, join_rooms, lengths_of, with_headroom
+from manydg.training.steps import not_compiled
 
 ROWS = 30
 LENGTHS = st.lists(st.integers(0, 6), min_size=1, max_size=8)
@@ -245,3 +246,27 @@ def test_replayed_steps_learn_what_steps_as_written_learn(algorithm: str, backbo
         assert fitted.speed.execution == execution
         curves.append([value for entry in fitted.history for value in entry["losses"].values()])
     np.testing.assert_allclose(curves[1], curves[0], rtol=0.02, atol=1e-3)
+
+
+def test_what_is_behind_a_ragged_backbone_is_compiled_once_for_batches_of_any_lengths() -> None:
+    data = visits()
+    model = build_algorithm("manydg", built("gamenet", data), target_of(data.target), data.n_patients)
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()
+    model.backbone.forward_in_precision = not_compiled(model.backbone.forward_in_precision)  # type: ignore[method-assign]
+    losses = torch.compile(model.losses, backend=backend, dynamic=False)
+    for rows in ([0, 3, 6, 9, 1, 4, 7, 10], [12, 15, 18, 21, 13, 16, 19, 22]):
+        batch = data.take(torch.tensor(rows), 4)
+        expected, found = model.losses(batch), losses(batch)
+        assert found.keys() == expected.keys()
+        for name, value in found.items():
+            torch.testing.assert_close(value, expected[name])
+    called = {str(node.target) for graph in graphs for node in graph.graph.nodes}
+    assert len(graphs) == 1
+    assert any("cosine_similarity" in name for name in called)
+    assert not any("gru" in name.lower() or "embedding" in name for name in called)

@@ -47,9 +47,9 @@ class Backbone(nn.Module):
 
     def __call__(self, inputs: Inputs) -> Tensor:
         """The features in float32, whatever they were computed in."""
-        return self.compute(inputs)
+        return self.forward_in_precision(inputs)
 
-    def compute(self, inputs: Inputs) -> Tensor:
+    def forward_in_precision(self, inputs: Inputs) -> Tensor:
         """The same; a place where a training may put its own way of calling :meth:`forward`."""
         if self.mixed is None:
             return cast("Tensor", super().__call__(inputs))

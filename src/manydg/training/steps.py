@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -148,9 +148,12 @@ class CapturedSteps:
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._pool: Any = None
         self._refused = False
-        self._fast_losses = compiled(algorithm.losses) if speed.execution == COMPILED else None
-        # Ragged batches have many shapes, but behind the backbone they all have the same.
-        self._backbone = torch.compiler.disable(algorithm.backbone.compute) if self._ragged else None  # type: ignore[no-untyped-call]
+        self._fast_losses: Callable[..., Any] | None = None
+        self._backbone: Callable[..., Tensor] | None = None
+        if speed.execution == COMPILED:
+            self._fast_losses = compiled(algorithm.losses)
+            # Ragged batches have many shapes, but behind the backbone they all have the same.
+            self._backbone = not_compiled(algorithm.backbone.forward_in_precision) if self._ragged else None
         for optimizer in optimizers.values():
             make_capturable(optimizer)
             if speed.execution == COMPILED:
@@ -225,12 +228,12 @@ class CapturedSteps:
         if compiled and self._fast_losses is not None:
             self.algorithm.losses = self._fast_losses  # type: ignore[method-assign]
             if self._backbone is not None:
-                backbone.compute = self._backbone  # type: ignore[method-assign]
+                backbone.forward_in_precision = self._backbone  # type: ignore[method-assign]
         try:
             return Terms.of(self.algorithm.step(batch, self.optimizers))
         finally:
             self.algorithm.__dict__.pop("losses", None)
-            backbone.__dict__.pop("compute", None)
+            backbone.__dict__.pop("forward_in_precision", None)
 
     def _take(self, indices: Tensor, pairs: int, rooms: Rooms) -> Batch:
         if not self._ragged:
@@ -247,6 +250,11 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     # What the compiler leaves out of its graphs (a profiler's marks, say) is of no use to anyone who trains.
     logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
     return torch.compile(function, dynamic=False, options={"combo_kernels": True})
+
+
+def not_compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A function that a compiler steps over: what calls it is compiled before and behind it."""
+    return cast("Callable[..., Tensor]", torch.compiler.disable(function))  # type: ignore[no-untyped-call]
 
 
 def compile_update(optimizer: torch.optim.Optimizer) -> None:
