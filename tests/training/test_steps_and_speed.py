@@ -21,13 +21,13 @@ from manydg.data.sampling import plan_epoch
 from manydg.data.schema import InputSchema
 from manydg.errors import ConfigError
 from manydg.targets import target_of
-from manydg.training import placing, steps
+from manydg.training import compiling, placing
 from manydg.training.config import TrainingConfig
 from manydg.training.fit import fit
 from manydg.training.placing import place
 from manydg.training.precision import Speed, at_speed, settle_speed
 from manydg.training.run import train
-from manydg.training.steps import PlainSteps, Terms, make_capturable, read_terms, steps_for
+from manydg.training.steps import PlainSteps, Terms, read_terms, steps_for
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -202,7 +202,7 @@ def test_an_optimiser_counts_its_steps_where_its_weights_are(fused: bool) -> Non
     optimizer = torch.optim.Adam([parameter], fused=fused)
     parameter.grad = torch.ones(3)
     optimizer.step()
-    make_capturable(optimizer)
+    compiling.make_capturable(optimizer)
     assert all(group["capturable"] for group in optimizer.param_groups)
     assert optimizer.state[parameter]["step"].device == parameter.device
 
@@ -282,15 +282,15 @@ def test_the_losses_of_a_spectrogram_network_compile_in_one_piece(name: str, bac
 
 
 def test_a_compiled_update_is_the_optimisers_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "compiled", lambda function: torch.compile(function, backend="eager"))
+    monkeypatch.setattr(compiling, "compiled", lambda function: torch.compile(function, backend="eager"))
     ended = []
     for fast in (False, True):
         torch.manual_seed(0)
         model = nn.Linear(5, 3)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1, weight_decay=0.01, fused=True)
         if fast:
-            make_capturable(optimizer)
-            steps.compile_update(optimizer)
+            compiling.make_capturable(optimizer)
+            compiling.compile_update(optimizer)
         for _ in range(4):
             optimizer.zero_grad()
             model(torch.ones(2, 5)).square().sum().backward()

@@ -29,10 +29,10 @@ from manydg.data.sampling import EpochPlan, plan_epoch
 from manydg.data.schema import InputSchema
 from manydg.errors import ConfigError
 from manydg.targets import target_of
+from manydg.training.compiling import not_compiled
 from manydg.training.config import TrainingConfig
 from manydg.training.fit import fit
 from manydg.training.rooms import RoomTable, holds, join_rooms, lengths_of, with_headroom
-from manydg.training.steps import not_compiled
 
 ROWS = 30
 LENGTHS = st.lists(st.integers(0, 6), min_size=1, max_size=8)

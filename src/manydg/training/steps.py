@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +18,7 @@ from manydg.data.columns import Column, Ragged, take
 from manydg.data.dataset import Batch, DomainDataset
 from manydg.data.sampling import EpochPlan
 from manydg.errors import ManyDGWarning
+from manydg.training.compiling import compile_update, compiled, make_capturable, not_compiled
 from manydg.training.precision import COMPILED, Speed
 from manydg.training.rooms import Rooms, RoomTable, holds, join_rooms, with_headroom
 
@@ -243,36 +243,6 @@ class CapturedSteps:
             for name, column in self.train.columns.items()
         }
         return Batch(inputs, self.train.targets[indices], self.train.domains[indices], pairs)
-
-
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function compiled for batches of fixed shape, with small kernels that do not wait for each other joined."""
-    # What the compiler leaves out of its graphs (a profiler's marks, say) is of no use to anyone who trains.
-    logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
-    return torch.compile(function, dynamic=False, options={"combo_kernels": True})
-
-
-def not_compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A function that a compiler steps over: what calls it is compiled before and behind it."""
-    return cast("Callable[..., Tensor]", torch.compiler.disable(function))  # type: ignore[no-untyped-call]
-
-
-def compile_update(optimizer: torch.optim.Optimizer) -> None:
-    """Let an optimiser that can be captured update all weights in one compiled kernel, on whatever values come."""
-    for group in optimizer.param_groups:
-        if "fused" in group:
-            group["fused"], group["foreach"] = False, True
-    optimizer.step = compiled(partial(type(optimizer).step, optimizer))  # type: ignore[method-assign]
-
-
-def make_capturable(optimizer: torch.optim.Optimizer) -> None:
-    """Let an optimiser count its steps on the device, also one whose state was counted on the host so far."""
-    for group in optimizer.param_groups:
-        if "capturable" in group:
-            group["capturable"] = True
-    for parameter, state in optimizer.state.items():
-        if isinstance(state.get("step"), Tensor):
-            state["step"] = state["step"].to(parameter.device, torch.float32)
 
 
 def read_terms(block: list[Terms]) -> dict[str, list[float | None]]:

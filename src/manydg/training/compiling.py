@@ -1,0 +1,41 @@
+"""Compiling the losses and the optimiser's update for steps that are captured."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function compiled for batches of fixed shape, with small kernels that do not wait for each other joined."""
+    # What the compiler leaves out of its graphs (a profiler's marks, say) is of no use to anyone who trains.
+    logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
+    return torch.compile(function, dynamic=False, options={"combo_kernels": True})
+
+
+def not_compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A function that a compiler steps over: what calls it is compiled before and behind it."""
+    return cast("Callable[..., Tensor]", torch.compiler.disable(function))  # type: ignore[no-untyped-call]
+
+
+def compile_update(optimizer: torch.optim.Optimizer) -> None:
+    """Let an optimiser that can be captured update all weights in one compiled kernel, on whatever values come."""
+    for group in optimizer.param_groups:
+        if "fused" in group:
+            group["fused"], group["foreach"] = False, True
+    optimizer.step = compiled(partial(type(optimizer).step, optimizer))  # type: ignore[method-assign]
+
+
+def make_capturable(optimizer: torch.optim.Optimizer) -> None:
+    """Let an optimiser count its steps on the device, also one whose state was counted on the host so far."""
+    for group in optimizer.param_groups:
+        if "capturable" in group:
+            group["capturable"] = True
+    for parameter, state in optimizer.state.items():
+        if isinstance(state.get("step"), Tensor):
+            state["step"] = state["step"].to(parameter.device, torch.float32)
