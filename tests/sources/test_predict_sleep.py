@@ -14,7 +14,7 @@ import pytest
 from manydg.data.storage import open_dataset
 from manydg.errors import DataError, StorageError
 from manydg.sources import sleep_edf
-from manydg.sources._edf import read_annotations
+from manydg.sources._edf_annotations import read_annotations
 from manydg.sources._predict_sleep import Recording, find_recordings, read_recording, write_stages
 from manydg.sources._sleep_night import STAGES, stages_from_annotations
 

@@ -18,7 +18,7 @@ import pytest
 from manydg.data.storage import open_dataset
 from manydg.errors import ConfigError, DataError, StorageError
 from manydg.sources import sleep_edf
-from manydg.sources._edf import read_annotations
+from manydg.sources._edf_annotations import read_annotations
 from manydg.sources._sleep_night import STAGES, find_nights, stages_from_annotations
 
 CODE = {"Sleep stage W": 0, "Sleep stage 1": 1, "Sleep stage 2": 2, "Sleep stage 3": 3, "Sleep stage 4": 3,

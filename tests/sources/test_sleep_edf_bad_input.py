@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 
 from manydg.errors import DataError, ManyDGError, StorageError
 from manydg.sources import sleep_edf
-from manydg.sources._edf import read_annotations, read_epochs, read_header
+from manydg.sources._edf import read_epochs, read_header
+from manydg.sources._edf_annotations import read_annotations
 from manydg.sources._hypnogram import write_annotations
 from manydg.sources._sleep_night import CHANNELS, check_recording
 

@@ -77,15 +77,6 @@ class EdfHeader:
         raise DataError(f"{self.path} has no channel '{label}'; its channels are {', '.join(self.labels) or 'none'}")
 
 
-@dataclass(frozen=True)
-class Annotation:
-    """A remark in an EDF+ file: when, for how long (0 for a point in time), and its text."""
-
-    onset: float
-    duration: float
-    text: str
-
-
 def _plain(label: str) -> str:
     return label.strip().lower().removeprefix("eeg ").replace(" ", "")
 
@@ -112,7 +103,7 @@ def _check(file: Path, size: int, fixed: bytes, channels: tuple[EdfChannel, ...]
     head = 256 * (len(channels) + 1)
     if _whole(fixed[184:192], file, "header size") != head:
         raise DataError(f"{file}: the header says it is {_text(fixed[184:192])} bytes long, but it has {head}")
-    seconds = _number(fixed[244:252], file, "duration of a data record")
+    seconds = read_number(fixed[244:252], file, "duration of a data record")
     if seconds < 0 or (seconds == 0 and any(not channel.holds_annotations for channel in channels)):
         raise DataError(f"{file}: a data record cannot last {seconds:g} seconds")
     record_bytes = 2 * sum(channel.samples_per_record for channel in channels)
@@ -140,7 +131,7 @@ def _channels(file: Path, block: bytes, signals: int) -> tuple[EdfChannel, ...]:
     for k in range(signals):
         label = _text(labels[k])
         count = _whole(samples[k], file, f"samples per record of '{label}'", low=1)
-        physical = (_number(low[k], file, "physical minimum"), _number(high[k], file, "physical maximum"))
+        physical = (read_number(low[k], file, "physical minimum"), read_number(high[k], file, "physical maximum"))
         digital = (_whole(bottom[k], file, "digital minimum"), _whole(top[k], file, "digital maximum"))
         found.append(EdfChannel(label, _text(units[k]), physical, digital, count, offset))
         offset += count
@@ -152,7 +143,8 @@ def _text(field: bytes) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
-def _number(field: bytes, file: Path, what: str) -> float:
+def read_number(field: bytes, file: Path, what: str) -> float:
+    """The finite number that a field of text holds."""
     try:
         value = float(_text(field))
     except ValueError:
@@ -163,7 +155,7 @@ def _number(field: bytes, file: Path, what: str) -> float:
 
 
 def _whole(field: bytes, file: Path, what: str, low: int = -(1 << 53), high: int = 1 << 53) -> int:
-    value = _number(field, file, what)
+    value = read_number(field, file, what)
     if value != int(value) or not low <= value <= high:
         raise DataError(f"{file} is damaged: its {what} reads '{_text(field)}'")
     return int(value)
@@ -225,7 +217,7 @@ def read_epochs(
     """
     if not header.continuous:
         raise DataError(f"{header.path} is a discontinuous recording (EDF+D), which this program does not read")
-    records = _memory_map(header) if content is None else _records_in(header, content)
+    records = memory_map(header) if content is None else _records_in(header, content)
     first, last = int(epochs[0]), int(epochs[-1]) + 1
     signals = np.empty((len(epochs), len(channels), epoch_samples), np.float32)
     for place, channel in enumerate(channels):
@@ -253,7 +245,8 @@ def _records_in(header: EdfHeader, content: npt.NDArray[np.uint8]) -> npt.NDArra
     return stored.reshape(header.records, header.record_samples)
 
 
-def _memory_map(header: EdfHeader) -> npt.NDArray[np.int16]:
+def memory_map(header: EdfHeader) -> npt.NDArray[np.int16]:
+    """The stored numbers ``(records, numbers of a record)`` of all channels."""
     shape = (header.records, header.record_samples)
     try:
         return np.memmap(header.path, "<i2", "r", offset=256 * (len(header.channels) + 1), shape=shape)
@@ -273,35 +266,3 @@ def _calibration(header: EdfHeader, channel: EdfChannel) -> tuple[float, float]:
     if not math.isfinite(gain * factor) or abs(gain * factor) * 32768 > 1e30:
         raise DataError(f"{header.path}: channel '{channel.label}' has the impossible range {low:g} to {high:g}")
     return gain * factor, (low - gain * bottom) * factor
-
-
-def read_annotations(path: str | Path) -> list[Annotation]:
-    """Every annotation of an EDF+ file, in file order; the marks that only keep time are left out."""
-    header = read_header(path)
-    channels = [channel for channel in header.channels if channel.holds_annotations]
-    if not channels:
-        raise DataError(f"{header.path} holds no annotations: it is not an EDF+ annotation file")
-    records = _memory_map(header)
-    found: list[Annotation] = []
-    for record in range(header.records):
-        for channel in channels:
-            stored = records[record, channel.offset : channel.offset + channel.samples_per_record]
-            found.extend(_annotations_in(stored.tobytes(), header.path))
-    return found
-
-
-def _annotations_in(block: bytes, path: Path) -> list[Annotation]:
-    found: list[Annotation] = []
-    for entry in block.split(b"\0"):
-        if not entry:
-            continue
-        timing, *texts = entry.split(b"\x14")
-        onset, _, duration = timing.partition(b"\x15")
-        if not texts or texts[-1] or onset[:1] not in (b"+", b"-"):
-            raise DataError(f"{path} is damaged: an annotation is cut off or garbled. Download it again")
-        seconds = _number(onset, path, "annotation onset")
-        length = _number(duration, path, "annotation duration") if duration else 0.0
-        found.extend(
-            Annotation(seconds, length, text.decode("utf-8", "replace").strip()) for text in texts[:-1] if text
-        )
-    return found

@@ -17,13 +17,12 @@ import numpy.typing as npt
 
 from manydg.errors import ConfigError, DataError
 from manydg.sources._edf import (
-    Annotation,
     EdfHeader,
     microvolts_per_unit,
-    read_annotations,
     read_header,
     require_rate,
 )
+from manydg.sources._edf_annotations import Annotation, read_annotations
 from manydg.sources._provenance import describe_files
 
 CHANNELS = ("EEG Fpz-Cz", "EEG Pz-Oz")
