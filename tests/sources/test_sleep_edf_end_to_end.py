@@ -13,7 +13,8 @@ import pytest
 
 from manydg.data.storage import open_dataset
 from manydg.sources import sleep_edf
-from manydg.sources._edf import read_annotations, read_header
+from manydg.sources._edf import read_header
+from manydg.sources._edf_annotations import read_annotations
 from manydg.sources._predict_sleep import as_dataset, read_recording, write_stages
 from manydg.sources._sleep_night import stages_from_annotations
 from manydg.sources._twin_signal import draw_factors
