@@ -51,8 +51,8 @@ class Average(nn.Module):
     def forward(self, module: nn.Module, *arguments: Any) -> Tensor:
         """What the module gives under the averaged weights."""
         held = {name: getattr(self, key) for name, key in {**self.weights, **self.statistics}.items()}
-        recurrent = {name: held.pop(name) for name in _recurrent_weights(module)}
-        with _values_in_place({module.get_parameter(name): value for name, value in recurrent.items()}):
+        recurrent = {module.get_parameter(name): held.pop(name) for name in _recurrent_weights(module)}
+        with _values_in_place(recurrent):
             output: Tensor = functional_call(module, held, arguments)
         return output
 

@@ -241,7 +241,7 @@ def _input_of(schema: InputSchema) -> tuple[str, tuple[int, ...]]:
         column = schema.columns.get(name)
         if column is not None and not column.nesting and len(column.shape) == dimensions:
             return name, column.shape
-    given = {name: column for name, column in schema.columns.items() if not name.startswith("context")}
+    given = schema.without_context().columns
     if len(given) == 1:
         ((name, column),) = given.items()
         if not column.nesting and len(column.shape) in (2, 3):
