@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from manydg.algorithms import Algorithm, build_algorithm
+from manydg.algorithms._parts import Perceptron
 from manydg.backbones import Backbone, Inputs, build_backbone
 from manydg.data.build import from_arrays
 from manydg.data.columns import Ragged
@@ -97,7 +99,7 @@ def test_bf16_reaches_the_backbone_alone_and_ends_with_the_steps(small_dataset: 
     backbone = algorithm.backbone
     assert isinstance(backbone, Dense)
     batch = small_dataset.take(torch.arange(20), 10)
-    with at_speed(Speed("bf16", "plain"), backbone, CPU):
+    with at_speed(Speed("bf16", "plain"), algorithm, CPU):
         features = backbone(batch.inputs)
         terms = algorithm.losses(batch)
     assert backbone.types == [torch.bfloat16] * 2
@@ -107,8 +109,30 @@ def test_bf16_reaches_the_backbone_alone_and_ends_with_the_steps(small_dataset: 
     assert backbone.types[-1] == torch.float32
 
 
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+@pytest.mark.parametrize(
+    ("speed", "device", "fused"),
+    [
+        (Speed("tf32", "captured"), GPU, True),
+        (Speed("bf16", "compiled"), GPU, True),
+        (Speed("float32", "captured"), GPU, False),
+        (Speed("tf32", "plain"), GPU, False),
+        (Speed("bf16", "plain"), CPU, False),
+    ],
+)
+def test_layers_are_one_kernel_in_fast_steps_alone(
+    small_dataset: DomainDataset, speed: Speed, device: torch.device, fused: bool
+) -> None:
+    algorithm = built(small_dataset)
+    perceptrons = [part for part in algorithm.modules() if isinstance(part, Perceptron)]
+    assert len(perceptrons) == 2
+    with at_speed(speed, algorithm, device):
+        assert {part.fused for part in perceptrons} == {fused}
+    assert not any(part.fused for part in perceptrons)
+
+
 def test_deterministic_kernels_end_with_the_steps(small_dataset: DomainDataset) -> None:
-    with at_speed(Speed("float32", "deterministic"), built(small_dataset).backbone, CPU):
+    with at_speed(Speed("float32", "deterministic"), built(small_dataset), CPU):
         assert torch.are_deterministic_algorithms_enabled()
     assert not torch.are_deterministic_algorithms_enabled()
 

@@ -138,12 +138,16 @@ class Algorithm(nn.Module):
         """The optimisers of a training run, by name."""
         return {"main": Adam(self.parameters(), lr=lr, weight_decay=weight_decay, fused=True)}
 
+    def objective(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """What a step descends on, the sum of all terms; and the terms, detached."""
+        terms = self.losses(batch)
+        return cast("Tensor", sum(terms.values())), {name: term.detach() for name, term in terms.items()}
+
     def step(self, batch: Batch, optimizers: Optimizers) -> dict[str, Tensor]:
         """One update; returns the terms, detached."""
-        terms = self.losses(batch)
-        total = cast("Tensor", sum(terms.values()))
+        total, terms = self.objective(batch)
         descend(total, optimizers["main"])
-        return {name: term.detach() for name, term in terms.items()}
+        return terms
 
     def fit_whole(self, train: DomainDataset, seed: int) -> None:
         """Learn from the whole training set at once; only for algorithms whose ``sampling`` is ``whole``."""

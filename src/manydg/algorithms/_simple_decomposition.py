@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from manydg.algorithms._algorithm import Algorithm, Hyperparameters, Sampling, setting
-from manydg.algorithms._parts import perceptron
+from manydg.algorithms._parts import Perceptron
 from manydg.backbones import Backbone, Inputs
 from manydg.data.dataset import Batch
 from manydg.targets import Target
@@ -48,9 +48,9 @@ class SimpleDecomposition(Algorithm):
     ) -> None:
         super().__init__(backbone, target, n_domains, settings)
         width = backbone.output_size
-        self.domain_encoder = perceptron(width, width, width, width)
-        self.label_encoder = perceptron(width, width, width, width)
-        self.decoder = perceptron(2 * width, width, width, width)
+        self.domain_encoder = Perceptron(width, width, width, width)
+        self.label_encoder = Perceptron(width, width, width, width)
+        self.decoder = Perceptron(2 * width, width, width, width)
         self.head = nn.Linear(width, target.size)
 
     @abstractmethod

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from manydg.algorithms._algorithm import Algorithm, Sampling, setting
 from manydg.algorithms._environments import group_counts, group_sums
-from manydg.algorithms._parts import perceptron
+from manydg.algorithms._parts import Perceptron
 from manydg.algorithms.base import BaseSettings
 from manydg.backbones import Backbone, Inputs
 from manydg.data.dataset import Batch
@@ -54,8 +54,8 @@ class ARM(Algorithm):
     def __init__(self, backbone: Backbone, target: Target, n_domains: int, settings: ARMSettings | None = None) -> None:
         super().__init__(backbone, target, n_domains, settings)
         width, context = backbone.output_size, self.settings.context_width
-        self.context_network = perceptron(width, self.settings.context_hidden, context)
-        self.head = perceptron(width + context, self.settings.hidden, target.size)
+        self.context_network = Perceptron(width, self.settings.context_hidden, context)
+        self.head = Perceptron(width + context, self.settings.hidden, target.size)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         return {"supervised": self.target.loss(self.predict_patients(batch.inputs, batch.domains), batch.targets)}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from manydg.algorithms._algorithm import Algorithm, Hyperparameters, setting
-from manydg.algorithms._parts import perceptron
+from manydg.algorithms._parts import Perceptron
 from manydg.backbones import Backbone, Inputs
 from manydg.data.dataset import Batch
 from manydg.targets import Target
@@ -28,7 +28,7 @@ class Base(Algorithm):
         self, backbone: Backbone, target: Target, n_domains: int, settings: BaseSettings | None = None
     ) -> None:
         super().__init__(backbone, target, n_domains, settings)
-        self.head = perceptron(backbone.output_size, self.settings.hidden, target.size)
+        self.head = Perceptron(backbone.output_size, self.settings.hidden, target.size)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         return {"supervised": self.target.loss(self.predict(batch.inputs), batch.targets)}

@@ -25,7 +25,7 @@ from torch.optim import Adam, Optimizer
 
 from manydg.algorithms._algorithm import Optimizers, descend, setting
 from manydg.algorithms._discriminator import domain_entropy
-from manydg.algorithms._parts import perceptron
+from manydg.algorithms._parts import Perceptron
 from manydg.algorithms.base import Base, BaseSettings
 from manydg.backbones import Backbone
 from manydg.data.dataset import Batch
@@ -57,7 +57,7 @@ class CondAdv(Base):
     ) -> None:
         super().__init__(backbone, target, n_domains, settings)
         width = backbone.output_size + target.size
-        self.discriminator = perceptron(width, self.settings.discriminator_hidden, n_domains)
+        self.discriminator = Perceptron(width, self.settings.discriminator_hidden, n_domains)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         features = self.backbone(batch.inputs)

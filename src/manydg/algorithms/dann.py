@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from manydg.algorithms._algorithm import setting
 from manydg.algorithms._discriminator import ramp, reverse_gradient
-from manydg.algorithms._parts import perceptron
+from manydg.algorithms._parts import Perceptron
 from manydg.algorithms.base import Base, BaseSettings
 from manydg.backbones import Backbone
 from manydg.data.dataset import Batch
@@ -48,7 +48,7 @@ class DANN(Base):
         self, backbone: Backbone, target: Target, n_domains: int, settings: DANNSettings | None = None
     ) -> None:
         super().__init__(backbone, target, n_domains, settings)
-        self.discriminator = perceptron(backbone.output_size, self.settings.discriminator_hidden, n_domains)
+        self.discriminator = Perceptron(backbone.output_size, self.settings.discriminator_hidden, n_domains)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         features = self.backbone(batch.inputs)

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from manydg.algorithms._algorithm import Algorithm, Hyperparameters, Sampling, choice, setting
-from manydg.algorithms._parts import PrototypeHead, perceptron
+from manydg.algorithms._parts import Perceptron, PrototypeHead
 from manydg.backbones import Backbone, Inputs
 from manydg.data.dataset import Batch
 from manydg.targets import Target
@@ -61,8 +61,8 @@ class ManyDG(Algorithm):
     ) -> None:
         super().__init__(backbone, target, n_domains, settings)
         width = backbone.output_size
-        self.domain_encoder = perceptron(width, width, width, width)
-        self.decoder = perceptron(2 * width, width, width, width)
+        self.domain_encoder = Perceptron(width, width, width, width)
+        self.decoder = Perceptron(2 * width, width, width, width)
         self.predictor = PrototypeHead(target.size, width, self.settings.temperature, self.settings.predictor)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:

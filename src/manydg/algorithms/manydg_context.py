@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from manydg.algorithms._algorithm import setting
-from manydg.algorithms._parts import perceptron
+from manydg.algorithms._parts import Perceptron
 from manydg.algorithms.ema import EMA, EMASettings
 from manydg.algorithms.manydg import orthogonal_projection
 from manydg.backbones import Backbone, Inputs
@@ -94,11 +94,11 @@ class ManyDGContext(EMA):
         if self.settings.contrast:
             self.sampling = "pairs"
         if self._has_factors:
-            self.domain_encoder = perceptron(width, width, max(1, self.settings.directions) * width)
+            self.domain_encoder = Perceptron(width, width, max(1, self.settings.directions) * width)
             self.keep_average("domain_encoder")
         if backbone.with_context:
             self.backbone = TwoViews(backbone)
-            self.head_alone = perceptron(width, self.settings.hidden, target.size)
+            self.head_alone = Perceptron(width, self.settings.hidden, target.size)
             self.keep_average("backbone")
             self.keep_average("head_alone")
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from manydg.algorithms._algorithm import Algorithm, Hyperparameters, setting
-from manydg.algorithms._parts import perceptron
+from manydg.algorithms._parts import Perceptron
 from manydg.backbones import Backbone, Inputs
 from manydg.data.dataset import Batch
 from manydg.targets import Target
@@ -49,7 +49,7 @@ class PCL(Algorithm):
         super().__init__(backbone, target, n_domains, settings)
         width = backbone.output_size
         self.proxies = nn.Parameter(torch.randn(target.size, width) / math.sqrt(width))
-        self.project_samples = perceptron(width, width, width, width)
+        self.project_samples = Perceptron(width, width, width, width)
         self.project_proxies = nn.Linear(width, width, bias=False)
 
     @classmethod

@@ -29,7 +29,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from manydg.algorithms._algorithm import setting
-from manydg.algorithms._parts import perceptron
+from manydg.algorithms._parts import Perceptron
 from manydg.algorithms.base import Base, BaseSettings
 from manydg.backbones import Backbone, Inputs
 from manydg.data.dataset import Batch
@@ -107,7 +107,7 @@ class _StyleNetwork(nn.Module):
     def __init__(self, backbone: Backbone, hidden: int, classes: int) -> None:
         super().__init__()
         self.backbone = copy.deepcopy(backbone)
-        self.head = perceptron(backbone.output_size, hidden, classes)
+        self.head = Perceptron(backbone.output_size, hidden, classes)
 
     def forward(self, maps: Tensor) -> Tensor:
         """Logits ``(batch, K)`` of maps ``(batch, channels, ...)``."""

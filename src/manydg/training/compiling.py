@@ -1,4 +1,4 @@
-"""Compiling the losses and the optimiser's update for steps that are captured."""
+"""Compiling the objective and the optimiser's update for steps that are captured."""
 
 from __future__ import annotations
 

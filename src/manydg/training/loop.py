@@ -115,7 +115,7 @@ class TrainingLoop:
         torch.manual_seed(self.config.seed * 1_000_003 + epoch)
         plan = self._plan(epoch)
         self.algorithm.train()
-        with at_speed(self.speed, self.algorithm.backbone, device_of(self.algorithm)):
+        with at_speed(self.speed, self.algorithm, device_of(self.algorithm)):
             losses = self._run_steps(plan, epoch)
         trained = time.perf_counter()
         val = {} if self.val is None else self._validate(self.val, epoch, len(plan))

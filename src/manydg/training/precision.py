@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from manydg.algorithms import Algorithm
+from manydg.algorithms._parts import Perceptron
 from manydg.backbones import Backbone
 from manydg.data.columns import Ragged
 from manydg.data.dataset import DomainDataset
@@ -85,11 +86,14 @@ def _best_precision(backbone: Backbone, execution: str) -> str:
 
 
 @contextmanager
-def at_speed(speed: Speed, backbone: Backbone, device: torch.device) -> Iterator[None]:
+def at_speed(speed: Speed, algorithm: Algorithm, device: torch.device) -> Iterator[None]:
     """Training steps within have the given precision and kernels; what was set before is set again afterwards."""
+    backbone, fused = algorithm.backbone, _perceptrons_in_one_kernel(speed, algorithm, device)
     before = backbone.mixed
     if speed.precision == "bf16":
         backbone.mixed = torch.bfloat16
+    for perceptron in fused:
+        perceptron.fused = True
     try:
         if device.type == "cuda":
             with _gpu_kernels(speed):
@@ -101,6 +105,15 @@ def at_speed(speed: Speed, backbone: Backbone, device: torch.device) -> Iterator
             yield
     finally:
         backbone.mixed = before
+        for perceptron in fused:
+            perceptron.fused = False
+
+
+def _perceptrons_in_one_kernel(speed: Speed, algorithm: Algorithm, device: torch.device) -> list[Perceptron]:
+    """Those whose layers need not be as they are written."""
+    if device.type != "cuda" or not speed.captures or speed.precision == "float32":
+        return []
+    return [part for part in algorithm.modules() if isinstance(part, Perceptron) and part.fit_a_kernel()]
 
 
 @contextmanager

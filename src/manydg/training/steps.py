@@ -148,10 +148,10 @@ class CapturedSteps:
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._pool: Any = None
         self._refused = False
-        self._fast_losses: Callable[..., Any] | None = None
+        self._fast_objective: Callable[..., Any] | None = None
         self._backbone: Callable[..., Tensor] | None = None
         if speed.execution == COMPILED:
-            self._fast_losses = compiled(algorithm.losses)
+            self._fast_objective = compiled(algorithm.objective)
             # Ragged batches have many shapes, but behind the backbone they all have the same.
             self._backbone = not_compiled(algorithm.backbone.forward_in_precision) if self._ragged else None
         for optimizer in optimizers.values():
@@ -183,7 +183,7 @@ class CapturedSteps:
     def _replay(self, indices: Tensor, pairs: int, shape: _Shape) -> Terms:
         if shape not in self._graphs:
             self._warm[shape] += 1
-            needed = 1 if self._graphs and self._fast_losses is None else _STEPS_BEFORE_FIRST_CAPTURE
+            needed = 1 if self._graphs and self._fast_objective is None else _STEPS_BEFORE_FIRST_CAPTURE
             if self._refused or self._warm[shape] <= needed:
                 return self._warm_up(indices, pairs, shape)
             if not self._capture(indices, pairs, shape):
@@ -225,14 +225,14 @@ class CapturedSteps:
 
     def _step(self, indices: Tensor, pairs: int, rooms: Rooms, *, compiled: bool) -> Terms:
         batch, backbone = self._take(indices, pairs, rooms), self.algorithm.backbone
-        if compiled and self._fast_losses is not None:
-            self.algorithm.losses = self._fast_losses  # type: ignore[method-assign]
+        if compiled and self._fast_objective is not None:
+            self.algorithm.objective = self._fast_objective  # type: ignore[method-assign]
             if self._backbone is not None:
                 backbone.forward_in_precision = self._backbone  # type: ignore[method-assign]
         try:
             return Terms.of(self.algorithm.step(batch, self.optimizers))
         finally:
-            self.algorithm.__dict__.pop("losses", None)
+            self.algorithm.__dict__.pop("objective", None)
             backbone.__dict__.pop("forward_in_precision", None)
 
     def _take(self, indices: Tensor, pairs: int, rooms: Rooms) -> Batch:
