@@ -15,11 +15,12 @@ from manydg.experiments.study import Study, grid
 from manydg.training.config import TrainingConfig
 
 TRAININGS = (
-    ("drugs", 12_000, "captured", 40),
-    ("sleep", 20_000, "captured", 30),
-    ("sleep", 20_000, "deterministic", 2),
+    ("drugs", 3_000, "deterministic", 2),
+    ("drugs", 12_000, "captured", 12),
+    ("seizure", 13_200, "compiled", 16),
+    ("sleep", 33_200, "compiled", 10),
 )
-"""Task, samples, execution and epochs: a network that leaves a GPU idle, one that does not, and one to compare bits."""
+"""Task, samples, execution and epochs: one to compare bits, the others as ``auto`` would do them in a long training."""
 
 
 def five_seeds(device: str = "cuda") -> dict[str, Any]:
@@ -32,13 +33,11 @@ def five_seeds(device: str = "cuda") -> dict[str, Any]:
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, samples, execution, epochs in TRAININGS:
-            task, data = TASKS[name], Path(folder) / name
-            if not data.exists():
-                task.make(samples, torch.device(device), 2).to("cpu").save(data)
+            task, data = TASKS[name], Path(folder) / f"{name}-{samples}"
+            task.make(samples, torch.device(device), 2).to("cpu").save(data)
             config = TrainingConfig(
-                backbone=task.backbone, epochs=epochs, batch_size=task.batch_size, execution=execution,
-                precision="float32",
-            )  # fmt: skip
+                backbone=task.backbone, epochs=epochs, batch_size=task.batch_size, execution=execution
+            )
             found[f"{name}, {execution}"] = _against_one_alone(data, config, Path(folder) / f"{name}-{execution}")
             print(name, execution, json.dumps(found[f"{name}, {execution}"]), flush=True)
     return found

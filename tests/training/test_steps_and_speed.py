@@ -131,6 +131,19 @@ def test_layers_are_one_kernel_in_fast_steps_alone(
     assert not any(part.fused for part in perceptrons)
 
 
+def test_a_process_may_train_any_number_of_compiled_models(small_dataset: DomainDataset) -> None:
+    batch, compilations = small_dataset.take(torch.arange(20), 10), []
+
+    def noted(graph: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
+        compilations.append(graph)
+        return graph.forward
+
+    for _ in range(10):
+        compiling.forget_compiled()
+        torch.compile(built(small_dataset).objective, backend=noted, dynamic=False)(batch)
+    assert len(compilations) == 10
+
+
 def test_deterministic_kernels_end_with_the_steps(small_dataset: DomainDataset) -> None:
     with at_speed(Speed("float32", "deterministic"), built(small_dataset), CPU):
         assert torch.are_deterministic_algorithms_enabled()

@@ -125,12 +125,12 @@ def _backward_of_weights(
 
 def three_layers(x: Tensor, *weights: Tensor) -> Tensor:
     """What three linear layers with a ReLU between each two make of ``x``: weights and bias of each, in order."""
-    out: Tensor = _forward_of_layers(x, *weights)[0]
+    out: Tensor = forward_of_layers(x, *weights)[0]
     return out
 
 
 @triton_op("manydg::perceptron", mutates_args={})
-def _forward_of_layers(
+def forward_of_layers(
     x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, w3: Tensor, b3: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What the layers make of x, and what the first two make of it."""
@@ -176,7 +176,7 @@ def _differentiate(ctx, of_out, _of_first, _of_second):
     return _backward_of_layers(of_out, *ctx.saved_tensors)
 
 
-_forward_of_layers.register_autograd(_differentiate, setup_context=_keep)
+forward_of_layers.register_autograd(_differentiate, setup_context=_keep)
 
 
 def _wide(width: int) -> int:

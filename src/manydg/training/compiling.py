@@ -11,6 +11,15 @@ import torch
 from torch import Tensor
 
 
+def forget_compiled() -> None:
+    """Forget what other trainings of this process compiled.
+
+    Torch compiles a function anew for every algorithm and shape, but not more often than eight times in all: from then
+    on it would be run as written, and only a log would say so.
+    """
+    torch.compiler.reset()
+
+
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function compiled for batches of fixed shape, with small kernels that do not wait for each other joined."""
     # What the compiler leaves out of its graphs (a profiler's marks, say) is of no use to anyone who trains.

@@ -18,7 +18,7 @@ from manydg.data.columns import Column, Ragged, take
 from manydg.data.dataset import Batch, DomainDataset
 from manydg.data.sampling import EpochPlan
 from manydg.errors import ManyDGWarning
-from manydg.training.compiling import compile_update, compiled, make_capturable, not_compiled
+from manydg.training.compiling import compile_update, compiled, forget_compiled, make_capturable, not_compiled
 from manydg.training.precision import COMPILED, Speed
 from manydg.training.rooms import Rooms, RoomTable, holds, join_rooms, with_headroom
 
@@ -151,6 +151,7 @@ class CapturedSteps:
         self._fast_objective: Callable[..., Any] | None = None
         self._backbone: Callable[..., Tensor] | None = None
         if speed.execution == COMPILED:
+            forget_compiled()
             self._fast_objective = compiled(algorithm.objective)
             # Ragged batches have many shapes, but behind the backbone they all have the same.
             self._backbone = not_compiled(algorithm.backbone.forward_in_precision) if self._ragged else None
