@@ -81,20 +81,21 @@ def main() -> None:
     if not torch.cuda.is_available():
         parser.error("this machine has no GPU that torch can use")
     warnings.simplefilter("always")
+    start = time.perf_counter()
     results: dict[str, Any] = {"machine": machine(), "ceilings": ceilings(), "epochs": [], "checks": []}
     print(json.dumps(results["machine"] | results["ceilings"]), flush=True)
     for name in arguments.tasks:
         samples = TASKS[name].samples // (100 if arguments.small else 1)
         cases = [case for case in CASES if case.task == name and _wanted(case, arguments)]
         results["epochs"] += time_task(TASKS[name], samples, cases, arguments.epochs)
-        _write(arguments.out, results)
+        _write(arguments.out, results, start)
     for name in arguments.tasks if arguments.check else []:
         results["checks"].append(check(name, TASKS[name]))
-        _write(arguments.out, results)
+        _write(arguments.out, results, start)
     if arguments.seeds:
         torch.cuda.empty_cache()
         results["seeds"] = five_seeds()
-        _write(arguments.out, results)
+        _write(arguments.out, results, start)
     print_table(results)
 
 
@@ -249,7 +250,9 @@ def print_table(results: dict[str, Any]) -> None:
         )
 
 
-def _write(out: Path, results: dict[str, Any]) -> None:
+def _write(out: Path, results: dict[str, Any], start: float) -> None:
+    results["seconds"] = time.perf_counter() - start
+    print(f"{results['seconds']:.0f} s so far", flush=True)
     out.mkdir(parents=True, exist_ok=True)
     (out / "gpu.json").write_text(json.dumps(results, indent=1))
 

@@ -10,18 +10,18 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from manydg.algorithms import Algorithm
-from manydg.data.blocks import BlockPlan, plan_in_blocks
 from manydg.data.dataset import DomainDataset
 from manydg.data.sampling import EpochPlan, plan_epoch
 from manydg.errors import DataError, StorageError, TrainingError
@@ -30,10 +30,10 @@ from manydg.training.checkpoint import pack_optimizer, read_tensors, same_device
 from manydg.training.config import TrainingConfig
 from manydg.training.distributed import by_leader, current_team, part_ways
 from manydg.training.inference import device_of, predict_probabilities
-from manydg.training.memory import keeping_freed_memory, reading_ahead, rows_of_window
+from manydg.training.memory import keeping_freed_memory, reading_ahead
+from manydg.training.ordering import EpochOrder, Orders
 from manydg.training.precision import PLAIN, at_speed, settle_speed
 from manydg.training.reporting import Reporter
-from manydg.training.rooms import lengths_of
 from manydg.training.steps import Steps, Terms, read_terms, steps_for
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -75,8 +75,7 @@ class TrainingLoop:
         if current_team() is not None and self.speed.captures:
             # Exchanges between processes are not part of a captured step.
             self.speed = replace(self.speed, execution=PLAIN)
-        self.domains, self.lengths = train.domains.cpu(), lengths_of(train)
-        self.window, self.blocks = rows_of_window(train), cast("BlockPlan | None", None)
+        self.orders = Orders(algorithm, train, config)
         self.history: list[dict[str, Any]] = []
         self.best_epoch = 0
         self.best: dict[str, Tensor] = {}
@@ -88,9 +87,10 @@ class TrainingLoop:
         self.steps = self._make_steps()
         done = len(self.history)
         self.reporter.started(self.config.algorithm, self.config.epochs, done + 1)
-        with keeping_freed_memory() if device_of(self.algorithm).type == "cpu" else nullcontext():
+        keeping = keeping_freed_memory() if device_of(self.algorithm).type == "cpu" else nullcontext()
+        with keeping, ThreadPoolExecutor(max_workers=1) as worker:
             for epoch in range(done + 1, self.config.epochs + 1):
-                self._run_epoch(epoch)
+                self._run_epoch(epoch, worker)
         if current_team() is not None:
             part_ways(self.algorithm)
         self.algorithm.load_state_dict(self.best)
@@ -110,18 +110,19 @@ class TrainingLoop:
             return "last epoch: no patients were held back to choose one"
         return f"epoch with the highest validation {self.metric}"
 
-    def _run_epoch(self, epoch: int) -> None:
+    def _run_epoch(self, epoch: int, worker: Executor) -> None:
         start = time.perf_counter()
         torch.manual_seed(self.config.seed * 1_000_003 + epoch)
-        plan = self._plan(epoch)
+        order = self.orders.of(epoch, worker)
         self.algorithm.train()
         with at_speed(self.speed, self.algorithm, device_of(self.algorithm)):
-            losses = self._run_steps(plan, epoch)
+            losses = self._run_steps(order, epoch)
         trained = time.perf_counter()
-        val = {} if self.val is None else self._validate(self.val, epoch, len(plan))
+        val = {} if self.val is None else self._validate(self.val, epoch, len(order.plan))
         entry = {"epoch": epoch, "losses": losses, "val": val, "seconds": trained - start}
-        if self.blocks is not None:
-            entry["order"] = f"windows of about {self.window} rows on disk, {len(self.blocks.windows)} of them"
+        if order.windows is not None:
+            rows, windows = self.orders.rows_of_window, len(order.windows.windows)
+            entry["order"] = f"windows of about {rows} rows on disk, {windows} of them"
         if self.val is not None and (watched := self._watch(self.val)):
             entry["val_terms"] = watched
         self.history.append(entry)
@@ -132,30 +133,23 @@ class TrainingLoop:
             by_leader(partial(self._save, self.checkpoint))
         self.reporter.epoch_ended(entry)
 
-    def _plan(self, epoch: int) -> EpochPlan:
-        """The epoch's order: of all samples, or by windows where they do not fit in memory."""
-        sampling, batch_size, seed = self.algorithm.sampling, self.config.batch_size, self.config.seed
-        if self.window is None:
-            return plan_epoch(sampling, self.domains, batch_size, seed, epoch, self.lengths)
-        self.blocks = plan_in_blocks(sampling, self.train, batch_size, seed, epoch, self.window)
-        return self.blocks.plan
-
-    def _steps_of(self, plan: EpochPlan) -> Iterator[Callable[[], Terms]]:
-        steps = self.steps.run(plan)
-        return steps if self.blocks is None else reading_ahead(self.train, self.blocks, steps)
+    def _steps_of(self, order: EpochOrder) -> Iterator[Callable[[], Terms]]:
+        steps = self.steps.run(order.plan)
+        return steps if order.windows is None else reading_ahead(self.train, order.windows, steps)
 
     def _is_best(self, val: Mapping[str, float | None]) -> bool:
         if self.val is None or self.best_epoch == 0:
             return True
         return _better(val[self.metric], self.history[self.best_epoch - 1]["val"][self.metric])
 
-    def _run_steps(self, plan: EpochPlan, epoch: int) -> dict[str, float]:
+    def _run_steps(self, order: EpochOrder, epoch: int) -> dict[str, float]:
         """All steps of an epoch; the loss terms are read in blocks, on a GPU once, so that nothing waits for it."""
+        plan = order.plan
         sums: dict[str, float] = {}
         counts: dict[str, int] = {}
         block: list[Terms] = []
         size = _STEPS_BETWEEN_CHECKS if device_of(self.algorithm).type == "cpu" else len(plan)
-        for step, do_step in enumerate(self._steps_of(plan)):
+        for step, do_step in enumerate(self._steps_of(order)):
             self.algorithm.progress.fill_((epoch - 1 + step / len(plan)) / self.config.epochs)
             block.append(do_step())
             if len(block) == size or step == len(plan) - 1:
@@ -181,7 +175,7 @@ class TrainingLoop:
         place, name = min(bad)
         step = first_step + place
         rows = plan.indices[plan.bounds[step] : plan.bounds[step + 1]]
-        patients = len(torch.unique(self.domains[rows]))
+        patients = len(torch.unique(self.train.domains.cpu()[rows]))
         raise TrainingError(
             f"the loss term '{name}' is {values[name][place]} at step {step + 1} of epoch {epoch} "
             f"(a batch of {len(rows)} samples of {patients} patients, first rows {rows[:5].tolist()} of the training "

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from manydg.training.precision import COMPILED, Speed
 from manydg.training.rooms import Rooms, RoomTable, holds, join_rooms, with_headroom
 
 _STEPS_BEFORE_FIRST_CAPTURE = 3
-_LEAST_STEPS_OF_A_SHAPE = 3
+_LEAST_STEPS_WORTH_COMPILING = 3
 _BATCHES_AHEAD = 3
 
 
@@ -122,20 +122,28 @@ class _Captured:
 
     graph: torch.cuda.CUDAGraph
     indices: Tensor
-    rooms: Rooms
     names: tuple[str, ...]
     values: Tensor
 
 
-_Shape = tuple[int, int, tuple[int, ...]]
+class _Shape(NamedTuple):
+    """What a graph is captured for: rows, how many pairs of them, and the length that ragged rows are padded to."""
+
+    rows: int
+    pairs: int
+    longest: int
+
+    @property
+    def of_rows(self) -> tuple[int, int]:
+        """What of it compiled code depends on."""
+        return self.rows, self.pairs
 
 
 class CapturedSteps:
     """Gather, forward, backward and update as one graph per batch shape: the launch of hundreds of kernels in one.
 
-    The first steps run as written, which also warms up what must not be set up during capture. Shapes that an epoch
-    has only once or twice are always done as written. Ragged columns are gathered into memory of a size that suits all
-    steps of a shape; no step asks the device anything.
+    The first step of each shape runs as written, which also warms up what must not be set up during capture. Ragged
+    columns are gathered into memory of a size that suits all steps of a shape; no step asks the device anything.
     """
 
     def __init__(self, algorithm: Algorithm, train: DomainDataset, optimizers: Optimizers, speed: Speed) -> None:
@@ -144,7 +152,7 @@ class CapturedSteps:
         self._table = RoomTable(train)
         self._rooms: dict[_Shape, Rooms] = {}
         self._graphs: dict[_Shape, _Captured] = {}
-        self._warm: Counter[_Shape] = Counter()
+        self._seen: Counter[_Shape] = Counter()
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._pool: Any = None
         self._refused = False
@@ -163,12 +171,14 @@ class CapturedSteps:
     def run(self, plan: EpochPlan) -> Iterator[Callable[[], Terms]]:
         needs = self._table.of_plan(plan)
         shapes = [_shape(plan, step, need) for step, need in enumerate(needs)]
-        counts = Counter(shapes)
+        # Compiling pays for the steps that an epoch is made of, not for the smaller ones at its end.
+        counts = Counter(shape.of_rows for shape in shapes)
+        worth = {of_rows for of_rows, count in counts.items() if count >= _LEAST_STEPS_WORTH_COMPILING}
         self._make_room(shapes, needs)
         placed = plan.to(self.train.device)
-        for shape, (indices, pairs) in zip(shapes, placed, strict=True):
-            rare = counts[shape] < _LEAST_STEPS_OF_A_SHAPE and shape not in self._graphs
-            yield partial(self._as_written if rare else self._replay, indices, pairs, shape)
+        for shape, (indices, _) in zip(shapes, placed, strict=True):
+            fast = self._fast_objective is not None and shape.of_rows in worth
+            yield partial(self._replay, indices, shape, fast)
 
     def _make_room(self, shapes: list[_Shape], needs: list[Rooms]) -> None:
         """Room for every step of each shape; a graph whose room has become too small is captured anew."""
@@ -181,52 +191,54 @@ class CapturedSteps:
                 self._rooms[shape] = with_headroom(grown)
                 self._graphs.pop(shape, None)
 
-    def _replay(self, indices: Tensor, pairs: int, shape: _Shape) -> Terms:
+    def _replay(self, indices: Tensor, shape: _Shape, fast: bool) -> Terms:
+        """A step by its graph; shapes that have none yet are done as they come first, and captured after that."""
         if shape not in self._graphs:
-            self._warm[shape] += 1
-            needed = 1 if self._graphs and self._fast_objective is None else _STEPS_BEFORE_FIRST_CAPTURE
-            if self._refused or self._warm[shape] <= needed:
-                return self._warm_up(indices, pairs, shape)
-            if not self._capture(indices, pairs, shape):
-                return self._as_written(indices, pairs, shape)
+            self._seen[shape] += 1
+            if self._refused or self._seen[shape] <= self._steps_before_capture(shape, fast):
+                return self._warm_up(indices, shape, fast)
+            if not self._capture(indices, shape, fast):
+                return self._step(indices, shape, fast=False)
         captured = self._graphs[shape]
         captured.indices.copy_(indices)
         captured.graph.replay()
         return Terms(captured.names, captured.values.clone())
 
-    def _warm_up(self, indices: Tensor, pairs: int, shape: _Shape) -> Terms:
+    def _steps_before_capture(self, shape: _Shape, fast: bool) -> int:
+        """What a step needs to be set up must be there before it is captured; most is, after the first capture."""
+        alike = any(other.of_rows == shape.of_rows for other in self._graphs)
+        return 1 if alike or (self._graphs and not fast) else _STEPS_BEFORE_FIRST_CAPTURE
+
+    def _warm_up(self, indices: Tensor, shape: _Shape, fast: bool) -> Terms:
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream), warnings.catch_warnings():
             # The compiler's remarks on its own choices.
             warnings.filterwarnings("ignore", module=r"torch\._inductor")
-            terms = self._step(indices, pairs, self._rooms[shape], compiled=True)
+            terms = self._step(indices, shape, fast)
         torch.cuda.current_stream().wait_stream(self._stream)
         return terms
 
-    def _as_written(self, indices: Tensor, pairs: int, shape: _Shape) -> Terms:
-        return self._step(indices, pairs, self._rooms[shape], compiled=False)
-
-    def _capture(self, indices: Tensor, pairs: int, shape: _Shape) -> bool:
+    def _capture(self, indices: Tensor, shape: _Shape, fast: bool) -> bool:
         """Whether the step could be captured."""
-        rows, rooms = indices.clone(), self._rooms[shape]
+        rows = indices.clone()
         for optimizer in self.optimizers.values():
             optimizer.zero_grad(set_to_none=True)
         graph = torch.cuda.CUDAGraph()
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         try:
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-                terms = self._step(rows, pairs, rooms, compiled=True)
+                terms = self._step(rows, shape, fast)
         except RuntimeError as error:
             self._refused = True
             message = f"training steps cannot be captured and run as written: {str(error).splitlines()[0]}"
             warnings.warn(message, ManyDGWarning, stacklevel=2)
             return False
-        self._graphs[shape] = _Captured(graph, rows, rooms, terms.names, terms.values)
+        self._graphs[shape] = _Captured(graph, rows, terms.names, terms.values)
         return True
 
-    def _step(self, indices: Tensor, pairs: int, rooms: Rooms, *, compiled: bool) -> Terms:
-        batch, backbone = self._take(indices, pairs, rooms), self.algorithm.backbone
-        if compiled and self._fast_objective is not None:
+    def _step(self, indices: Tensor, shape: _Shape, fast: bool) -> Terms:
+        batch, backbone = self._take(indices, shape), self.algorithm.backbone
+        if fast and self._fast_objective is not None:
             self.algorithm.objective = self._fast_objective  # type: ignore[method-assign]
             if self._backbone is not None:
                 backbone.forward_in_precision = self._backbone  # type: ignore[method-assign]
@@ -236,14 +248,15 @@ class CapturedSteps:
             self.algorithm.__dict__.pop("objective", None)
             backbone.__dict__.pop("forward_in_precision", None)
 
-    def _take(self, indices: Tensor, pairs: int, rooms: Rooms) -> Batch:
+    def _take(self, indices: Tensor, shape: _Shape) -> Batch:
         if not self._ragged:
-            return self.train.take(indices, pairs)
+            return self.train.take(indices, shape.pairs)
+        rooms = self._rooms[shape]
         inputs: dict[str, Column] = {
             name: column.take_padded(indices, rooms[name]) if isinstance(column, Ragged) else take(column, indices)
             for name, column in self.train.columns.items()
         }
-        return Batch(inputs, self.train.targets[indices], self.train.domains[indices], pairs)
+        return Batch(inputs, self.train.targets[indices], self.train.domains[indices], shape.pairs)
 
 
 def read_terms(block: list[Terms]) -> dict[str, list[float | None]]:
@@ -256,7 +269,7 @@ def read_terms(block: list[Terms]) -> dict[str, list[float | None]]:
 
 def _shape(plan: EpochPlan, step: int, need: Rooms) -> _Shape:
     rows = plan.bounds[step + 1] - plan.bounds[step]
-    return rows, plan.pairs[step], (max((room.longest for room in need.values()), default=0),)
+    return _Shape(rows, plan.pairs[step], max((room.longest for room in need.values()), default=0))
 
 
 def _send(column: Any, device: torch.device) -> Any:
