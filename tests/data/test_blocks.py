@@ -14,7 +14,7 @@ from manydg.data.blocks import cut_into_blocks, plan_in_blocks, read_ahead
 from manydg.data.build import from_arrays
 from manydg.data.dataset import DomainDataset
 from manydg.data.storage import open_dataset
-from manydg.training import loop
+from manydg.training import ordering
 from manydg.training.memory import memory_of_machine, rows_of_window
 from manydg.training.run import train
 
@@ -80,7 +80,7 @@ def test_a_dataset_that_fits_is_shuffled_as_a_whole(small_dataset: DomainDataset
 def test_training_by_windows_learns_as_well_and_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     data = open_dataset(dataset_of([7] * 60).save(tmp_path / "data"))
     whole = train(data, epochs=6, batch_size=32, lr=0.01, device="cpu")
-    monkeypatch.setattr(loop, "rows_of_window", lambda train: 100)
+    monkeypatch.setattr(ordering, "rows_of_window", lambda train: 100)
     windows = train(data, epochs=6, batch_size=32, lr=0.01, device="cpu")
     assert "order" not in whole.record["history"][0]
     assert windows.record["history"][0]["order"].startswith("windows of about 100 rows")

@@ -151,7 +151,7 @@ def test_rooms_hold_every_step_of_a_plan(name: str) -> None:
             assert room.longest >= int(exact.lengths.max())
             assert room.items == len(exact.values) + 1
             assert Ragged(loose.values, exact.offsets).to_rows()[: len(rows)] == exact.to_rows()
-    larger = with_headroom(join_rooms(needs[0], needs[1]))
+    larger = with_headroom(join_rooms(needs[0], needs[1]), 2)
     assert holds(larger, needs[0])
     assert holds(larger, needs[1])
     assert not holds(needs[0], larger)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
@@ -11,6 +13,7 @@ from manydg.data.sampling import EpochPlan
 
 Lengths = npt.NDArray[np.int64]
 Rooms = dict[str, Room]
+_HEADROOM, _MULTIPLE = 1 / 20, 64
 _GRID = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 224, 256, 300)
 """Lengths that steps are padded to. Attention costs their square, a graph each costs memory and a capture."""
 
@@ -73,10 +76,14 @@ def join_rooms(first: Rooms, second: Rooms) -> Rooms:
     }
 
 
-def with_headroom(rooms: Rooms) -> Rooms:
-    """A twentieth more, rounded up: the next epoch's steps are of about this size, not exactly."""
+def with_headroom(rooms: Rooms, steps: int) -> Rooms:
+    """More than so many steps need, rounded up: those of the next epoch are of about this size, not exactly.
+
+    A twentieth more; where there were few steps, more again, since the largest of few says less about the next.
+    """
+    share = max(_HEADROOM, 1 / (2 + steps))
     return {
-        name: Room(room.longest, _wider(room.items), None if room.inner is None else _wider(room.inner))
+        name: Room(room.longest, _wider(room.items, share), None if room.inner is None else _wider(room.inner, share))
         for name, room in rooms.items()
     }
 
@@ -86,8 +93,8 @@ def holds(rooms: Rooms, need: Rooms) -> bool:
     return join_rooms(rooms, need) == rooms
 
 
-def _wider(count: int) -> int:
-    return -(-count * 21 // 20 // 64) * 64
+def _wider(count: int, share: float) -> int:
+    return math.ceil(count * (1 + share) / _MULTIPLE) * _MULTIPLE
 
 
 def _on_grid(length: int) -> int:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,10 +20,8 @@ from manydg.data.sampling import EpochPlan
 from manydg.errors import ManyDGWarning
 from manydg.training.compiling import compile_update, compiled, forget_compiled, make_capturable, not_compiled
 from manydg.training.precision import COMPILED, Speed
-from manydg.training.rooms import Rooms, RoomTable, holds, join_rooms, with_headroom
+from manydg.training.shapes import Shape, Shapes
 
-_STEPS_BEFORE_FIRST_CAPTURE = 3
-_LEAST_STEPS_WORTH_COMPILING = 3
 _BATCHES_AHEAD = 3
 
 
@@ -126,19 +124,6 @@ class _Captured:
     values: Tensor
 
 
-class _Shape(NamedTuple):
-    """What a graph is captured for: rows, how many pairs of them, and the length that ragged rows are padded to."""
-
-    rows: int
-    pairs: int
-    longest: int
-
-    @property
-    def of_rows(self) -> tuple[int, int]:
-        """What of it compiled code depends on."""
-        return self.rows, self.pairs
-
-
 class CapturedSteps:
     """Gather, forward, backward and update as one graph per batch shape: the launch of hundreds of kernels in one.
 
@@ -149,10 +134,8 @@ class CapturedSteps:
     def __init__(self, algorithm: Algorithm, train: DomainDataset, optimizers: Optimizers, speed: Speed) -> None:
         self.algorithm, self.train, self.optimizers = algorithm, train, optimizers
         self._ragged = any(isinstance(column, Ragged) for column in train.columns.values())
-        self._table = RoomTable(train)
-        self._rooms: dict[_Shape, Rooms] = {}
-        self._graphs: dict[_Shape, _Captured] = {}
-        self._seen: Counter[_Shape] = Counter()
+        self._shapes = Shapes(train)
+        self._graphs: dict[Shape, _Captured] = {}
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._pool: Any = None
         self._refused = False
@@ -169,33 +152,17 @@ class CapturedSteps:
                 compile_update(optimizer)
 
     def run(self, plan: EpochPlan) -> Iterator[Callable[[], Terms]]:
-        needs = self._table.of_plan(plan)
-        shapes = [_shape(plan, step, need) for step, need in enumerate(needs)]
-        # Compiling pays for the steps that an epoch is made of, not for the smaller ones at its end.
-        counts = Counter(shape.of_rows for shape in shapes)
-        worth = {of_rows for of_rows, count in counts.items() if count >= _LEAST_STEPS_WORTH_COMPILING}
-        self._make_room(shapes, needs)
-        placed = plan.to(self.train.device)
-        for shape, (indices, _) in zip(shapes, placed, strict=True):
-            fast = self._fast_objective is not None and shape.of_rows in worth
+        shapes = self._shapes.enter(plan)
+        for outgrown in self._shapes.outgrown:
+            self._graphs.pop(outgrown, None)
+        for shape, (indices, _) in zip(shapes, plan.to(self.train.device), strict=True):
+            fast = self._fast_objective is not None and self._shapes.worth_compiling(shape)
             yield partial(self._replay, indices, shape, fast)
 
-    def _make_room(self, shapes: list[_Shape], needs: list[Rooms]) -> None:
-        """Room for every step of each shape; a graph whose room has become too small is captured anew."""
-        wanted: dict[_Shape, Rooms] = {}
-        for shape, need in zip(shapes, needs, strict=True):
-            wanted[shape] = join_rooms(wanted[shape], need) if shape in wanted else need
-        for shape, need in wanted.items():
-            if shape not in self._rooms or not holds(self._rooms[shape], need):
-                grown = join_rooms(self._rooms[shape], need) if shape in self._rooms else need
-                self._rooms[shape] = with_headroom(grown)
-                self._graphs.pop(shape, None)
-
-    def _replay(self, indices: Tensor, shape: _Shape, fast: bool) -> Terms:
-        """A step by its graph; shapes that have none yet are done as they come first, and captured after that."""
+    def _replay(self, indices: Tensor, shape: Shape, fast: bool) -> Terms:
+        """A step by its graph, or as written where there is none yet."""
         if shape not in self._graphs:
-            self._seen[shape] += 1
-            if self._refused or self._seen[shape] <= self._steps_before_capture(shape, fast):
+            if self._refused or not self._shapes.due(shape, fast):
                 return self._warm_up(indices, shape, fast)
             if not self._capture(indices, shape, fast):
                 return self._step(indices, shape, fast=False)
@@ -204,12 +171,7 @@ class CapturedSteps:
         captured.graph.replay()
         return Terms(captured.names, captured.values.clone())
 
-    def _steps_before_capture(self, shape: _Shape, fast: bool) -> int:
-        """What a step needs to be set up must be there before it is captured; most is, after the first capture."""
-        alike = any(other.of_rows == shape.of_rows for other in self._graphs)
-        return 1 if alike or (self._graphs and not fast) else _STEPS_BEFORE_FIRST_CAPTURE
-
-    def _warm_up(self, indices: Tensor, shape: _Shape, fast: bool) -> Terms:
+    def _warm_up(self, indices: Tensor, shape: Shape, fast: bool) -> Terms:
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream), warnings.catch_warnings():
             # The compiler's remarks on its own choices.
@@ -218,7 +180,7 @@ class CapturedSteps:
         torch.cuda.current_stream().wait_stream(self._stream)
         return terms
 
-    def _capture(self, indices: Tensor, shape: _Shape, fast: bool) -> bool:
+    def _capture(self, indices: Tensor, shape: Shape, fast: bool) -> bool:
         """Whether the step could be captured."""
         rows = indices.clone()
         for optimizer in self.optimizers.values():
@@ -236,7 +198,7 @@ class CapturedSteps:
         self._graphs[shape] = _Captured(graph, rows, terms.names, terms.values)
         return True
 
-    def _step(self, indices: Tensor, shape: _Shape, fast: bool) -> Terms:
+    def _step(self, indices: Tensor, shape: Shape, fast: bool) -> Terms:
         batch, backbone = self._take(indices, shape), self.algorithm.backbone
         if fast and self._fast_objective is not None:
             self.algorithm.objective = self._fast_objective  # type: ignore[method-assign]
@@ -248,10 +210,10 @@ class CapturedSteps:
             self.algorithm.__dict__.pop("objective", None)
             backbone.__dict__.pop("forward_in_precision", None)
 
-    def _take(self, indices: Tensor, shape: _Shape) -> Batch:
+    def _take(self, indices: Tensor, shape: Shape) -> Batch:
         if not self._ragged:
             return self.train.take(indices, shape.pairs)
-        rooms = self._rooms[shape]
+        rooms = self._shapes.rooms[shape]
         inputs: dict[str, Column] = {
             name: column.take_padded(indices, rooms[name]) if isinstance(column, Ragged) else take(column, indices)
             for name, column in self.train.columns.items()
@@ -265,11 +227,6 @@ def read_terms(block: list[Terms]) -> dict[str, list[float | None]]:
     table = iter(torch.cat([terms.values for terms in block]).tolist())
     rows = [dict(zip(terms.names, table, strict=False)) for terms in block]
     return {name: [row.get(name) for row in rows] for name in names}
-
-
-def _shape(plan: EpochPlan, step: int, need: Rooms) -> _Shape:
-    rows = plan.bounds[step + 1] - plan.bounds[step]
-    return _Shape(rows, plan.pairs[step], max((room.longest for room in need.values()), default=0))
 
 
 def _send(column: Any, device: torch.device) -> Any:
