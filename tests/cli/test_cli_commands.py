@@ -71,6 +71,16 @@ def test_settings_and_backbone_options_reach_the_model(commands: Any, dataset: P
     assert "reconstruction" not in record["history"][0]["losses"]
 
 
+def test_a_network_that_no_memory_holds_is_refused_before_it_is_built(
+    commands: Any, dataset: Path, tmp_path: Path
+) -> None:
+    arguments = ["--backbone-option", "width=500000000", "--out", tmp_path / "run"]
+    code, _, err = commands.run("train", dataset, "--epochs", 1, *arguments)
+    assert code == 2
+    assert "backbone 'mlp' with width=500000000 has" in err
+    assert "GB of memory: make it smaller" in err
+
+
 def test_a_module_of_ones_own_is_a_backbone_by_its_name(commands: Any, dataset: Path, tmp_path: Path) -> None:
     (tmp_path / "mine_for_test.py").write_text(
         "from torch import nn\n\n"
