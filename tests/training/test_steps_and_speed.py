@@ -21,7 +21,7 @@ from manydg.data.columns import Ragged
 from manydg.data.dataset import DomainDataset
 from manydg.data.sampling import plan_epoch
 from manydg.data.schema import InputSchema
-from manydg.errors import ConfigError
+from manydg.errors import ConfigError, ManyDGWarning
 from manydg.targets import target_of
 from manydg.training import compiling, placing
 from manydg.training.config import TrainingConfig
@@ -121,14 +121,24 @@ def test_bf16_reaches_the_backbone_alone_and_ends_with_the_steps(small_dataset: 
     ],
 )
 def test_layers_are_one_kernel_in_fast_steps_alone(
-    small_dataset: DomainDataset, speed: Speed, device: torch.device, fused: bool
+    small_dataset: DomainDataset, speed: Speed, device: torch.device, fused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("manydg.algorithms._perceptron_kernels.reason_against", lambda *size: None)
     algorithm = built(small_dataset)
     perceptrons = [part for part in algorithm.modules() if isinstance(part, Perceptron)]
     assert len(perceptrons) == 2
     with at_speed(speed, algorithm, device):
         assert {part.fused for part in perceptrons} == {fused}
     assert not any(part.fused for part in perceptrons)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine on which no kernel can be built")
+def test_where_no_kernel_can_be_built_layers_are_as_written_with_a_warning(small_dataset: DomainDataset) -> None:
+    algorithm = built(small_dataset)
+    warned = pytest.warns(ManyDGWarning, match="layer by layer, since their GPU kernels cannot be built: Assertion")
+    with warned, at_speed(Speed("tf32", "captured"), algorithm, GPU):
+        assert not any(part.fused for part in algorithm.modules() if isinstance(part, Perceptron))
 
 
 def test_a_process_may_train_any_number_of_compiled_models(small_dataset: DomainDataset) -> None:

@@ -6,6 +6,8 @@ few rows through all three layers. Products are in TF32, sums in float32; the sa
 
 # The annotations are read by torch and Triton, so they are not put off (no ``from __future__ import annotations``).
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
@@ -121,6 +123,23 @@ def _backward_of_weights(
             _gradient_of_layer(
                 of_out, second, of_w3, of_b3, rows, place // TILES, place % TILES, WIDTH, WIDTH, TILE, ROWS
             )
+
+
+@functools.cache
+def reason_against(device: torch.device, inputs: int, width: int) -> str | None:
+    """Why the kernels for layers of this size cannot be built or run on a GPU; ``None`` where they can.
+
+    They are built where they are run, which takes a C compiler, and a GPU with matrix units for TF32 and room for a
+    layer's weights close to them.
+    """
+    try:
+        sizes = ((width, inputs), (width,), *((width, width), (width,)) * 2)
+        weights = [torch.ones(size, device=device, requires_grad=True) for size in sizes]
+        three_layers(torch.ones(2, inputs, device=device), *weights).sum().backward()
+        torch.cuda.synchronize(device)
+    except Exception as error:  # noqa: BLE001 - compilers and drivers fail in many ways, and there is another way to go
+        return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    return None
 
 
 def three_layers(x: Tensor, *weights: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from manydg.algorithms._parts import Perceptron
 from manydg.backbones import Backbone
 from manydg.data.columns import Ragged
 from manydg.data.dataset import DomainDataset
-from manydg.errors import ConfigError
+from manydg.errors import ConfigError, ManyDGWarning
 from manydg.training.config import EXECUTIONS, TrainingConfig
 
 AUTO, PLAIN, CAPTURED, COMPILED, DETERMINISTIC = EXECUTIONS
@@ -113,7 +114,17 @@ def _perceptrons_in_one_kernel(speed: Speed, algorithm: Algorithm, device: torch
     """Those whose layers need not be as they are written."""
     if device.type != "cuda" or not speed.captures or speed.precision == "float32":
         return []
-    return [part for part in algorithm.modules() if isinstance(part, Perceptron) and part.fit_a_kernel()]
+    fitting = [part for part in algorithm.modules() if isinstance(part, Perceptron) and part.fit_a_kernel()]
+    if not fitting:
+        return []
+    # Triton comes with torch for GPUs only.
+    from manydg.algorithms._perceptron_kernels import reason_against
+
+    reasons = [reason_against(device, *part.widths[:2]) for part in fitting]
+    for reason in {reason for reason in reasons if reason is not None}:
+        message = f"perceptrons are trained layer by layer, since their GPU kernels cannot be built: {reason}"
+        warnings.warn(message, ManyDGWarning, stacklevel=2)
+    return [part for part, reason in zip(fitting, reasons, strict=True) if reason is None]
 
 
 @contextmanager
