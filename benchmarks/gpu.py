@@ -64,7 +64,6 @@ CASES = [
     Case("seizure", "manydg", execution="captured"),
     Case("sleep", "base", execution="compiled"),
     Case("sleep", "manydg", execution="compiled"),
-    Case("sleep", "manydg", execution="captured"),
 ]
 
 

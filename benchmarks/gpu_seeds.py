@@ -18,7 +18,6 @@ TRAININGS = (
     ("drugs", 3_000, "deterministic", 2),
     ("drugs", 12_000, "captured", 12),
     ("seizure", 13_200, "compiled", 16),
-    ("sleep", 33_200, "compiled", 10),
 )
 """Task, samples, execution and epochs: one to compare bits, the others as ``auto`` would do them in a long training."""
 

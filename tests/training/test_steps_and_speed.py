@@ -23,7 +23,7 @@ from manydg.data.sampling import plan_epoch
 from manydg.data.schema import InputSchema
 from manydg.errors import ConfigError, ManyDGWarning
 from manydg.targets import target_of
-from manydg.training import compiling, placing
+from manydg.training import compiling, placing, precision
 from manydg.training.config import TrainingConfig
 from manydg.training.fit import fit
 from manydg.training.placing import place
@@ -92,6 +92,25 @@ def test_a_speed_that_the_device_or_the_algorithm_cannot_have_is_refused(small_d
         TrainingConfig(precision="fp8")
     with pytest.raises(ConfigError, match="unknown execution 'fast'"):
         TrainingConfig(execution="fast")
+
+
+def test_where_nothing_can_be_compiled_steps_are_captured_with_a_warning(
+    small_dataset: DomainDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precision, "_fastest", lambda *_: "compiled")
+    asked = [built(small_dataset), small_dataset, GPU]
+    monkeypatch.setattr(precision, "reason_against_compiling", lambda device: None)
+    assert settle_speed(TrainingConfig(), *asked).execution == "compiled"
+    monkeypatch.setattr(precision, "reason_against_compiling", lambda device: "no C compiler")
+    with pytest.warns(ManyDGWarning, match="captured, not compiled, since that fails here: no C compiler"):
+        assert settle_speed(TrainingConfig(), *asked).execution == "captured"
+    with pytest.raises(ConfigError, match=r"say execution captured or auto \(no C compiler\)"):
+        settle_speed(TrainingConfig(execution="compiled"), *asked)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_why_nothing_can_be_compiled_is_told() -> None:
+    assert "CUDA" in str(compiling.reason_against_compiling(GPU))
 
 
 def test_bf16_reaches_the_backbone_alone_and_ends_with_the_steps(small_dataset: DomainDataset) -> None:
@@ -163,9 +182,9 @@ def test_deterministic_kernels_end_with_the_steps(small_dataset: DomainDataset) 
 def test_bf16_learns_as_float32_does(dataset_of: Callable[..., DomainDataset]) -> None:
     data = dataset_of(patients=30, samples=12)
     curves = {}
-    for precision in ("float32", "bf16"):
-        run = train(data, epochs=4, lr=3e-3, batch_size=64, precision=precision)
-        curves[precision] = [entry["losses"]["supervised"] for entry in run.record["history"]]
+    for kind in ("float32", "bf16"):
+        run = train(data, epochs=4, lr=3e-3, batch_size=64, precision=kind)
+        curves[kind] = [entry["losses"]["supervised"] for entry in run.record["history"]]
     assert curves["bf16"] != curves["float32"]
     np.testing.assert_allclose(curves["bf16"], curves["float32"], rtol=0.05)
 

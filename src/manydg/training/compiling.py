@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -9,6 +10,17 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+
+
+@functools.cache
+def reason_against_compiling(device: torch.device) -> str | None:
+    """Why nothing can be compiled for a GPU (there is no C compiler, say); ``None`` where it can be."""
+    try:
+        compiled(lambda values: values.square().sum())(torch.ones(8, device=device))
+        torch.cuda.synchronize(device)
+    except Exception as error:  # noqa: BLE001 - compilers and drivers fail in many ways, and there is another way to go
+        return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    return None
 
 
 def forget_compiled() -> None:

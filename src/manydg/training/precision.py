@@ -16,6 +16,7 @@ from manydg.backbones import Backbone
 from manydg.data.columns import Ragged
 from manydg.data.dataset import DomainDataset
 from manydg.errors import ConfigError, ManyDGWarning
+from manydg.training.compiling import reason_against_compiling
 from manydg.training.config import EXECUTIONS, TrainingConfig
 
 AUTO, PLAIN, CAPTURED, COMPILED, DETERMINISTIC = EXECUTIONS
@@ -65,6 +66,11 @@ def settle_speed(config: TrainingConfig, algorithm: Algorithm, train: DomainData
         execution = _fastest(config, algorithm, train)
     if execution in (CAPTURED, COMPILED) and not algorithm.static_step:
         raise ConfigError(f"steps of {type(algorithm).__name__} cannot be captured: say execution plain or auto")
+    if execution == COMPILED and (reason := reason_against_compiling(device)):
+        if config.execution == COMPILED:
+            raise ConfigError(f"nothing can be compiled for this GPU: say execution captured or auto ({reason})")
+        warnings.warn(f"steps are captured, not compiled, since that fails here: {reason}", ManyDGWarning, stacklevel=2)
+        execution = CAPTURED
     if precision == AUTO:
         precision = _best_precision(backbone, execution)
     return Speed(precision, execution)
