@@ -3,8 +3,8 @@
     python -m benchmarks.gpu [--out FOLDER] [--check] [--seeds] [--tasks NAME ...] [--epochs N] [--small]
 
 Data are made on the GPU. Every line of the table is the median epoch after the first, without evaluation. The first
-epoch holds what is done once (warming up, capturing, compiling) and is given apart. ``--seeds`` trains five seeds side
-by side.
+epoch holds what is done once (warming up, capturing, compiling) and is given apart. Predictions per second come with
+it. ``--seeds`` trains five seeds side by side.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from benchmarks.__main__ import machine
+from benchmarks.gpu_inference import inference
 from benchmarks.gpu_seeds import five_seeds
 from benchmarks.tasks import TASKS, Task
 from manydg.algorithms import build_algorithm
@@ -91,6 +92,8 @@ def main() -> None:
         epochs = max(arguments.epochs, math.ceil(_LEAST_SECONDS / TASKS[name].target))
         results["epochs"] += time_task(TASKS[name], samples, cases, epochs)
         _write(arguments.out, results, start)
+    results["inference"] = inference()
+    _write(arguments.out, results, start)
     for name in arguments.tasks if arguments.check else []:
         results["checks"].append(check(name, TASKS[name]))
         _write(arguments.out, results, start)
