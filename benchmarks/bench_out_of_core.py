@@ -40,6 +40,7 @@ from manydg.data.schema import InputSchema
 from manydg.data.storage import open_dataset
 from manydg.targets import target_of
 from manydg.training.memory import keeping_freed_memory, memory_of_machine, reading_ahead, rows_of_window
+from manydg.training.feeding import Resident
 from manydg.training.steps import PlainSteps
 
 BATCH, UNCOUNTED = 64, 8
@@ -51,7 +52,7 @@ algorithm = ALGORITHMS.get("manydg")(backbone, target_of(data.target), data.n_pa
 if order == "memory":
     data = data.select(torch.arange(min(len(data), rows + 2000)))
     data = data.compact()
-steps = PlainSteps(algorithm, data, algorithm.optimizers(1e-3, 0.0))
+steps = PlainSteps(algorithm, Resident(data), algorithm.optimizers(1e-3, 0.0))
 window = rows_of_window(data)
 if order == "windows":
     blocks = plan_in_blocks("pairs", data, BATCH, 0, 1, window)

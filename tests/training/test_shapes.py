@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from manydg.backbones import SingleInput
 from manydg.data.build import from_arrays
 from manydg.data.columns import Ragged
 from manydg.data.dataset import DomainDataset
 from manydg.data.sampling import EpochPlan, plan_epoch
 from manydg.training.rooms import RoomTable, holds, lengths_of
-from manydg.training.shapes import Shape, Shapes
+from manydg.training.shapes import Shape, Shapes, has_fixed_shapes
 
 
 def dense(rows: int = 50) -> DomainDataset:
@@ -40,6 +41,18 @@ def captured(shapes: Shapes, epoch: EpochPlan, graphs: set[Shape], *, compiled: 
             graphs.add(shape)
         found.append(shape in graphs)
     return found
+
+
+def test_rows_of_any_length_have_fixed_shapes_where_they_can_be_filled_up() -> None:
+    rows, device = ragged([3] * 8), torch.device("cpu")
+    padded, other = (SingleInput.__new__(SingleInput) for _ in range(2))
+    padded.takes_padded, other.takes_padded = True, False
+    assert has_fixed_shapes(other, dense(), torch.device("cuda"))
+    assert has_fixed_shapes(padded, rows, device)
+    assert not has_fixed_shapes(other, rows, device)
+    assert not has_fixed_shapes(padded, rows, torch.device("cuda"))
+    assert not has_fixed_shapes(padded, rows.select(torch.arange(4)), device)
+    assert not has_fixed_shapes(padded, ragged([0] * 8), device)
 
 
 def test_the_last_steps_of_an_epoch_are_captured_from_the_second_epoch_on() -> None:

@@ -88,6 +88,9 @@ def test_a_speed_that_the_device_or_the_algorithm_cannot_have_is_refused(small_d
         settle_speed(TrainingConfig(execution="captured"), built(small_dataset), small_dataset, CPU)
     with pytest.raises(ConfigError, match="cannot be captured"):
         settle_speed(TrainingConfig(execution="captured"), built(small_dataset, "mldg"), small_dataset, GPU)
+    visits = from_arrays({"event_codes": Ragged.from_rows([[1]] * 8)}, np.arange(8) % 2, np.arange(8) // 2)
+    with pytest.raises(ConfigError, match="rows of any length cannot be captured here"):
+        settle_speed(TrainingConfig(execution="captured"), built(small_dataset), visits, GPU)
     with pytest.raises(ConfigError, match="unknown precision 'fp8'"):
         TrainingConfig(precision="fp8")
     with pytest.raises(ConfigError, match="unknown execution 'fast'"):

@@ -13,11 +13,11 @@ import torch
 from manydg.algorithms import Algorithm
 from manydg.algorithms._parts import Perceptron
 from manydg.backbones import Backbone
-from manydg.data.columns import Ragged
 from manydg.data.dataset import DomainDataset
 from manydg.errors import ConfigError, ManyDGWarning
 from manydg.training.compiling import reason_against_compiling
 from manydg.training.config import EXECUTIONS, TrainingConfig
+from manydg.training.shapes import has_fixed_shapes
 
 AUTO, PLAIN, CAPTURED, COMPILED, DETERMINISTIC = EXECUTIONS
 _STEPS_WORTH_COMPILING = 10_000
@@ -64,8 +64,11 @@ def settle_speed(config: TrainingConfig, algorithm: Algorithm, train: DomainData
         return Speed("float32" if precision == AUTO else precision, PLAIN if execution == AUTO else execution)
     if execution == AUTO:
         execution = _fastest(config, algorithm, train)
-    if execution in (CAPTURED, COMPILED) and not algorithm.static_step:
-        raise ConfigError(f"steps of {type(algorithm).__name__} cannot be captured: say execution plain or auto")
+    if execution in (CAPTURED, COMPILED):
+        if not algorithm.static_step:
+            raise ConfigError(f"steps of {type(algorithm).__name__} cannot be captured: say execution plain or auto")
+        if not has_fixed_shapes(backbone, train, device):
+            raise ConfigError("steps on rows of any length cannot be captured here: say execution plain or auto")
     if execution == COMPILED and (reason := reason_against_compiling(device)):
         if config.execution == COMPILED:
             raise ConfigError(f"nothing can be compiled for this GPU: say execution captured or auto ({reason})")
@@ -78,8 +81,7 @@ def settle_speed(config: TrainingConfig, algorithm: Algorithm, train: DomainData
 
 def _fastest(config: TrainingConfig, algorithm: Algorithm, train: DomainDataset) -> str:
     """The fastest way on a GPU: captured where it can be, and compiled too where that pays."""
-    ragged = any(isinstance(column, Ragged) for column in train.columns.values())
-    fixed = algorithm.backbone.takes_padded or not ragged
+    fixed = has_fixed_shapes(algorithm.backbone, train, train.device)
     if not algorithm.static_step or not fixed or train.device.type != "cuda":
         return PLAIN
     long = config.epochs * len(train) >= _STEPS_WORTH_COMPILING * config.batch_size

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
+import torch
+
+from manydg.backbones import Backbone
+from manydg.data.columns import Ragged
 from manydg.data.dataset import DomainDataset
 from manydg.data.sampling import EpochPlan
 from manydg.training.rooms import Rooms, RoomTable, holds, join_rooms, with_headroom
@@ -38,6 +42,8 @@ class Shapes:
 
     Attributes
     ----------
+    ragged : bool
+        Whether any rows differ in length.
     rooms : dict
         Room for every step of a shape, of this epoch and those before it.
     outgrown : set of Shape
@@ -45,6 +51,7 @@ class Shapes:
     """
 
     def __init__(self, train: DomainDataset) -> None:
+        self.ragged = _is_ragged(train)
         self._table = RoomTable(train)
         self.rooms: dict[Shape, Rooms] = {}
         self.outgrown: set[Shape] = set()
@@ -95,6 +102,20 @@ class Shapes:
         elif not holds(self.rooms[shape], need):
             self.rooms[shape] = with_headroom(join_rooms(self.rooms[shape], need), self._in_epoch[shape])
             self.outgrown.add(shape)
+
+
+def has_fixed_shapes(backbone: Backbone, train: DomainDataset, device: torch.device) -> bool:
+    """Whether all batches can be laid out in a few shapes: rows differ in length nowhere, or can be filled up.
+
+    Rows can be filled up where all of them are on the device, and the backbone must know what is real.
+    """
+    ragged = [column for column in train.columns.values() if isinstance(column, Ragged)]
+    can_be_filled = backbone.takes_padded and train.rows is None and all(len(column.values) for column in ragged)
+    return not ragged or (can_be_filled and train.device.type == device.type)
+
+
+def _is_ragged(train: DomainDataset) -> bool:
+    return any(isinstance(column, Ragged) for column in train.columns.values())
 
 
 def _shape(plan: EpochPlan, step: int, need: Rooms) -> Shape:

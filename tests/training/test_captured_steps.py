@@ -1,0 +1,122 @@
+"""Captured steps learn what steps as written learn, wherever the data are; seen here without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from manydg.algorithms import ALGORITHMS, Algorithm, Optimizers, build_algorithm
+from manydg.backbones import build_backbone
+from manydg.data.build import from_arrays
+from manydg.data.columns import Ragged
+from manydg.data.dataset import DomainDataset
+from manydg.data.sampling import plan_epoch
+from manydg.data.schema import InputSchema
+from manydg.targets import target_of
+from manydg.training.feeding import Feed, Resident, Streamed
+from manydg.training.precision import Speed
+from manydg.training.rooms import lengths_of
+from manydg.training.shapes import Shapes
+from manydg.training.steps import CapturedSteps, PlainSteps, Steps
+
+CPU = torch.device("cpu")
+STATIC = [
+    name
+    for name, kind in ((name, ALGORITHMS.get(name)) for name in ALGORITHMS.names())
+    if kind.static_step and kind.sampling != "whole"
+]
+EPOCHS, BATCH, LR = 4, 12, 1e-3
+
+
+def table() -> DomainDataset:
+    rng = np.random.default_rng(0)
+    return from_arrays(rng.normal(size=(100, 5)).astype(np.float32), np.arange(100) % 3, np.arange(100) // 7)
+
+
+def visits() -> DomainDataset:
+    rng = np.random.default_rng(0)
+    lengths = 1 + np.arange(100) % 4
+    codes = {"diagnoses": 15, "procedures": 10, "history_drugs": 6}
+    inputs = {
+        name: Ragged.from_rows([[rng.integers(1, size, 2).tolist()] * (length - (size == 6)) for length in lengths])
+        for name, size in codes.items()
+    }
+    drugs = [f"drug{code}" for code in range(6)]
+    info = {"vocabularies": {"diagnoses": ["?"] * 15, "procedures": ["?"] * 10, "drugs": drugs}}
+    given = rng.integers(0, 2, (100, 6))
+    return from_arrays(inputs, given, np.arange(100) // 7, kind="multilabel", names=drugs, info=info)
+
+
+def model(name: str, backbone: str, data: DomainDataset) -> Algorithm:
+    torch.manual_seed(0)
+    network = build_backbone(backbone, InputSchema.of(data), {"dropout": 0.0})
+    network.fit_inputs(data)
+    return build_algorithm(name, network, target_of(data.target), data.n_patients).train()
+
+
+def train(algorithm: Algorithm, data: DomainDataset, steps: Steps) -> list[float]:
+    """All loss terms of some epochs."""
+    found: list[float] = []
+    for epoch in range(EPOCHS):
+        torch.manual_seed(epoch)
+        for step in steps.run(plan_epoch(algorithm.sampling, data.domains, BATCH, 0, epoch, lengths_of(data))):
+            algorithm.progress.fill_(epoch / EPOCHS)
+            found += step().values.tolist()
+    return found
+
+
+def changing(algorithm: Algorithm, optimizers: Optimizers) -> Iterator[Tensor]:
+    yield from algorithm.parameters()
+    yield from algorithm.buffers()
+    for optimizer in optimizers.values():
+        for state in optimizer.state.values():
+            yield from (value for value in state.values() if isinstance(value, Tensor))
+
+
+def both(
+    graphs_on_a_cpu: Any, name: str, backbone: str, data: DomainDataset, feed: Callable[[], Feed]
+) -> tuple[list[float], list[float], dict[str, Any], dict[str, Any]]:
+    """Losses of training as written and of captured training, then their weights."""
+    written, captured = model(name, backbone, data), model(name, backbone, data)
+    expected = train(written, data, PlainSteps(written, Resident(data), written.optimizers(LR, 0.0)))
+    optimizers = captured.optimizers(LR, 0.0)
+    graph = graphs_on_a_cpu(lambda: changing(captured, optimizers))
+    steps = CapturedSteps(captured, feed(), Shapes(data), optimizers, Speed("float32", "captured"))
+    found = train(captured, data, steps)
+    assert graph.replays > EPOCHS * len(data) / BATCH / 4
+    return expected, found, written.state_dict(), captured.state_dict()
+
+
+@pytest.mark.parametrize("name", STATIC)
+def test_captured_steps_learn_what_steps_as_written_learn(name: str, graphs_on_a_cpu: Any) -> None:
+    data = table()
+    if reason := ALGORITHMS.get(name).refuses(target_of(data.target), build_backbone("mlp", InputSchema.of(data))):
+        pytest.skip(reason)
+    expected, found, weights, others = both(graphs_on_a_cpu, name, "mlp", data, lambda: Resident(data))
+    assert_same(expected, found, weights, others)
+
+
+def test_batches_sent_from_the_host_are_captured_too(graphs_on_a_cpu: Any) -> None:
+    data = table()
+    assert_same(*both(graphs_on_a_cpu, "manydg", "mlp", data, lambda: Streamed(data, CPU)))
+
+
+@pytest.mark.parametrize("name", STATIC)
+def test_captured_steps_on_rows_of_any_length_have_the_same_losses(name: str, graphs_on_a_cpu: Any) -> None:
+    """Rows that are filled up are summed up in another order, which Adam makes much of where a gradient is nearly 0."""
+    data = visits()
+    if reason := ALGORITHMS.get(name).refuses(target_of(data.target), build_backbone("gamenet", InputSchema.of(data))):
+        pytest.skip(reason)
+    expected, found, _, _ = both(graphs_on_a_cpu, name, "gamenet", data, lambda: Resident(data))
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
+
+
+def assert_same(expected: list[float], found: list[float], weights: dict[str, Any], others: dict[str, Any]) -> None:
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    for key, value in weights.items():
+        torch.testing.assert_close(others[key], value, rtol=1e-5, atol=1e-6)
