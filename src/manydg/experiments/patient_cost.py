@@ -76,7 +76,7 @@ def figures_of(costs: Costs, patients: Sequence[int]) -> dict[str, dict[str, Any
             f"{most_memory():,.0f} MB or several seconds.",
             "data": {
                 "x": {"label": "training patients", "values": list(patients), "scale": "log"},
-                "y": {"label": label},
+                "y": {"label": label, "scale": "log"},
                 "series": lines,
             },
         }

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from manydg.report import _charts
-from manydg.report._charts import Series
 from manydg.report._content import Block, Cell, Column, Figure, Table
 from manydg.report._drawing import Panel, look
+from manydg.report._line_charts import Series
 from manydg.report._runs import FIRST
 from manydg.report._sections_model import panels_of_lines
 from manydg.report._words import ALGORITHMS, LOSSES, METRICS, algorithm_name, number, sentence
@@ -44,6 +44,7 @@ def _curves(figures: Sequence[FigureData]) -> list[Block]:
 
 def _curve(figure: FigureData) -> Sequence[Panel]:
     axis, label = figure.data["x"], str(figure.data["y"]["label"])
+    scales = [figure.data[name].get("scale", "linear") for name in ("x", "y")]
     x = np.array(axis["values"], float)
     series = []
     for line in sorted(figure.data["series"], key=lambda line: _place(str(line["name"]))):
@@ -51,7 +52,7 @@ def _curve(figure: FigureData) -> Sequence[Panel]:
         series.append(Series(algorithm_name(str(line["name"])), x, _floats(line["mean"]), look(0), low, high))
     shown = METRICS.get(label) or LOSSES.get(label, label)
     title = f"{sentence(shown)}: {figure.title[:1].lower()}{figure.title[1:]}" if label in METRICS else figure.title
-    return panels_of_lines(series, title, axis["label"], shown, axis.get("scale", "linear")).panels
+    return panels_of_lines(series, title, axis["label"], shown, *scales).panels
 
 
 def _place(name: str) -> int:

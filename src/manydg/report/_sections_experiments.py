@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from manydg.report import _charts
-from manydg.report._charts import Series
 from manydg.report._content import Block, Cell, Column, Figure, Section, Table, Text
 from manydg.report._drawing import Panel, look
 from manydg.report._drawn import drawn
+from manydg.report._line_charts import Series
 from manydg.report._runs import Spread, by_algorithm, grouped, metric_spread, seconds_per_epoch
 from manydg.report._sections_model import panels_of_lines
 from manydg.report._study import Chapter, Record

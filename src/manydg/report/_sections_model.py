@@ -11,10 +11,10 @@ from manydg.evaluation import calibration
 from manydg.evaluation._formulas import confusion_matrices
 from manydg.evaluation.metrics import decide
 from manydg.evaluation.statistics import Predictions
-from manydg.report import _charts
-from manydg.report._charts import Series
+from manydg.report import _charts, _line_charts
 from manydg.report._content import Block, Cell, Column, Figure, Section, Table, Text
 from manydg.report._drawing import Panel, look
+from manydg.report._line_charts import Series
 from manydg.report._runs import (
     by_algorithm,
     defined_metric,
@@ -32,7 +32,9 @@ _MOST_CLASSES = 20
 _COMMON_LABELS = 15
 
 
-def panels_of_lines(series: Sequence[Series], title: str, x_label: str, y_label: str, scale: str = "linear") -> Figure:
+def panels_of_lines(
+    series: Sequence[Series], title: str, x_label: str, y_label: str, scale: str = "linear", y_scale: str = "linear"
+) -> Figure:
     """Lines in panels of at most five: the first series in every panel, the others four by four, on one scale."""
     if len(series) <= _MOST_CURVES:
         groups = [list(series)]
@@ -42,12 +44,12 @@ def panels_of_lines(series: Sequence[Series], title: str, x_label: str, y_label:
         groups = [[series[0], *rest[start : start + _OTHERS_IN_A_PANEL]] for start in starts]
     # A panel's own order decides the look, so that no panel needs more than six.
     groups = [[_restyled(line, place) for place, line in enumerate(group)] for group in groups]
-    limits = _charts.common_limits(groups)
+    limits = _line_charts.common_limits(groups, y_scale)
     titles = (
         [title] if len(groups) == 1 else [f"{title} ({place} of {len(groups)})" for place in range(1, len(groups) + 1)]
     )
     panels = [
-        _charts.lines(name, group, x_label, y_label, scale=scale, limits=limits)
+        _line_charts.lines(name, group, x_label, y_label, scale=scale, y_scale=y_scale, limits=limits)
         for name, group in zip(titles, groups, strict=True)
     ]
     return Figure(f"{title}.", panels)
@@ -87,7 +89,7 @@ def _loss_terms(records: Sequence[Record]) -> list[Panel]:
         x, mean, low, high = epoch_curve(records, lambda entry, name=name: (entry.get("losses") or {}).get(name))  # type: ignore[misc]
         if len(x):
             series.append(Series(LOSSES.get(name, name.replace("_", " ")), x, mean, look(len(series)), low, high))
-    return [_charts.lines("ManyDG: terms of the loss", series, "epoch", "loss")] if series else []
+    return [_line_charts.lines("ManyDG: terms of the loss", series, "epoch", "loss")] if series else []
 
 
 def patients(chapter: Chapter) -> Section | None:

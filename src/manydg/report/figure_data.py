@@ -144,16 +144,19 @@ def _check_orthogonality(data: Mapping[str, Any]) -> None:
 
 
 def _check_curve(data: Mapping[str, Any]) -> None:
-    axis = _mapping(data.get("x"), "data.x")
-    _text(axis, "label")
-    _text(_mapping(data.get("y"), "data.y"), "label")
-    if axis.get("scale", "linear") not in ("linear", "log"):
-        raise DataError(f"data.x.scale is {axis['scale']!r}, neither 'linear' nor 'log'")
-    values = _numbers(axis, "values")
+    axes = {name: _mapping(data.get(name), f"data.{name}") for name in ("x", "y")}
+    for name, axis in axes.items():
+        _text(axis, "label")
+        if axis.get("scale", "linear") not in ("linear", "log"):
+            raise DataError(f"data.{name}.scale is {axis['scale']!r}, neither 'linear' nor 'log'")
+    values = _numbers(axes["x"], "values")
     for series in _rows(data, "series", ("name", "mean")):
         for key in ("mean", "low", "high"):
             if key in series:
-                _same_length(f"data.series.{key}", _numbers(series, key), len(values))
+                found = _numbers(series, key)
+                _same_length(f"data.series.{key}", found, len(values))
+                if axes["y"].get("scale") == "log" and any(value is not None and value <= 0 for value in found):
+                    raise DataError(f"data.series.{key} holds a number that is not above 0, which no log scale shows")
 
 
 def _check_bars(data: Mapping[str, Any]) -> None:
