@@ -82,10 +82,7 @@ EXPERIMENTS: dict[str, Told] = {
         "How often the mean embedding of a session (a night, a stay) is most like that of another session of the same "
         "person, among the sessions of everyone.",
     ),
-    "runtime": Told(
-        "How long training takes",
-        "Seconds per epoch. The first three epochs are left out, since they may be unsteady.",
-    ),
+    "runtime": Told("How long training takes", ""),
 }
 """In the order of the page."""
 
@@ -280,7 +277,8 @@ def _times(runs: Sequence[Record]) -> list[Block]:
         Column("Method", numeric=False), Column("Seconds per epoch"), Column("Parameters"),
         Column("Peak memory (MB)"), Column("Device", numeric=False),
     ]  # fmt: skip
-    return [Figure("Mean time of an epoch.", [panel]), Table("Time and size", columns, rows)]
+    lead = Text("Seconds per epoch. The first three epochs are left out, since they may be unsteady.")
+    return [lead, Figure("Mean time of an epoch.", [panel]), Table("Time and size", columns, rows)]
 
 
 def _optional(value: Any) -> Cell:
