@@ -106,6 +106,25 @@ def test_batches_sent_from_the_host_are_captured_too(graphs_on_a_cpu: Any) -> No
     assert_same(*both(graphs_on_a_cpu, "manydg", "mlp", data, lambda: Streamed(data, CPU)))
 
 
+@pytest.mark.parametrize("make", [table, visits])
+def test_batches_sent_from_the_host_are_those_of_the_plan_in_order(
+    make: Callable[[], DomainDataset], graphs_on_a_cpu: Any
+) -> None:
+    graphs_on_a_cpu(list)
+    data = make().select(torch.arange(90).flip(0))
+    plan = plan_epoch("pairs", data.domains, BATCH, 0, 1)
+    feed = Streamed(data, CPU)
+    for item, (indices, pairs) in zip(feed.items(plan), plan, strict=True):
+        sent, expected = feed.batch(item, pairs), data.take(indices, pairs)
+        assert sent.pairs == pairs
+        for found, wanted in ((sent.targets, expected.targets), (sent.domains, expected.domains)):
+            assert torch.equal(found, wanted)
+        for name, column in expected.inputs.items():
+            found = sent.inputs[name]
+            same = found.to_rows() == column.to_rows() if isinstance(column, Ragged) else torch.equal(found, column)
+            assert same
+
+
 @pytest.mark.parametrize("name", STATIC)
 def test_captured_steps_on_rows_of_any_length_have_the_same_losses(name: str, graphs_on_a_cpu: Any) -> None:
     """Rows that are filled up are summed up in another order, which Adam makes much of where a gradient is nearly 0."""

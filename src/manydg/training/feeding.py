@@ -16,7 +16,7 @@ from manydg.data.dataset import Batch, DomainDataset
 from manydg.data.sampling import EpochPlan
 from manydg.training.rooms import Rooms
 
-_BATCHES_AHEAD = 3
+_BATCHES_AHEAD, _WORKERS = 4, 2
 Item = Any
 """What stands for a step's batch before it is needed."""
 Held = Any
@@ -84,10 +84,10 @@ class Streamed:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def items(self, plan: EpochPlan) -> Iterator[Future[tuple[Batch, Any]]]:
-        with ThreadPoolExecutor(max_workers=1) as worker:
+        with ThreadPoolExecutor(_WORKERS) as workers:
             waiting: deque[Future[tuple[Batch, Any]]] = deque()
             for indices, pairs in plan:
-                waiting.append(worker.submit(self._send, indices, pairs))
+                waiting.append(workers.submit(self._send, indices, pairs))
                 if len(waiting) > _BATCHES_AHEAD:
                     yield waiting.popleft()
             while waiting:
@@ -115,13 +115,14 @@ class Streamed:
 
     def _send(self, indices: Tensor, pairs: int) -> tuple[Batch, Any]:
         """The batch on its way to the device, and the event of its arrival."""
-        batch = self.train.take(indices, pairs)
+        train = self.train
+        stored = indices if train.rows is None else train.rows[indices]
         with torch.cuda.stream(self._stream):
-            sent = replace(
-                batch,
-                inputs={name: _sent(column, self.device) for name, column in batch.inputs.items()},
-                targets=_sent(batch.targets, self.device),
-                domains=_sent(batch.domains, self.device),
+            sent = Batch(
+                {name: _sent_rows(column, stored, self.device) for name, column in train.columns.items()},
+                _sent_rows(train.targets, indices, self.device),
+                _sent_rows(train.domains, indices, self.device),
+                pairs,
             )
             arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             arrived.record(self._stream)
@@ -134,10 +135,24 @@ def feed_for(train: DomainDataset, device: torch.device) -> Feed:
     return Streamed(train, device) if on_host else Resident(train)
 
 
+def _sent_rows(column: Any, rows: Tensor, device: torch.device) -> Any:
+    """Rows of a column on their way to a device, gathered straight into pinned memory where they are dense."""
+    if isinstance(column, Ragged) or not column.is_contiguous():
+        return _sent(take(column, rows), device)
+    gathered = pinned(len(rows), column)
+    torch.index_select(column, 0, rows, out=gathered)
+    return gathered.to(device, non_blocking=True)
+
+
 def _sent(column: Any, device: torch.device) -> Any:
     if isinstance(column, Ragged):
         return Ragged(_sent(column.values, device), _sent(column.offsets, device))
     return column.pin_memory().to(device, non_blocking=True)
+
+
+def pinned(rows: int, column: Tensor) -> Tensor:
+    """Memory for so many rows of a column that a GPU can read by itself."""
+    return torch.empty(rows, *column.shape[1:], dtype=column.dtype, pin_memory=True)
 
 
 def _dense(column: Column) -> Tensor:
