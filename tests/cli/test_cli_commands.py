@@ -77,7 +77,7 @@ def test_a_network_that_no_memory_holds_is_refused_before_it_is_built(
     arguments = ["--backbone-option", "width=500000000", "--out", tmp_path / "run"]
     code, _, err = commands.run("train", dataset, "--epochs", 1, *arguments)
     assert code == 2
-    assert "backbone 'mlp' with width=500000000 has" in err
+    assert "backbone 'mlp' cannot be built with width=500000000: it takes" in err
     assert "GB of memory: make it smaller" in err
 
 

@@ -36,7 +36,7 @@ def build_backbone(name: str, schema: InputSchema, options: Mapping[str, Any] | 
         given["schema"] = schema
     try:
         module = cls(**given)
-    except (TypeError, ValueError, RuntimeError, ArithmeticError) as error:
+    except (TypeError, ValueError, RuntimeError, ArithmeticError, MemoryError) as error:
         asked = ", ".join(f"{key}={value!r}" for key, value in (options or {}).items()) or "no options"
         raise ConfigError(f"backbone '{name}' cannot be built with {asked}: {error}") from error
     return as_backbone(module, schema)

@@ -106,7 +106,7 @@ def _track(norm: nn.BatchNorm2d, mean: Tensor, variance: Tensor) -> None:
 @cache
 def _place_in_triangle(size: int) -> Tensor:
     """Where the entries of a symmetric matrix stand in its upper triangle, ``(size, size)``."""
-    first, second = torch.triu_indices(size, size)
-    places = torch.empty(size, size, dtype=torch.int64)
-    places[first, second] = places[second, first] = torch.arange(len(first))
+    first, second = torch.triu_indices(size, size, device="cpu")
+    places = torch.empty(size, size, dtype=torch.int64, device="cpu")
+    places[first, second] = places[second, first] = torch.arange(len(first), device="cpu")
     return places

@@ -11,21 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from manydg.algorithms import ALGORITHMS, Algorithm
-from manydg.backbones import BACKBONES, Backbone, as_backbone, build_backbone
+from manydg.backbones import Backbone, as_backbone, build_backbone
 from manydg.data.dataset import DomainDataset
 from manydg.data.schema import InputSchema
-from manydg.errors import ConfigError, DataError, StorageError, unknown_name
+from manydg.errors import DataError, StorageError, unknown_name
 from manydg.targets import Target, target_of
 from manydg.training.config import TrainingConfig
 from manydg.training.distributed import check_divisible, current_team
 from manydg.training.loop import TrainingLoop
-from manydg.training.memory import memory_of_machine
+from manydg.training.memory import refusing_what_does_not_fit
 from manydg.training.placing import place
 from manydg.training.precision import AS_WRITTEN, Speed
 from manydg.training.reporting import Reporter, Silent
-
-_BYTES_OF_A_WEIGHT = 16
-"""Itself, its gradient and the optimiser's two averages."""
 
 
 @dataclass(frozen=True)
@@ -141,10 +138,9 @@ def rebuild(
 
 
 def _build(config: TrainingConfig, target: Target, train: DomainDataset, module: nn.Module | None) -> Algorithm:
-    if module is None and config.backbone_options:
-        _check_size(config, InputSchema.of(train))
     torch.manual_seed(config.seed * 1_000_003)
-    backbone = _backbone(config, InputSchema.of(train), module)
+    with refusing_what_does_not_fit():
+        backbone = _backbone(config, InputSchema.of(train), module)
     cls = ALGORITHMS.get(config.algorithm)
     algorithm = cls(backbone, target, train.n_patients, cls.settings_from(config.settings))
     # Through the algorithm, because one that has no use for the backbone must not be held to the backbone's demands.
@@ -155,31 +151,8 @@ def _build(config: TrainingConfig, target: Target, train: DomainDataset, module:
 def _backbone(config: TrainingConfig, schema: InputSchema, module: nn.Module | None) -> Backbone:
     if module is not None:
         return as_backbone(module, schema)
-    return build_backbone(_name(config, schema), schema, config.backbone_options)
-
-
-def _name(config: TrainingConfig, schema: InputSchema) -> str:
-    return auto_backbone(schema) if config.backbone == "auto" else config.backbone
-
-
-def _check_size(config: TrainingConfig, schema: InputSchema) -> None:
-    """Refuse a network whose training this machine's memory cannot hold, before it takes all of it."""
-    name = _name(config, schema)
-    if name not in BACKBONES.names():
-        return  # of the user's own making
-    try:
-        with torch.device("meta"):
-            network = build_backbone(name, schema, config.backbone_options)
-    except ConfigError:
-        return  # building it in earnest will say the same
-    weights, memory = sum(weight.numel() for weight in network.parameters()), memory_of_machine()
-    needed = _BYTES_OF_A_WEIGHT * weights
-    if needed > memory:
-        asked = ", ".join(f"{key}={value!r}" for key, value in config.backbone_options.items())
-        raise ConfigError(
-            f"backbone '{name}' with {asked} has {weights:,} weights, which take {needed / 1e9:,.0f} GB in training, "
-            f"and there are {memory / 1e9:,.0f} GB of memory: make it smaller"
-        )
+    name = auto_backbone(schema) if config.backbone == "auto" else config.backbone
+    return build_backbone(name, schema, config.backbone_options)
 
 
 def auto_backbone(schema: InputSchema) -> str:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import resource
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from manydg.data.blocks import BlockPlan, bytes_per_row, read_ahead
 from manydg.data.dataset import DomainDataset
@@ -19,6 +23,14 @@ _SHARE_OF_DATA = 0.5
 _SHARE_OF_WINDOW = 0.125
 _SHARE_OF_FREED = 0.125
 _TRIM_THRESHOLD, _MOST_MAPPED = -1, -4
+_FACTORIES = {
+    torch.ops.aten.empty.memory_format,
+    torch.ops.aten.full.default,
+    torch.ops.aten.ones.default,
+    torch.ops.aten.rand.default,
+    torch.ops.aten.randn.default,
+    torch.ops.aten.zeros.default,
+}
 _USUAL_TRIM_THRESHOLD, _USUAL_MOST_MAPPED = 64 * 2**20, 65_536
 
 
@@ -53,6 +65,29 @@ def _container_limits() -> list[int]:
                 continue
             found += [int(text)] if text.isdigit() else []
     return found
+
+
+@contextmanager
+def refusing_what_does_not_fit() -> Iterator[None]:
+    """What is built within must fit in memory; it is told so before the system has none left."""
+    with _Counting(memory_of_machine()):
+        yield
+
+
+class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts what new tensors take, four bytes a value, and raises before more than all memory is taken."""
+
+    def __init__(self, memory: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.memory, self.taken = memory, 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in _FACTORIES:
+            self.taken += 4 * math.prod(args[0])
+            if self.taken > self.memory:
+                there = f"there are {self.memory / 1e9:,.0f} GB of memory"
+                raise MemoryError(f"it takes {self.taken / 1e9:,.0f} GB or more, and {there}: make it smaller")
+        return function(*args, **(kwargs or {}))
 
 
 def rows_of_window(train: DomainDataset) -> int | None:
