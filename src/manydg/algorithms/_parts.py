@@ -23,7 +23,8 @@ class Perceptron(nn.Sequential):
     """
 
     fused: bool = False
-    """Whether all layers are one GPU kernel, in TF32; set by the training loop, for those that :meth:`fit_a_kernel`."""
+    """Whether all layers are one GPU kernel, in TF32 and without second derivatives; set by the training loop, for
+    those that :meth:`fit_a_kernel`."""
 
     def __init__(self, *widths: int) -> None:
         layers: list[nn.Module] = []
