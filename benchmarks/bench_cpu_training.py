@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -25,12 +26,8 @@ from typing import Any
 import torch
 
 from benchmarks.plain import plain_training
-from benchmarks.tasks import TASKS, Task
-from manydg.algorithms import build_algorithm
-from manydg.backbones import build_backbone
+from benchmarks.tasks import TASKS, Task, model
 from manydg.data.dataset import DomainDataset
-from manydg.data.schema import InputSchema
-from manydg.targets import target_of
 from manydg.training.config import TrainingConfig
 from manydg.training.loop import TrainingLoop
 from manydg.training.memory import keeping_freed_memory
@@ -142,8 +139,8 @@ def work(side: str, name: str, threads: int) -> None:
         serve(once, lambda epoch: next(plain), samples)
         return
     loop, once = loop_for(task, data, "bf16" if side == HALF else "auto")
-    with keeping_freed_memory():
-        serve(once, loop._run_epoch, samples)
+    with keeping_freed_memory(), ThreadPoolExecutor(max_workers=1) as worker:
+        serve(once, lambda epoch: loop._run_epoch(epoch, worker), samples)
 
 
 def serve(once: Cost, train_epoch: Callable[[int], object], samples: int) -> None:
@@ -154,9 +151,7 @@ def serve(once: Cost, train_epoch: Callable[[int], object], samples: int) -> Non
 
 def loop_for(task: Task, data: DomainDataset, precision: str) -> tuple[TrainingLoop, Cost]:
     """The package's training, ready for its first epoch, and what was spent before."""
-    backbone = build_backbone(task.backbone, InputSchema.of(data))
-    backbone.fit_inputs(data)
-    algorithm = build_algorithm("manydg", backbone, target_of(data.target), data.n_patients)
+    algorithm = model(task, "manydg", data, CPU)
     once = Cost.of(partial(place, data, algorithm, CPU), len(data))
     placed = place(data, algorithm, CPU)
     config = TrainingConfig(

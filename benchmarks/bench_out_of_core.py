@@ -39,8 +39,8 @@ from manydg.data.sampling import plan_epoch
 from manydg.data.schema import InputSchema
 from manydg.data.storage import open_dataset
 from manydg.targets import target_of
-from manydg.training.memory import keeping_freed_memory, memory_of_machine, reading_ahead, rows_of_window
 from manydg.training.feeding import Resident
+from manydg.training.memory import keeping_freed_memory, memory_of_machine, reading_ahead, rows_of_window
 from manydg.training.steps import PlainSteps
 
 BATCH, UNCOUNTED = 64, 8

@@ -26,12 +26,10 @@ import torch
 from benchmarks.__main__ import machine
 from benchmarks.gpu_inference import inference
 from benchmarks.gpu_seeds import five_seeds
-from benchmarks.tasks import TASKS, Task
-from manydg.algorithms import build_algorithm
-from manydg.backbones import BACKBONES, build_backbone
+from benchmarks.tasks import TASKS, Task, model
+from manydg.algorithms import Algorithm
+from manydg.backbones import BACKBONES
 from manydg.data.dataset import DomainDataset
-from manydg.data.schema import InputSchema
-from manydg.targets import target_of
 from manydg.training.config import TrainingConfig
 from manydg.training.loop import TrainingLoop
 from manydg.training.placing import place
@@ -206,16 +204,13 @@ def _curve(task: Task, case: Case, data: DomainDataset, epochs: int, seed: int, 
     return [entry["losses"]["supervised"] for entry in loop.history]
 
 
-def _build(task: Task, case: Case, data: DomainDataset, epochs: int, seed: int = 0) -> tuple[TrainingConfig, Any]:
+def _build(task: Task, case: Case, data: DomainDataset, epochs: int, seed: int = 0) -> tuple[TrainingConfig, Algorithm]:
     config = TrainingConfig(
         algorithm=case.algorithm, backbone=task.backbone, epochs=epochs, batch_size=task.batch_size, lr=task.lr,
         seed=seed, precision=case.precision, execution=case.execution,
     )  # fmt: skip
     torch.manual_seed(seed)
-    backbone = build_backbone(task.backbone, InputSchema.of(data)).to(DEVICE)
-    backbone.fit_inputs(data)
-    algorithm = build_algorithm(case.algorithm, backbone, target_of(data.target), data.n_patients).to(DEVICE)
-    return config, algorithm
+    return config, model(task, case.algorithm, data, DEVICE)
 
 
 def _median_ms(action: Any, repeats: int = 10) -> float:

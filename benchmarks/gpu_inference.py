@@ -8,12 +8,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.tasks import TASKS
-from manydg.algorithms import Algorithm, build_algorithm
-from manydg.backbones import build_backbone
+from benchmarks.tasks import TASKS, model
+from manydg.algorithms import Algorithm
 from manydg.data.dataset import DomainDataset
-from manydg.data.schema import InputSchema
-from manydg.targets import target_of
 from manydg.training.inference import predict_probabilities
 
 SAMPLES = 12_000
@@ -21,7 +18,7 @@ _REPEATS = 5
 
 
 def inference(device: str = "cuda", samples: int = SAMPLES) -> dict[str, Any]:
-    """ManyDG on the paper's four tasks, float32, spectrograms worked out on the way.
+    """ManyDG on the paper's four tasks, float32, untrained, spectrograms worked out on the way.
 
     Samples per second of a dataset that is on the device already, and of one that comes from the host; and
     milliseconds for one sample alone, from the host and back.
@@ -29,7 +26,7 @@ def inference(device: str = "cuda", samples: int = SAMPLES) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, task in TASKS.items():
         data = task.make(samples, torch.device(device), 3)
-        algorithm, host = _model(task.backbone, data, device), data.to("cpu")
+        algorithm, host = model(task, "manydg", data, device), data.to("cpu")
         found[name] = {
             "samples/s, data on the device": samples / _seconds(algorithm, data),
             "samples/s, data on the host": samples / _seconds(algorithm, host),
@@ -40,13 +37,6 @@ def inference(device: str = "cuda", samples: int = SAMPLES) -> dict[str, Any]:
         if device == "cuda":
             torch.cuda.empty_cache()
     return found
-
-
-def _model(backbone: str, data: DomainDataset, device: str) -> Algorithm:
-    """ManyDG with weights as they come, because their values do not matter."""
-    network = build_backbone(backbone, InputSchema.of(data)).to(device)
-    network.fit_inputs(data)
-    return build_algorithm("manydg", network, target_of(data.target), data.n_patients).to(device)
 
 
 def _seconds(algorithm: Algorithm, data: DomainDataset) -> float:

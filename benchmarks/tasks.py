@@ -12,8 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from manydg.algorithms import Algorithm, build_algorithm
+from manydg.backbones import build_backbone
 from manydg.data.columns import Ragged, offsets_from_lengths
 from manydg.data.dataset import DomainDataset, TargetSpec
+from manydg.data.schema import InputSchema
+from manydg.targets import target_of
 
 _ROWS_AT_ONCE = 8192
 DIAGNOSES, PROCEDURES, DRUGS = 1958, 1430, 112
@@ -49,6 +53,13 @@ class Task:
     lr: float
     target: float
     times_faster: float
+
+
+def model(task: Task, algorithm: str, data: DomainDataset, device: torch.device | str) -> Algorithm:
+    """An algorithm with the task's backbone, weights as they come."""
+    backbone = build_backbone(task.backbone, InputSchema.of(data)).to(device)
+    backbone.fit_inputs(data)
+    return build_algorithm(algorithm, backbone, target_of(data.target), data.n_patients).to(device)
 
 
 def seizure(samples: int, device: torch.device, seed: int = 0) -> DomainDataset:

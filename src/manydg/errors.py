@@ -33,6 +33,18 @@ class ManyDGWarning(UserWarning):
     """Something worth knowing that does not stop the work."""
 
 
+def in_a_line(error: BaseException) -> str:
+    """An error's kind and the first line of what it says.
+
+    Examples
+    --------
+    >>> in_a_line(RuntimeError("no compiler"))
+    'RuntimeError: no compiler'
+    """
+    said = str(error).splitlines()
+    return f"{type(error).__name__}: {said[0] if said else ''}"
+
+
 def warn_plainly() -> None:
     """From here on this process shows our warnings as one line each, without the source line that Python adds."""
     shown_before = warnings.showwarning

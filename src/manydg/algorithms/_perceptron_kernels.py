@@ -14,6 +14,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
+from manydg.errors import in_a_line
+
 _ROWS, _PIECE, _TILE, _ROWS_SUMMED = 16, 64, 32, 64
 _WARPS = 4
 
@@ -138,7 +140,7 @@ def reason_against(device: torch.device, inputs: int, width: int) -> str | None:
         three_layers(torch.ones(2, inputs, device=device), *weights).sum().backward()
         torch.cuda.synchronize(device)
     except Exception as error:  # noqa: BLE001 - compilers and drivers fail in many ways, and there is another way to go
-        return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        return in_a_line(error)
     return None
 
 

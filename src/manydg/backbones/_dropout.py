@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from manydg.backbones._convolution import runs_on_cpu
 
-_BITS = (torch.arange(256)[:, None] >> torch.arange(8) & 1).to(torch.float32)
+_BYTES, _PLACES = torch.arange(256, device="cpu"), torch.arange(8, device="cpu")
+_BITS = (_BYTES[:, None] >> _PLACES & 1).to(torch.float32)
 
 
 class Dropout(nn.Dropout):

@@ -128,12 +128,12 @@ class GAMENet(Backbone):
 
 def _links(pairs: Sequence[Sequence[int]], drugs: int) -> Tensor:
     """Pairs of drug codes as a matrix of 0 and 1."""
-    links = torch.zeros(drugs, drugs, device="cpu")
+    links = torch.zeros(drugs, drugs)
     if not pairs:
         return links
     if any(len(pair) != 2 for pair in pairs):
         raise ConfigError("drug_interactions is a list of pairs of drug codes, such as [[0, 3], [2, 7]]")
-    index = torch.tensor([list(pair) for pair in pairs], dtype=torch.int64, device="cpu")
+    index = torch.as_tensor([list(pair) for pair in pairs], dtype=torch.int64)
     if int(index.min()) < 0 or int(index.max()) >= drugs:
         found = f"{int(index.min())} to {int(index.max())}"
         raise ConfigError(f"drug_interactions names drugs {found}, but the dataset has drugs 0 to {drugs - 1}")

@@ -11,6 +11,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from manydg.errors import in_a_line
+
 
 @functools.cache
 def reason_against_compiling(device: torch.device) -> str | None:
@@ -19,7 +21,7 @@ def reason_against_compiling(device: torch.device) -> str | None:
         compiled(lambda values: values.square().sum())(torch.ones(8, device=device))
         torch.cuda.synchronize(device)
     except Exception as error:  # noqa: BLE001 - compilers and drivers fail in many ways, and there is another way to go
-        return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        return in_a_line(error)
     return None
 
 

@@ -51,7 +51,7 @@ class Shapes:
     """
 
     def __init__(self, train: DomainDataset) -> None:
-        self.ragged = _is_ragged(train)
+        self.ragged = bool(_ragged(train))
         self._table = RoomTable(train)
         self.rooms: dict[Shape, Rooms] = {}
         self.outgrown: set[Shape] = set()
@@ -109,13 +109,13 @@ def has_fixed_shapes(backbone: Backbone, train: DomainDataset, device: torch.dev
 
     Rows can be filled up where all of them are on the device, and the backbone must know what is real.
     """
-    ragged = [column for column in train.columns.values() if isinstance(column, Ragged)]
+    ragged = _ragged(train)
     can_be_filled = backbone.takes_padded and train.rows is None and all(len(column.values) for column in ragged)
     return not ragged or (can_be_filled and train.device.type == device.type)
 
 
-def _is_ragged(train: DomainDataset) -> bool:
-    return any(isinstance(column, Ragged) for column in train.columns.values())
+def _ragged(train: DomainDataset) -> list[Ragged]:
+    return [column for column in train.columns.values() if isinstance(column, Ragged)]
 
 
 def _shape(plan: EpochPlan, step: int, need: Rooms) -> Shape:
