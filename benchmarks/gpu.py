@@ -3,8 +3,8 @@
     python -m benchmarks.gpu [--out FOLDER] [--check] [--seeds] [--tasks NAME ...] [--epochs N] [--small]
 
 Data are made on the GPU. Every line of the table is the median epoch after the first, without evaluation. The first
-epoch holds what is done once (warming up, capturing, compiling) and is given apart. Predictions per second come with
-it. ``--seeds`` trains five seeds side by side.
+epoch holds what is done once (warming up, capturing, compiling) and is given apart. Epochs with the data on the host
+and predictions per second come with it. ``--seeds`` trains five seeds side by side.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from benchmarks.tasks import TASKS, Task, model
 from manydg.algorithms import Algorithm
 from manydg.backbones import BACKBONES
 from manydg.data.dataset import DomainDataset
+from manydg.errors import ManyDGWarning
 from manydg.training.config import TrainingConfig
 from manydg.training.loop import TrainingLoop
 from manydg.training.placing import place
@@ -62,6 +63,7 @@ CASES = [
     Case("sleep", "base", execution="compiled"),
     Case("sleep", "manydg", execution="compiled"),
 ]
+STREAMED = ("seizure", "sleep")
 
 
 def main() -> None:
@@ -77,7 +79,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("this machine has no GPU that torch can use")
-    warnings.simplefilter("always")
+    warnings.simplefilter("always", ManyDGWarning)
     start = time.perf_counter()
     results: dict[str, Any] = {"machine": machine(), "ceilings": ceilings(), "epochs": [], "checks": []}
     print(json.dumps(results["machine"] | results["ceilings"]), flush=True)
@@ -88,6 +90,7 @@ def main() -> None:
         epochs = max(arguments.epochs, math.ceil(_LEAST_SECONDS / TASKS[name].target))
         results["epochs"] += time_task(TASKS[name], samples, cases, epochs)
         _write(arguments.out, results, start)
+    results["streamed"] = [streamed(name) for name in STREAMED if name in arguments.tasks]
     results["inference"] = inference()
     _write(arguments.out, results, start)
     for name in arguments.tasks if arguments.check else []:
@@ -156,6 +159,20 @@ def time_task(task: Task, samples: int, cases: list[Case], epochs: int) -> list[
         gc.collect()
         torch.cuda.empty_cache()
     return lines
+
+
+def streamed(name: str) -> dict[str, Any]:
+    """Seconds per epoch with data on the host and on the GPU: a tenth of the samples, spectrograms in every step."""
+    task = TASKS[name]
+    data = task.make(task.samples // 10, DEVICE, 1)
+    found: dict[str, Any] = {"task": name, "samples": len(data)}
+    for where, there in (("on the host", data.to("cpu")), ("on the GPU", data)):
+        config, algorithm = _build(task, Case(name, "manydg", execution="captured"), data, 4)
+        loop = TrainingLoop(algorithm, there, None, config, "", None, Silent())
+        loop.run()
+        found[where] = [entry["seconds"] for entry in loop.history]
+    print(json.dumps(found), flush=True)
+    return found
 
 
 def check(name: str, task: Task) -> dict[str, Any]:

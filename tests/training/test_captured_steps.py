@@ -1,7 +1,11 @@
-"""Captured steps learn what steps as written learn, wherever the data are; seen here without a GPU."""
+"""Captured steps learn what steps as written learn, wherever the data are; seen here without a GPU.
+
+A step that cannot be captured after all is done as written, and training says where and why.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,12 +15,14 @@ import torch
 from torch import Tensor
 
 from manydg.algorithms import ALGORITHMS, Algorithm, Optimizers, build_algorithm
+from manydg.algorithms.base import Base
 from manydg.backbones import build_backbone
 from manydg.data.build import from_arrays
 from manydg.data.columns import Ragged
-from manydg.data.dataset import DomainDataset
+from manydg.data.dataset import Batch, DomainDataset
 from manydg.data.sampling import plan_epoch
 from manydg.data.schema import InputSchema
+from manydg.errors import ManyDGWarning
 from manydg.targets import target_of
 from manydg.training.feeding import Feed, Resident, Streamed
 from manydg.training.precision import Speed
@@ -31,6 +37,8 @@ STATIC = [
     if kind.static_step and kind.sampling != "whole"
 ]
 EPOCHS, BATCH, LR = 4, 12, 1e-3
+SAYS = r"run as written, which is slower: .*test_captured_steps\.py:\d+\); .* static_step = False"
+CAPTURED = Speed("float32", "captured")
 
 
 def table() -> DomainDataset:
@@ -88,7 +96,7 @@ def both(
     expected = train(written, data, PlainSteps(written, Resident(data), written.optimizers(LR, 0.0)))
     optimizers = captured.optimizers(LR, 0.0)
     graph = graphs_on_a_cpu(lambda: changing(captured, optimizers))
-    steps = CapturedSteps(captured, feed(), Shapes(data), optimizers, Speed("float32", "captured"))
+    steps = CapturedSteps(captured, feed(), Shapes(data), optimizers, CAPTURED)
     found = train(captured, data, steps)
     assert graph.replays > EPOCHS * len(data) / BATCH / 4
     return expected, found, written.state_dict(), captured.state_dict()
@@ -137,3 +145,73 @@ def assert_same(expected: list[float], found: list[float], weights: dict[str, An
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     for key, value in weights.items():
         torch.testing.assert_close(others[key], value, rtol=1e-5, atol=1e-6)
+
+
+class Looking(Base):
+    """Looks at its loss on the host, which a captured step may not, and does not say so."""
+
+    capturing = False
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        terms = super().losses(batch)
+        if self.capturing:
+            raise RuntimeError("not permitted while capturing")
+        assert math.isfinite(terms["supervised"].item())
+        return terms
+
+
+def looking(dropout: float, device: torch.device = CPU) -> Looking:
+    data = table()
+    torch.manual_seed(0)
+    backbone = build_backbone("mlp", InputSchema.of(data), {"dropout": dropout})
+    backbone.fit_inputs(data)
+    return Looking(backbone, target_of(data.target), data.n_patients).to(device).train()
+
+
+def test_training_goes_on_as_written(graphs_on_a_cpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, written, refused = table(), looking(0.0), looking(0.0)
+    expected = train(written, data, PlainSteps(written, Resident(data), written.optimizers(LR, 0.0)))
+    optimizers = refused.optimizers(LR, 0.0)
+    graphs_on_a_cpu(lambda: changing(refused, optimizers))
+    within = torch.cuda.graph
+
+    def capture(*arguments: Any, **options: Any) -> Any:
+        refused.capturing = True
+        return within(*arguments, **options)
+
+    def leave(*_: object) -> None:
+        refused.capturing = False
+
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+    monkeypatch.setattr("manydg.training.capturing._leave_failed_capture", leave)
+    with pytest.warns(ManyDGWarning, match=SAYS) as warned:
+        found = train(refused, data, CapturedSteps(refused, Resident(data), Shapes(data), optimizers, CAPTURED))
+    assert found == expected
+    assert len(warned) == 1
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("where", ["on the device", "on the host"])
+def test_training_on_a_gpu_goes_on_as_written(where: str) -> None:
+    """Random numbers are drawn again, memory that was sent to is used again, and so is the stream from before."""
+    device = torch.device("cuda")
+    data, algorithm = table(), looking(0.2, device)
+    feed = Streamed(data, device) if where == "on the host" else Resident(data.to(device))
+    before = torch.cuda.current_stream()
+    steps = CapturedSteps(algorithm, feed, Shapes(data), algorithm.optimizers(LR, 0.0), CAPTURED)
+    with pytest.warns(ManyDGWarning, match=SAYS):
+        first = train(algorithm, data, steps)
+    assert torch.cuda.current_stream() == before
+    held = []
+    for _ in range(20):
+        again = train(algorithm, data, steps)
+        held.append(torch.cuda.memory_reserved())
+    assert len(again) == EPOCHS * math.ceil(len(data) / BATCH)
+    assert again[-1] < first[0]
+    assert held[-1] == held[4]
+    # A later training is captured as ever.
+    later = looking(0.2, device)
+    later.losses = super(Looking, later).losses  # type: ignore[method-assign]
+    steps = CapturedSteps(later, feed, Shapes(data), later.optimizers(LR, 0.0), CAPTURED)
+    train(later, data, steps)
+    assert steps._graphs

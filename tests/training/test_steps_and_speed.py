@@ -79,8 +79,10 @@ def test_a_speed_is_settled_by_configuration_and_device(
     assert settle_speed(TrainingConfig(**options), built(small_dataset), small_dataset, device) == expected
 
 
-def test_data_that_stay_on_the_host_are_not_captured(small_dataset: DomainDataset) -> None:
-    assert settle_speed(TrainingConfig(), built(small_dataset), small_dataset, GPU).execution == "plain"
+def test_data_that_stay_on_the_host_are_captured_where_all_rows_have_one_length(small_dataset: DomainDataset) -> None:
+    assert settle_speed(TrainingConfig(), built(small_dataset), small_dataset, GPU).execution == "captured"
+    visits = from_arrays({"event_codes": Ragged.from_rows([[1]] * 8)}, np.arange(8) % 2, np.arange(8) // 2)
+    assert settle_speed(TrainingConfig(), built(small_dataset), visits, GPU).execution == "plain"
 
 
 def test_a_speed_that_the_device_or_the_algorithm_cannot_have_is_refused(small_dataset: DomainDataset) -> None:

@@ -63,7 +63,7 @@ def settle_speed(config: TrainingConfig, algorithm: Algorithm, train: DomainData
             raise ConfigError(f"{execution} steps in {precision} need a GPU: leave precision and execution at auto")
         return Speed("float32" if precision == AUTO else precision, PLAIN if execution == AUTO else execution)
     if execution == AUTO:
-        execution = _fastest(config, algorithm, train)
+        execution = _fastest(config, algorithm, train, device)
     if execution in (CAPTURED, COMPILED):
         if not algorithm.static_step:
             raise ConfigError(f"steps of {type(algorithm).__name__} cannot be captured: say execution plain or auto")
@@ -79,10 +79,9 @@ def settle_speed(config: TrainingConfig, algorithm: Algorithm, train: DomainData
     return Speed(precision, execution)
 
 
-def _fastest(config: TrainingConfig, algorithm: Algorithm, train: DomainDataset) -> str:
+def _fastest(config: TrainingConfig, algorithm: Algorithm, train: DomainDataset, device: torch.device) -> str:
     """The fastest way on a GPU: captured where it can be, and compiled too where that pays."""
-    fixed = has_fixed_shapes(algorithm.backbone, train, train.device)
-    if not algorithm.static_step or not fixed or train.device.type != "cuda":
+    if not algorithm.static_step or not has_fixed_shapes(algorithm.backbone, train, device):
         return PLAIN
     long = config.epochs * len(train) >= _STEPS_WORTH_COMPILING * config.batch_size
     return COMPILED if algorithm.backbone.compiles and long else CAPTURED

@@ -15,6 +15,7 @@ from manydg.algorithms import Algorithm, Optimizers
 from manydg.data.dataset import Batch, DomainDataset
 from manydg.data.sampling import EpochPlan
 from manydg.errors import ManyDGWarning
+from manydg.training.capturing import capture_into, why_not_captured
 from manydg.training.compiling import compile_update, compiled, forget_compiled, make_capturable, not_compiled
 from manydg.training.feeding import Feed, Held, Item, feed_for
 from manydg.training.precision import COMPILED, Speed
@@ -139,11 +140,15 @@ class CapturedSteps:
         graph = torch.cuda.CUDAGraph()
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         try:
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            with capture_into(graph, self._pool, self._stream):
                 terms = self._step(self.feed.held_batch(held, shape.pairs, self._shapes.rooms[shape]), fast)
         except RuntimeError as error:
             self._refused = True
-            message = f"training steps cannot be captured and run as written: {str(error).splitlines()[0]}"
+            self._graphs.clear()
+            message = (
+                "training steps cannot be captured and run as written, which is slower: "
+                f"{why_not_captured(error)}; steps that look at values on the host say static_step = False"
+            )
             warnings.warn(message, ManyDGWarning, stacklevel=2)
             return False
         self._graphs[shape] = _Captured(graph, held, terms.names, terms.values)
