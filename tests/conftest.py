@@ -17,6 +17,7 @@ import torch
 from hypothesis import settings
 
 from manydg.data.build import from_arrays
+from manydg.data.columns import Ragged
 from manydg.data.dataset import DomainDataset
 
 # The same examples on every machine, so that a commit that passed passes again; make test-slow draws fresh ones.
@@ -53,6 +54,26 @@ def make_dataset(kind: str = "classes", patients: int = 12, samples: int = 8, fe
     else:
         targets = label
     return from_arrays(x, targets, who, kind=kind)
+
+
+def make_visits(rows: int, longest: int, per_patient: int) -> DomainDataset:
+    """One visit to the longest number of them a sample, two codes of each kind a visit, and drugs to tell."""
+    rng = np.random.default_rng(0)
+    lengths = 1 + np.arange(rows) % longest
+    inputs = {
+        name: Ragged.from_rows([rng.integers(1, size, (length - less, 2)).tolist() for length in lengths])
+        for name, size, less in (("diagnoses", 15, 0), ("procedures", 10, 0), ("history_drugs", 6, 1))
+    }
+    drugs = [f"drug{code}" for code in range(6)]
+    info = {"vocabularies": {"diagnoses": ["?"] * 15, "procedures": ["?"] * 10, "drugs": drugs}}
+    given, who = rng.integers(0, 2, (rows, 6)), np.arange(rows) // per_patient
+    return from_arrays(inputs, given, who, kind="multilabel", names=drugs, info=info)
+
+
+@pytest.fixture(scope="session")
+def visits_of() -> Callable[..., DomainDataset]:
+    """:func:`make_visits`, for tests in other folders."""
+    return make_visits
 
 
 @pytest.fixture

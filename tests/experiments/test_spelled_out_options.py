@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from manydg.data.build import from_arrays
-from manydg.data.columns import Ragged
 from manydg.data.dataset import DomainDataset
 from manydg.experiments.options import spelled_out
 from manydg.experiments.study import Study, grid
@@ -23,22 +21,12 @@ def eeg(channels: int, length: int) -> DomainDataset:
     return from_arrays({"signal": signal}, np.arange(30) % 2, np.arange(30) // 3)
 
 
-def visits() -> DomainDataset:
-    rng = np.random.default_rng(0)
-    lengths = 1 + np.arange(30) % 3
-    inputs = {
-        name: Ragged.from_rows([[rng.integers(1, 6, 2).tolist()] * (length - less) for length in lengths])
-        for name, less in (("diagnoses", 0), ("procedures", 0), ("history_drugs", 1))
-    }
-    drugs = [f"drug{code}" for code in range(6)]
-    info = {"vocabularies": {"diagnoses": ["?"] * 6, "procedures": ["?"] * 6, "drugs": drugs}}
-    given = rng.integers(0, 2, (30, 6))
-    return from_arrays(inputs, given, np.arange(30) // 3, kind="multilabel", names=drugs, info=info)
-
-
-@pytest.mark.parametrize("make", [partial(eeg, 2, 3000), partial(eeg, 16, 2000), visits])
-def test_options_that_are_spelled_out_change_nothing(make: Callable[[], DomainDataset]) -> None:
-    data, config = make(), TrainingConfig(epochs=1, batch_size=8)
+@pytest.mark.parametrize("channels", [2, 16, None])
+def test_options_that_are_spelled_out_change_nothing(
+    channels: int | None, visits_of: Callable[..., DomainDataset]
+) -> None:
+    data = eeg(channels, 3000 if channels == 2 else 2000) if channels else visits_of(30, 3, 3)
+    config = TrainingConfig(epochs=1, batch_size=8)
     told = spelled_out(config, data)
     assert told.backbone_options
     first, second = (train(data, one, device="cpu") for one in (config, told))

@@ -37,27 +37,13 @@ STATIC = [
     if kind.static_step and kind.sampling != "whole"
 ]
 EPOCHS, BATCH, LR = 4, 12, 1e-3
-SAYS = r"run as written, which is slower: .*test_captured_steps\.py:\d+\); .* static_step = False"
+SAYS = r"run as written, which is slower: .*test_captured_steps\.py:\d+\); say execution plain, or static_step = False"
 CAPTURED = Speed("float32", "captured")
 
 
 def table() -> DomainDataset:
     rng = np.random.default_rng(0)
     return from_arrays(rng.normal(size=(100, 5)).astype(np.float32), np.arange(100) % 3, np.arange(100) // 7)
-
-
-def visits() -> DomainDataset:
-    rng = np.random.default_rng(0)
-    lengths = 1 + np.arange(100) % 4
-    codes = {"diagnoses": 15, "procedures": 10, "history_drugs": 6}
-    inputs = {
-        name: Ragged.from_rows([[rng.integers(1, size, 2).tolist()] * (length - (size == 6)) for length in lengths])
-        for name, size in codes.items()
-    }
-    drugs = [f"drug{code}" for code in range(6)]
-    info = {"vocabularies": {"diagnoses": ["?"] * 15, "procedures": ["?"] * 10, "drugs": drugs}}
-    given = rng.integers(0, 2, (100, 6))
-    return from_arrays(inputs, given, np.arange(100) // 7, kind="multilabel", names=drugs, info=info)
 
 
 def model(name: str, backbone: str, data: DomainDataset) -> Algorithm:
@@ -114,12 +100,12 @@ def test_batches_sent_from_the_host_are_captured_too(graphs_on_a_cpu: Any) -> No
     assert_same(*both(graphs_on_a_cpu, "manydg", "mlp", data, lambda: Streamed(data, CPU)))
 
 
-@pytest.mark.parametrize("make", [table, visits])
+@pytest.mark.parametrize("ragged", [False, True])
 def test_batches_sent_from_the_host_are_those_of_the_plan_in_order(
-    make: Callable[[], DomainDataset], graphs_on_a_cpu: Any
+    ragged: bool, visits_of: Callable[..., DomainDataset], graphs_on_a_cpu: Any
 ) -> None:
     graphs_on_a_cpu(list)
-    data = make().select(torch.arange(90).flip(0))
+    data = (visits_of(100, 4, 7) if ragged else table()).select(torch.arange(90).flip(0))
     plan = plan_epoch("pairs", data.domains, BATCH, 0, 1)
     feed = Streamed(data, CPU)
     for item, (indices, pairs) in zip(feed.items(plan), plan, strict=True):
@@ -134,9 +120,11 @@ def test_batches_sent_from_the_host_are_those_of_the_plan_in_order(
 
 
 @pytest.mark.parametrize("name", STATIC)
-def test_captured_steps_on_rows_of_any_length_have_the_same_losses(name: str, graphs_on_a_cpu: Any) -> None:
+def test_captured_steps_on_rows_of_any_length_have_the_same_losses(
+    name: str, visits_of: Callable[..., DomainDataset], graphs_on_a_cpu: Any
+) -> None:
     """Rows that are filled up are summed up in another order, which Adam makes much of where a gradient is nearly 0."""
-    data = visits()
+    data = visits_of(100, 4, 7)
     expected, found, _, _ = both(graphs_on_a_cpu, name, "gamenet", data, lambda: Resident(data))
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
 

@@ -147,7 +147,7 @@ class CapturedSteps:
             self._graphs.clear()
             message = (
                 "training steps cannot be captured and run as written, which is slower: "
-                f"{why_not_captured(error)}; steps that look at values on the host say static_step = False"
+                f"{why_not_captured(error)}; say execution plain, or static_step = False in an algorithm of your own"
             )
             warnings.warn(message, ManyDGWarning, stacklevel=2)
             return False

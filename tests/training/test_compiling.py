@@ -1,0 +1,85 @@
+"""What is compiled: the losses in one piece, the update as it is, and as often as need be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from manydg.algorithms import build_algorithm
+from manydg.backbones import build_backbone
+from manydg.data.build import from_arrays
+from manydg.data.dataset import DomainDataset
+from manydg.data.schema import InputSchema
+from manydg.targets import target_of
+from manydg.training import compiling
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_why_nothing_can_be_compiled_is_told() -> None:
+    assert "CUDA" in str(compiling.reason_against_compiling(GPU))
+
+
+def test_a_process_may_train_any_number_of_compiled_models(small_dataset: DomainDataset) -> None:
+    batch, compilations = small_dataset.take(torch.arange(20), 10), []
+
+    def noted(graph: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
+        compilations.append(graph)
+        return graph.forward
+
+    schema, target = InputSchema.of(small_dataset), target_of(small_dataset.target)
+    for _ in range(10):
+        model = build_algorithm("manydg", build_backbone("mlp", schema), target, small_dataset.n_patients)
+        compiling.forget_compiled()
+        before = len(compilations)
+        torch.compile(model.objective, backend=noted, dynamic=False)(batch)
+        assert len(compilations) > before
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_an_optimiser_counts_its_steps_where_its_weights_are(fused: bool) -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.Adam([parameter], fused=fused)
+    parameter.grad = torch.ones(3)
+    optimizer.step()
+    compiling.make_capturable(optimizer)
+    assert all(group["capturable"] for group in optimizer.param_groups)
+    assert optimizer.state[parameter]["step"].device == parameter.device
+
+
+@pytest.mark.parametrize("backbone", ["sleep-cnn", "seizure-cnn"])
+@pytest.mark.parametrize("name", ["base", "manydg", "dann"])
+def test_the_losses_of_a_spectrogram_network_compile_in_one_piece(name: str, backbone: str) -> None:
+    shape = (2, 129, 43) if backbone == "sleep-cnn" else (16, 33, 63)
+    values = np.random.default_rng(0).normal(size=(16, *shape)).astype(np.float32)
+    data = from_arrays({"spectrogram": values}, np.arange(16) % 3, np.arange(16) // 2)
+    model = build_algorithm(name, build_backbone(backbone, InputSchema.of(data)), target_of(data.target), 8).train()
+    batch = data.take(torch.arange(16), 8)
+    # Without the last two stages of the compiler, which need a C++ compiler and change nothing about the pieces.
+    terms = torch.compile(model.losses, dynamic=False, fullgraph=True, backend="eager")(batch)
+    assert all(torch.isfinite(value) for value in terms.values())
+
+
+def test_a_compiled_update_is_the_optimisers_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "compiled", lambda function: torch.compile(function, backend="eager"))
+    ended = []
+    for fast in (False, True):
+        torch.manual_seed(0)
+        model = nn.Linear(5, 3)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1, weight_decay=0.01, fused=True)
+        if fast:
+            compiling.make_capturable(optimizer)
+            compiling.compile_update(optimizer)
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(torch.ones(2, 5)).square().sum().backward()
+            optimizer.step()
+        ended.append([weight.detach().clone() for weight in model.parameters()])
+    for plain, compiled in zip(*ended, strict=True):
+        torch.testing.assert_close(compiled, plain, rtol=1e-5, atol=1e-6)
