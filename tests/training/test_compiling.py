@@ -8,17 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from manydg.algorithms import build_algorithm
+from manydg.algorithms.manydg import ManyDG
 from manydg.backbones import build_backbone
 from manydg.data.build import from_arrays
-from manydg.data.dataset import DomainDataset
+from manydg.data.dataset import Batch, DomainDataset
 from manydg.data.schema import InputSchema
 from manydg.targets import target_of
 from manydg.training import compiling
+from manydg.training.feeding import Resident
+from manydg.training.precision import Speed
+from manydg.training.shapes import Shapes
+from manydg.training.steps import CapturedSteps
 
-CPU, GPU = torch.device("cpu"), torch.device("cuda")
+GPU = torch.device("cuda")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
@@ -83,3 +88,37 @@ def test_a_compiled_update_is_the_optimisers_own(monkeypatch: pytest.MonkeyPatch
         ended.append([weight.detach().clone() for weight in model.parameters()])
     for plain, compiled in zip(*ended, strict=True):
         torch.testing.assert_close(compiled, plain, rtol=1e-5, atol=1e-6)
+
+
+def test_steps_of_any_number_of_lengths_are_compiled(
+    visits_of: Callable[..., DomainDataset], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch would compile for eight and run all others as written."""
+    data, compilations = visits_of(96, 12, 4), []
+
+    def noted(graph: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
+        compilations.append(graph)
+        return graph.forward
+
+    class Sized(ManyDG):
+        """Compiled anew for every length."""
+
+        def losses(self, batch: Batch) -> dict[str, Tensor]:
+            values = batch.inputs["diagnoses"].values
+            return super().losses(batch) | {"size": 0.0 * values.values.sum()}
+
+    model = Sized(build_backbone("gamenet", InputSchema.of(data)), target_of(data.target), data.n_patients).train()
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
+    for name, value in {
+        "compiled": lambda function: torch.compile(function, backend=noted, dynamic=False),
+        "compile_update": lambda optimizer: None,
+        "make_capturable": lambda optimizer: None,
+    }.items():
+        monkeypatch.setattr(f"manydg.training.steps.{name}", value)
+    steps = CapturedSteps(
+        model, Resident(data), Shapes(data), model.optimizers(1e-3, 0.0), Speed("float32", "compiled")
+    )
+    for longest in range(1, 13):
+        before = len(compilations)
+        steps._step(data.take(torch.arange(longest - 1, 96, 12)), fast=True)
+        assert len(compilations) > before

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
 
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor
 
 from manydg.errors import in_a_line
+
+_SHAPES = 1024
 
 
 @functools.cache
@@ -39,6 +42,16 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     # What the compiler leaves out of its graphs (a profiler's marks, say) is of no use to anyone who trains.
     logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
     return torch.compile(function, dynamic=False, options={"combo_kernels": True})
+
+
+@contextmanager
+def compiling_for_any_shape() -> Iterator[None]:
+    """Compiled functions within may meet any number of shapes: torch runs them as written from the ninth on."""
+    # Takes a second or two to import.
+    from torch._dynamo import config
+
+    with config.patch(recompile_limit=_SHAPES, accumulated_recompile_limit=16 * _SHAPES):
+        yield
 
 
 def not_compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
