@@ -152,6 +152,6 @@ def test_one_patient_s_quantile_is_the_patient_s_risk(given: Given, dataset_of: 
     dataset = dataset_of("classes", patients=1, samples=20)
     model = EQRM(given(6), TARGET, 1, EQRMSettings(burn_in=0.0))
     batch = dataset.take(torch.arange(20))
-    assert float(model.losses(batch)["risk"]) == pytest.approx(
+    assert model.losses(batch)["risk"].item() == pytest.approx(
         float(TARGET.loss(model.predict(batch.inputs), batch.targets)), abs=2e-3
     )
