@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
@@ -15,6 +14,7 @@ from torch import Tensor
 from manydg.errors import in_a_line
 
 _SHAPES = 1024
+"""More than any training has."""
 
 
 @functools.cache
@@ -29,29 +29,28 @@ def reason_against_compiling(device: torch.device) -> str | None:
 
 
 def forget_compiled() -> None:
-    """Forget what other trainings of this process compiled.
-
-    Torch compiles a function anew for every algorithm and shape, but not more often than eight times in all: from then
-    on it would be run as written, and only a log would say so.
-    """
+    """Forget what other trainings of this process compiled: torch keeps it and looks through it at every call."""
     torch.compiler.reset()
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function compiled for batches of fixed shape, with small kernels that do not wait for each other joined."""
+    """A function compiled for batches of fixed shape, with small kernels that do not wait for each other joined.
+
+    It may meet any number of shapes: torch by itself compiles for eight, then runs the function as written, and only a
+    log says so.
+    """
     # What the compiler leaves out of its graphs (a profiler's marks, say) is of no use to anyone who trains.
     logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
-    return torch.compile(function, dynamic=False, options={"combo_kernels": True})
+    fast = torch.compile(function, dynamic=False, options={"combo_kernels": True})
 
+    def call(*arguments: Any, **options: Any) -> Any:
+        # Takes a second or two to import.
+        from torch._dynamo import config
 
-@contextmanager
-def compiling_for_any_shape() -> Iterator[None]:
-    """Compiled functions within may meet any number of shapes: torch runs them as written from the ninth on."""
-    # Takes a second or two to import.
-    from torch._dynamo import config
+        with config.patch(recompile_limit=_SHAPES, accumulated_recompile_limit=16 * _SHAPES):
+            return fast(*arguments, **options)
 
-    with config.patch(recompile_limit=_SHAPES, accumulated_recompile_limit=16 * _SHAPES):
-        yield
+    return call
 
 
 def not_compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

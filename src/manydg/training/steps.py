@@ -16,14 +16,7 @@ from manydg.data.dataset import Batch, DomainDataset
 from manydg.data.sampling import EpochPlan
 from manydg.errors import ManyDGWarning
 from manydg.training.capturing import capture_into, why_not_captured
-from manydg.training.compiling import (
-    compile_update,
-    compiled,
-    compiling_for_any_shape,
-    forget_compiled,
-    make_capturable,
-    not_compiled,
-)
+from manydg.training.compiling import compile_update, compiled, forget_compiled, make_capturable, not_compiled
 from manydg.training.feeding import Feed, Held, Item, feed_for
 from manydg.training.precision import COMPILED, Speed
 from manydg.training.shapes import Shape, Shapes
@@ -169,8 +162,7 @@ class CapturedSteps:
         if self._backbone is not None:
             backbone.forward_in_precision = self._backbone  # type: ignore[method-assign]
         try:
-            with compiling_for_any_shape():
-                return Terms.of(self.algorithm.step(batch, self.optimizers))
+            return Terms.of(self.algorithm.step(batch, self.optimizers))
         finally:
             self.algorithm.__dict__.pop("objective", None)
             backbone.__dict__.pop("forward_in_precision", None)
