@@ -258,11 +258,26 @@ def _row(line: dict[str, Any], task: Task) -> str:
 def print_table(results: dict[str, Any]) -> None:
     for line in results["epochs"]:
         print(_row(line, TASKS[line["task"]]))
+    of_base = {_kind(line): line["epoch"] for line in results["epochs"] if line["algorithm"] == "base"}
+    for line in results["epochs"]:
+        if line["algorithm"] != "base" and _kind(line) in of_base:
+            print(f"{' '.join(_kind(line))}: {line['algorithm']} / base {line['epoch'] / of_base[_kind(line)]:.2f}")
+    for line in results.get("streamed", []):
+        host, device = ([round(seconds, 3) for seconds in line[where]] for where in ("on the host", "on the GPU"))
+        print(f"{line['task']:12s} {line['samples']} samples, s/epoch: data on the host {host}, on the GPU {device}")
+    for name, found in results.get("inference", {}).items():
+        print(f"{name:12s} " + ", ".join(f"{what} {value:,.1f}" for what, value in found.items()))
     for line in results["checks"]:
         print(
             f"{line['task']:12s} agree {line['agree']}, deterministic {line['deterministic twice the same']}, "
             f"streamed {line['streamed agrees']}"
         )
+    for name, found in results.get("seeds", {}).items():
+        print(f"{name}: five seeds side by side take {found['ratio']:.2f} times as long as one")
+
+
+def _kind(line: dict[str, Any]) -> tuple[str, str]:
+    return line["task"], line["speed"]["execution"]
 
 
 def _write(out: Path, results: dict[str, Any], start: float) -> None:
