@@ -27,12 +27,10 @@ import torch
 
 from benchmarks.plain import plain_training
 from benchmarks.tasks import TASKS, Task, model
+from manydg.config import TrainingConfig
 from manydg.data.dataset import DomainDataset
-from manydg.training.config import TrainingConfig
-from manydg.training.loop import TrainingLoop
-from manydg.training.memory import keeping_freed_memory
-from manydg.training.placing import place
-from manydg.training.reporting import Silent
+from manydg.training.execution.memory import keeping_freed_memory, place
+from manydg.training.fit import Silent, TrainingLoop
 
 SAMPLES = {"seizure": 512, "sleep": 512, "drugs": 1280, "readmission": 128}
 EPOCHS = {"seizure": 5, "sleep": 5, "drugs": 3, "readmission": 2}

@@ -34,14 +34,14 @@ folder, order, rows = sys.argv[1], sys.argv[2], int(sys.argv[3])
 import torch
 from manydg.algorithms import ALGORITHMS
 from manydg.backbones import build_backbone
-from manydg.data.blocks import plan_in_blocks
+from manydg.training.execution.memory import plan_in_blocks
 from manydg.data.sampling import plan_epoch
 from manydg.data.schema import InputSchema
 from manydg.data.storage import open_dataset
 from manydg.targets import target_of
-from manydg.training.feeding import Resident
-from manydg.training.memory import keeping_freed_memory, memory_of_machine, reading_ahead, rows_of_window
-from manydg.training.steps import PlainSteps
+from manydg.training.execution.batches import Resident
+from manydg.training.execution.memory import keeping_freed_memory, memory_of_machine, reading_ahead, rows_of_window
+from manydg.training.execution.steps import PlainSteps
 
 BATCH, UNCOUNTED = 64, 8
 torch.manual_seed(0)

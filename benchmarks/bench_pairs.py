@@ -14,7 +14,7 @@ SAMPLES, PATIENTS = 10_000_000, 1_000_000
 MEASURE = """
 import resource, sys, time
 import numpy as np
-from manydg.data.pairing import fold_pairs
+from manydg.data.sampling import fold_pairs
 
 samples, patients = int(sys.argv[1]), int(sys.argv[2])
 domains = np.random.default_rng(0).integers(0, patients, samples)

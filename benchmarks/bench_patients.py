@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from manydg.algorithms import ALGORITHMS
-from manydg.experiments.patient_cost import PATIENTS, Costs, costs_by_patients, figures_of
+from manydg.studies.patient_cost import PATIENTS, Costs, costs_by_patients, figures_of
 
 
 def main(out: Path) -> dict[str, Any]:

@@ -29,12 +29,11 @@ from benchmarks.gpu_seeds import five_seeds
 from benchmarks.tasks import TASKS, Task, model
 from manydg.algorithms import Algorithm
 from manydg.backbones import BACKBONES
+from manydg.config import TrainingConfig
 from manydg.data.dataset import DomainDataset
 from manydg.errors import ManyDGWarning
-from manydg.training.config import TrainingConfig
-from manydg.training.loop import TrainingLoop
-from manydg.training.placing import place
-from manydg.training.reporting import Silent
+from manydg.training.execution.memory import place
+from manydg.training.fit import Silent, TrainingLoop
 
 DEVICE = torch.device("cuda")
 _LEAST_SECONDS = 3.0

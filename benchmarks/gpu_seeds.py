@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from benchmarks.tasks import TASKS
-from manydg.experiments.study import Study, grid
-from manydg.training.config import TrainingConfig
+from manydg.config import TrainingConfig
+from manydg.studies.study import Study, grid
 
 TRAININGS = (
     ("drugs", 3_000, "deterministic", 2),

@@ -19,8 +19,8 @@ from typing import Any
 MODULES = (
     "manydg.cli",
     "manydg.cli._progress",
-    "manydg.experiments.compare",
-    "manydg.experiments.summary",
+    "manydg.studies.conduct",
+    "manydg.studies.summary",
     "manydg.training.run",
     "pydantic.json_schema",
     "sklearn.metrics",
@@ -33,7 +33,7 @@ def serve() -> None:
 
     from manydg.algorithms import ALGORITHMS
     from manydg.backbones import BACKBONES
-    from manydg.training.version import code_version
+    from manydg.code_version import code_version
 
     for module in MODULES:
         importlib.import_module(module)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import polars as pl
 
+from manydg.config import TrainingConfig
 from manydg.data.storage import open_dataset
 from manydg.predict import PredictOptions, predict_raw
 from manydg.sources import mimic3
-from manydg.training.config import TrainingConfig
 from manydg.training.run import train
 
 

@@ -9,15 +9,15 @@ if TYPE_CHECKING:
     from manydg.algorithms import Algorithm
     from manydg.algorithms.manydg import orthogonal_projection
     from manydg.backbones import Backbone
+    from manydg.config import TrainingConfig
     from manydg.data.build import from_arrays
     from manydg.data.columns import Ragged
     from manydg.data.dataset import Batch, DomainDataset
-    from manydg.data.pairing import fold_pairs
+    from manydg.data.sampling import fold_pairs
     from manydg.data.splits import Split, load_split, patient_folds, split_patients
     from manydg.data.storage import open_dataset
     from manydg.errors import ManyDGError
     from manydg.estimator import ManyDGClassifier
-    from manydg.training.config import TrainingConfig
     from manydg.training.run import Run, open_run, train
 
 __version__ = "0.1.0"
@@ -32,8 +32,8 @@ _HOMES = {
     "Ragged": "manydg.data.columns",
     "Run": "manydg.training.run",
     "Split": "manydg.data.splits",
-    "TrainingConfig": "manydg.training.config",
-    "fold_pairs": "manydg.data.pairing",
+    "TrainingConfig": "manydg.config",
+    "fold_pairs": "manydg.data.sampling",
     "from_arrays": "manydg.data.build",
     "load_split": "manydg.data.splits",
     "open_dataset": "manydg.data.storage",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Mapping
+import numbers
+import warnings
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,28 +16,187 @@ import torch
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
-from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
 from torch import nn
 
-from manydg._estimator_files import EstimatorError, load_estimator, save_estimator
-from manydg._estimator_parts import (
-    Array,
-    as_value_errors,
-    hold_back,
-    inside,
-    numbers_of,
-    own_randomness,
-    patients_of,
-    unlabelled,
-    writable,
-)
 from manydg.algorithms import Algorithm
-from manydg.data.build import from_arrays
+from manydg.config import TrainingConfig, pick_device
+from manydg.data.build import encode_patients, from_arrays
+from manydg.data.dataset import DomainDataset, TargetSpec
 from manydg.data.schema import InputSchema
-from manydg.training.config import TrainingConfig, pick_device
-from manydg.training.context import as_trained, with_context
-from manydg.training.fit import fit
+from manydg.data.splits import split_patients
+from manydg.errors import ConfigError, DataError, ManyDGWarning, StorageError
+from manydg.targets import target_of
+from manydg.training.checkpoint import read_tensors, write_tensors
+from manydg.training.fit import fit, rebuild
 from manydg.training.inference import predict_probabilities
+from manydg.training.patient_context import as_trained, with_context
+
+# A fitted estimator as one safetensors file: weights, and everything else as JSON in its header.
+
+
+MODEL = "model.safetensors"
+_SCHEMA = 1
+
+
+class EstimatorError(DataError, ConfigError, ValueError):
+    """What was given to the estimator is not what it takes; a ``ValueError`` too, as scikit-learn's users expect."""
+
+
+def save_estimator(model: ManyDGClassifier, folder: Path) -> Path:
+    """Write a fitted estimator; the old file, if any, stays until the new one is whole."""
+    spec = model.algorithm_.target.spec
+    names = getattr(model, "feature_names_in_", None)
+    meta = {
+        "estimator": _SCHEMA,
+        "parameters": _plain_parameters(model),
+        "config": model._config_.to_json(),
+        "schema": model._schema_.to_json(),
+        "target": {"kind": spec.kind, "names": list(spec.names)},
+        "n_domains": model.algorithm_.n_domains,
+        "classes": {"type": model.classes_.dtype.str, "labels": model.classes_.tolist()},
+        "features": {"count": model.n_features_in_, "names": None if names is None else names.tolist()},
+        "attributes": {name: getattr(model, name) for name in ("selection_rule_", "epoch_", "history_", "n_patients_")},
+    }
+    path = folder / MODEL
+    try:
+        write_tensors(path, model.algorithm_.state_dict(), meta)
+    except TypeError as error:
+        raise EstimatorError(f"a setting or a class label cannot be written as JSON: {error}") from error
+    return path
+
+
+def load_estimator(folder: Path, backbone: nn.Module | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The constructor's arguments and the fitted attributes of a saved estimator."""
+    path = folder / MODEL
+    tensors, meta = read_tensors(path, "name a folder that ManyDGClassifier.save wrote, or save the model again")
+    if meta.get("estimator") != _SCHEMA:
+        raise StorageError(f"{path} was not written by ManyDGClassifier.save: a run is opened with manydg.open_run")
+    parameters = meta["parameters"]
+    if parameters["backbone"] is None and backbone is None:
+        raise ConfigError(f"{path} was trained with a module of your own: give one like it as backbone=")
+    config, schema = TrainingConfig.from_mapping(meta["config"]), InputSchema.from_json(meta["schema"])
+    target = target_of(TargetSpec(meta["target"]["kind"], tuple(meta["target"]["names"])))
+    algorithm = rebuild(
+        config, schema, target, meta["n_domains"], tensors, backbone=copy.deepcopy(backbone), source=path
+    )
+    fitted = {
+        "algorithm_": algorithm.to(pick_device(parameters["device"])),
+        "classes_": np.array(meta["classes"]["labels"], dtype=np.dtype(meta["classes"]["type"])),
+        "n_features_in_": meta["features"]["count"],
+        "_config_": config,
+        "_schema_": schema,
+        **meta["attributes"],
+    }
+    if meta["features"]["names"] is not None:
+        fitted["feature_names_in_"] = np.array(meta["features"]["names"], dtype=object)
+    return {**parameters, "backbone": backbone if backbone is not None else parameters["backbone"]}, fitted
+
+
+def _plain_parameters(model: ManyDGClassifier) -> dict[str, Any]:
+    """The constructor's arguments as JSON values; a module and a generator have none and become null."""
+    given: dict[str, Any] = model.get_params(deep=False)
+    if not isinstance(given["backbone"], str):
+        given["backbone"] = None
+    seed = given["random_state"]
+    given["random_state"] = int(seed) if isinstance(seed, numbers.Integral) else None
+    return given
+
+
+# What the estimator does to arrays before training, and around it.
+
+
+Array = npt.NDArray[Any]
+Rows = npt.NDArray[np.int64]
+FEWEST_PATIENTS_TO_HOLD_BACK = 10
+
+
+def hold_back(data: DomainDataset, share: Any, seed: int) -> tuple[Rows, Rows | None]:
+    """Rows of the training and of the validation patients, or all and ``None`` where nobody can be spared."""
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
+        raise ConfigError(f"validation_share is {share!r}; it must be from 0 to less than 1")
+    if share == 0 or data.n_patients < FEWEST_PATIENTS_TO_HOLD_BACK:
+        return np.arange(len(data)), None
+    split = split_patients(data, (1 - share, share, 0.0), seed)
+    if not _can_choose(data, data.select(split.train), data.select(split.val)):
+        return np.arange(len(data)), None
+    return split.train, split.val
+
+
+def _can_choose(data: DomainDataset, train: DomainDataset, val: DomainDataset) -> bool:
+    """Whether the training patients show all that there is to learn, and the validation patients enough to judge it."""
+    if data.target.kind == "multilabel":
+        positive = train.targets.sum(dim=0)
+        return bool(((positive > 0) & (positive < len(train))).all()) and bool((val.targets > 0).any())
+    shown = [len(np.unique(side.targets.numpy())) for side in (train, val)]
+    return shown[0] == data.target.size and shown[1] > 1
+
+
+def patients_of(groups: Any, inputs: Array) -> Array:
+    """Whose sample each one is; without groups every sample is a patient of its own, with a warning."""
+    if groups is not None:
+        return column_of(groups, inputs)
+    warnings.warn(
+        "fit was not told whose samples these are: every sample counts as a patient of its own, so that nothing is "
+        "learnt about patients. Give fit the patients as groups",
+        ManyDGWarning,
+        stacklevel=3,
+    )
+    return np.arange(len(inputs))
+
+
+def unlabelled(inputs: Array, target: TargetSpec, groups: Any, times: Any) -> DomainDataset:
+    """Samples to predict, ``(samples, features)``; without groups each has a patient of its own."""
+    shape = (len(inputs), target.size) if target.kind == "multilabel" else (len(inputs),)
+    who, names = encode_patients(np.arange(len(inputs)) if groups is None else column_of(groups, inputs))
+    clock = np.zeros(len(inputs)) if times is None and groups is None else numbers_of(times, inputs)
+    return DomainDataset(
+        columns={"x": torch.from_numpy(writable(inputs))},
+        targets=torch.zeros(shape, dtype=torch.int64),
+        target=target,
+        domains=who,
+        patients=names,
+        times=None if clock is None else torch.as_tensor(clock, dtype=torch.float64),
+        info={"settings": {"missing": True}} if np.isnan(inputs).any() else {},
+    )
+
+
+def column_of(values: Any, inputs: Array) -> Array:
+    """Values with one row for each sample, ``(samples,)``."""
+    check_consistent_length(inputs, values)
+    return np.asarray(values)
+
+
+def numbers_of(times: Any, inputs: Array) -> Array | None:
+    """Times as numbers ``(samples,)``, where there are any."""
+    return None if times is None else np.asarray(column_of(times, inputs), dtype=np.float64)
+
+
+def writable(inputs: Array) -> Array:
+    """The array itself, or a copy where torch could not share its memory."""
+    return np.require(inputs, requirements=["C", "W"])
+
+
+def inside(probabilities: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """The probabilities, none of them exactly 0 or 1."""
+    margin = np.finfo(np.float32).eps
+    return np.clip(probabilities, margin, 1 - margin)
+
+
+@contextlib.contextmanager
+def as_value_errors() -> Iterator[None]:
+    """What is wrong with data or settings, as scikit-learn's users expect it."""
+    try:
+        yield
+    except (DataError, ConfigError) as error:
+        raise EstimatorError(str(error)) from error
+
+
+@contextlib.contextmanager
+def own_randomness() -> Iterator[None]:
+    """Training seeds torch; whoever called ``fit`` gets its own state back."""
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        yield
 
 
 class ManyDGClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,16 +14,88 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from manydg._decision import about
-from manydg.data._files import disk_errors, partial_name, write_text
 from manydg.data.columns import Column
 from manydg.data.dataset import DomainDataset
 from manydg.errors import ConfigError, DataError, StorageError
+from manydg.evaluation.calibration import scale_temperature
 from manydg.evaluation.metrics import decide
+from manydg.evaluation.trust import SetRule, prediction_sets
+from manydg.files import disk_errors, partial_name, write_text
+from manydg.training.record import VAL, Predictions
+from manydg.training.reliability import Calibration, patient_embeddings, read_calibration
 from manydg.training.run import Run, open_run
 
 if TYPE_CHECKING:
     import polars
+
+
+# How a run decides, in words and numbers, for those who read its predictions without having seen its training.
+
+
+_NEARLY_ALL = 0.9
+_COLUMNS = {
+    "predicted": "what the model decides: the most probable class or, where a threshold is given, every label whose "
+    "probability reaches it",
+    "stage": "the most probable stage of an epoch",
+    "threshold": "the probability from which a label counts as present",
+    "p_NAME": "the model's probability of a class or label",
+    "calibrated_NAME": "the same after temperature scaling on validation patients",
+    "set_LEVEL": "what cannot be ruled out, separated by |: sets of a new patient hold the truth in LEVEL per cent of "
+    "the samples, on average over patients",
+    "set_LEVEL_of_SHARE": "the same, so that it is true of SHARE per cent of new patients",
+    "unlike_training": "whether the patient lies farther from the training patients than nearly all validation "
+    "patients do",
+    "distance": "how far, 1 being that limit",
+}
+
+
+def about(run: Run) -> dict[str, Any]:
+    """What a file of predictions should be read with, as JSON values."""
+    record = run.record
+    unseen = {"patients": record["patients"]["test"], "samples": record["samples"]["test"], **record["test"]}
+    return {
+        "run": record["run"],
+        "algorithm": record["algorithm"],
+        "trained on": record["dataset"],
+        "classes or labels": record["target"]["names"],
+        "how well it did on patients it had not seen": unseen,
+        "decision": _decision(run),
+        "columns": _COLUMNS,
+    }
+
+
+def _decision(run: Run) -> dict[str, Any]:
+    record = run.record
+    threshold, rule = record["threshold"], record["threshold_rule"]
+    if threshold is None:
+        return {"rule": rule, "in words": f"the {rule} decides"}
+    target, labels = run.algorithm.target, record["target"]["names"]
+    found = {"rule": rule, "threshold": threshold}
+    what = f"'{labels[1]}'" if target.kind == "binary" else "every label"
+    words = f"{what} counts as predicted from a probability of {threshold:.4g} upwards ({rule}"
+    counts = None if run.folder is None else _on_validation(run, threshold)
+    if counts is None:
+        return found | {"in words": words + ")"}
+    things = "samples" if target.kind == "binary" else "labels"
+    words += f"; {counts['predicted']:.0%} of their {things} are predicted so, {counts['true']:.0%} are true)"
+    if counts["predicted"] > _NEARLY_ALL:
+        words += (
+            ". Nearly everything is predicted: the model hardly tells what is true from what is not on those patients, "
+            "and then F1 is highest so. Train it longer or on more patients, or choose a threshold of your own"
+        )
+    return found | {"on validation patients": counts, "in words": words}
+
+
+def _on_validation(run: Run, threshold: float) -> dict[str, float] | None:
+    """Which share of the validation patients' samples (or of their labels) is predicted, and which is true."""
+    assert run.folder is not None
+    path = run.folder / "predictions.npz"
+    if not path.exists():
+        return None
+    truth, probabilities, _ = Predictions.read(path).side(VAL)
+    decided = decide(run.algorithm.target, probabilities, threshold)
+    return {"predicted": float(np.mean(decided != 0)), "true": float(np.mean(np.asarray(truth) != 0))}
+
 
 Probabilities = npt.NDArray[np.float32]
 ABOUT = "about.json"
@@ -104,8 +177,7 @@ def _refuse_unused(options: PredictOptions, source: str) -> None:
 
 def _sleep(run: Run, raw: Path, out: Path, options: PredictOptions) -> list[Path]:
     """A stage for every epoch of every recording."""
-    from manydg._trust import trust_columns
-    from manydg.sources._predict_sleep import as_dataset, find_recordings, read_recording, write_stages
+    from manydg.sources.sleep_edf import as_dataset, find_recordings, read_recording, write_stages
 
     settings, target = _known(run, "settings"), run.algorithm.target
     written = []
@@ -199,8 +271,6 @@ def _write_rows(
     to trust it."""
     import polars as pl
 
-    from manydg._trust import trust_columns
-
     target, count = run.algorithm.target, len(rows)
     names_of_new, codes = np.unique(patients, return_inverse=True)
     data = DomainDataset(
@@ -229,3 +299,63 @@ def _write_rows(
     path = out / "predictions.csv"
     table.write_csv(path)
     return path
+
+
+# How far to trust predictions on new patients: further columns of what ``manydg predict`` writes.
+
+
+Columns = dict[str, Sequence[Any]]
+
+
+def trust_columns(run: Run, data: DomainDataset, probabilities: npt.NDArray[np.float32]) -> Columns:
+    """Columns by name, one entry per sample; none for a run that was made without calibration.
+
+    ``calibrated_NAME`` is the probability after temperature scaling. ``set_90`` holds the classes that cannot be ruled
+    out (for multi-label, the labels that may be present), separated by ``|``, so that 90% of a new patient's sets hold
+    the truth on average over patients; ``set_90_of_80`` so that this is true of 80% of new patients. The figures are
+    lower where few patients validated. ``unlike_training`` says whether the sample's patient lies farther from the
+    training patients than nearly all validation patients, and ``distance`` how far, one being the limit.
+
+    Parameters
+    ----------
+    data : DomainDataset
+        The samples, with the patient of each.
+    probabilities : array ``(samples, K)``
+        As the model gives them.
+    """
+    calibration = None if run.folder is None else read_calibration(run.folder)
+    if calibration is None:
+        return {}
+    target = run.algorithm.target
+    mended = scale_temperature(target, probabilities, calibration.temperature).round(5)
+    columns: Columns = {f"calibrated_{name}": mended[:, k].tolist() for k, name in enumerate(target.spec.names)}
+    names = np.array(target.spec.names)
+    for rule in (calibration.on_average, calibration.for_most):
+        sets = prediction_sets(target, probabilities, rule)
+        columns[set_name(rule)] = ["|".join(names[row]) for row in sets]
+    return columns | _novelty(run, data, calibration)
+
+
+def set_name(rule: SetRule) -> str:
+    """What a column of prediction sets is called.
+
+    Examples
+    --------
+    >>> set_name(SetRule(np.zeros(1), 0.9)), set_name(SetRule(np.zeros(1), 0.9, 0.8))
+    ('set_90', 'set_90_of_80')
+    """
+    level = f"set_{_percent(rule.level)}"
+    return f"{level}_of_{_percent(rule.share)}" if rule.share else level
+
+
+def _percent(value: float) -> int:
+    return math.floor(100 * value + 1e-6)
+
+
+def _novelty(run: Run, data: DomainDataset, calibration: Calibration) -> Columns:
+    if calibration.reference is None:
+        return {}
+    codes, distances = calibration.reference.distances(*patient_embeddings(run.algorithm, run.prepare(data)))
+    of_sample = distances[np.searchsorted(codes, data.domains.cpu().numpy())]
+    shown = (of_sample / calibration.limit).round(3) if calibration.limit > 0 else of_sample
+    return {"unlike_training": (of_sample > calibration.limit).tolist(), "distance": shown.tolist()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from manydg.backbones._dropout import Dropout, mask_like
+from manydg.backbones._convolution import Dropout, mask_like
 
 
 @pytest.mark.parametrize("p", [0.5, 0.3, 0.05])

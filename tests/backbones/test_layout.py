@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manydg.backbones._codes import pooled_sum
-from manydg.backbones._layout import ByLength, Layout, last_steps
+from manydg.backbones._records import pooled_sum
+from manydg.backbones._sequences import ByLength, Layout, last_steps
 from manydg.data.columns import offsets_from_lengths
 
 LENGTHS = st.lists(st.integers(0, 40), min_size=1, max_size=9)

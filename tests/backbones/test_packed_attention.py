@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from manydg.backbones._attention import PackedAttention, RectangleAttention
-from manydg.backbones._fixed_layout import FixedLayout
-from manydg.backbones.event_transformer import _EncoderLayer
+from manydg.backbones._sequences import FixedLayout
+from manydg.backbones.event_transformer import PackedAttention, RectangleAttention, _EncoderLayer
 from manydg.data.columns import offsets_from_lengths
 
 LENGTHS, SPARE, HEADS, WIDTH = [3, 0, 5, 1, 5, 2], 7, 2, 16

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from manydg.backbones import Backbone, build_backbone
 from manydg.backbones._convolution import Convolution, convolve, folded_convolution
 from manydg.backbones._spectrogram import LogSpectrogram
-from manydg.backbones._spectrogram_cnn import ResidualBlock, SpectrogramCNN
-from manydg.backbones._stem import Stem
+from manydg.backbones._spectrogram_cnn import ResidualBlock, SpectrogramCNN, Stem
 from manydg.data.build import from_arrays
 from manydg.data.dataset import DomainDataset
 from manydg.data.schema import ColumnSchema, InputSchema

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 from manydg.backbones import _tables, build_backbone
-from manydg.backbones._quantiles import PiecewiseLinear
-from manydg.backbones._scaling import Standardize
+from manydg.backbones._tables import Standardize
+from manydg.backbones.tabular import PiecewiseLinear
 from manydg.data.build import from_arrays
 from manydg.data.columns import Ragged
 from manydg.data.schema import TRUST, ColumnSchema, InputSchema

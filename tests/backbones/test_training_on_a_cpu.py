@@ -12,9 +12,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from manydg.backbones import build_backbone
-from manydg.backbones._convolution import convolve_in_training, halves, normalised
-from manydg.backbones._elu import _AT_ONCE, elu_
-from manydg.backbones._moments import normalised_convolutions, number_of_moments, patch_moments
+from manydg.backbones._convolution import (
+    _AT_ONCE,
+    convolve_in_training,
+    elu_,
+    halves,
+    normalised,
+    normalised_convolutions,
+    number_of_moments,
+    patch_moments,
+)
 from manydg.backbones._spectrogram_cnn import SpectrogramCNN
 from manydg.data.build import from_arrays
 from manydg.data.dataset import DomainDataset

@@ -16,7 +16,7 @@ from manydg.cli import inspect, prepare_signals
 from manydg.data.build import from_arrays
 from manydg.data.storage import open_dataset
 from manydg.errors import ConfigError
-from manydg.sources.expected import EXPECTED, compare_counts
+from manydg.sources._summary import EXPECTED, compare_counts
 
 
 @pytest.fixture(scope="module")

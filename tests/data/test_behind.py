@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manydg.data import _behind
-from manydg.data._behind import HashingThread, made_ahead
+from manydg import files as _behind
+from manydg.files import HashingThread, made_ahead
 
 
 @settings(max_examples=25, deadline=None)

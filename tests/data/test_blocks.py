@@ -10,12 +10,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manydg.data.blocks import cut_into_blocks, plan_in_blocks, read_ahead
 from manydg.data.build import from_arrays
 from manydg.data.dataset import DomainDataset
 from manydg.data.storage import open_dataset
-from manydg.training import ordering
-from manydg.training.memory import memory_of_machine, rows_of_window
+from manydg.training import fit as ordering
+from manydg.training.execution.memory import (
+    cut_into_blocks,
+    memory_of_machine,
+    plan_in_blocks,
+    read_ahead,
+    rows_of_window,
+)
 from manydg.training.run import train
 
 

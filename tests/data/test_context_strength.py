@@ -10,9 +10,9 @@ import torch
 
 from manydg.data.build import from_arrays
 from manydg.data.context import add_context, known_after
-from manydg.data.context_strength import MOST, known_rows, samples_until_known
 from manydg.data.dataset import DomainDataset
 from manydg.data.splits import split_patients
+from manydg.data.timeline import MOST, known_rows, samples_until_known
 from manydg.training.run import train
 
 
@@ -84,7 +84,7 @@ def test_too_few_patients_with_two_samples_say_nothing() -> None:
 
 
 def test_a_large_dataset_is_read_by_whole_patients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("manydg.data.context_strength._ROWS", 2000)
+    monkeypatch.setattr("manydg.data.timeline._ROWS", 2000)
     data = make()
     rows = known_rows(data)
     assert len(rows) == 8 * 256

@@ -11,12 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manydg.data import overlap as module
+from manydg.data import splits as module
 from manydg.data.build import from_arrays
 from manydg.data.columns import Ragged
 from manydg.data.dataset import DomainDataset
-from manydg.data.overlap import find_overlap, warn_of_overlap
-from manydg.data.splits import SIDES, Split, split_patients
+from manydg.data.splits import SIDES, Split, find_overlap, split_patients, warn_of_overlap
 from manydg.errors import ManyDGWarning
 
 few = settings(max_examples=20, deadline=None)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from manydg.data.pairing import fold_pairs, lone_samples
+from manydg.data.sampling import fold_pairs, lone_samples
 from manydg.errors import ConfigError, DataError
 
 some_domains = st.lists(st.integers(-3, 12), max_size=60).map(lambda ids: np.array(ids, dtype=np.int64))

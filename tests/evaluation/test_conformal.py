@@ -8,7 +8,7 @@ from scipy import special
 
 from manydg.data.dataset import TargetSpec
 from manydg.errors import DataError
-from manydg.evaluation.conformal import (
+from manydg.evaluation.trust import (
     SetRule,
     conformal_scores,
     covered,

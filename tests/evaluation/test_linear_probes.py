@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from manydg.errors import DataError
-from manydg.evaluation.linear_probes import ROWS, random_cosine, scale_dimensions, weight_cosines
+from manydg.evaluation.probes import ROWS, random_cosine, scale_dimensions, weight_cosines
 
 
 def _embeddings(kind: str = "classes") -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:

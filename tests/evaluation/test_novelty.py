@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from manydg.errors import DataError
-from manydg.evaluation.novelty import fit_reference, novelty_threshold
+from manydg.evaluation.trust import fit_reference, novelty_threshold
 
 DIM = 6
 

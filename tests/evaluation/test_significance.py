@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from manydg.evaluation.significance import compare_paired, holm, wilcoxon_p
+from manydg.evaluation.statistics import compare_paired, holm, wilcoxon_p
 
 
 def test_the_paired_t_test_is_that_of_scipy() -> None:

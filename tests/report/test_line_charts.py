@@ -6,8 +6,7 @@ import re
 
 import numpy as np
 
-from manydg.report._drawing import look
-from manydg.report._line_charts import Series, common_limits, lines
+from manydg.report.charts import Series, common_limits, lines, look
 
 PATIENTS = np.array([100.0, 1_000, 10_000, 100_000, 1_000_000])
 

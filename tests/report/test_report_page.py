@@ -351,7 +351,7 @@ def contrast(first: str, second: str) -> float:
 
 
 def test_text_and_marks_stand_out_enough_for_weak_eyes(text: str) -> None:
-    from manydg.report import _drawing
+    from manydg.report import charts as _drawing
 
     named = dict(re.findall(r"--(\w+): (#[0-9a-f]{6});", text))
     for ground in ("#ffffff", named["wash"]):

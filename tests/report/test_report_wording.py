@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from manydg.algorithms import ALGORITHMS
 from manydg.evaluation.statistics import Interval
-from manydg.report._comparison import Test as Difference
-from manydg.report._runs import defined_metric, epoch_curve, patient_means, spread
-from manydg.report._sections_compare import difference_in_words, reading
-from manydg.report._sections_inside import verdict_on_z
-from manydg.report._words import ALGORITHMS as WORDS
+from manydg.report.sections.compare import difference_in_words, reading
+from manydg.report.sections.inside import verdict_on_z
+from manydg.report.study import Test as Difference
+from manydg.report.study import defined_metric, epoch_curve, patient_means, spread
+from manydg.report.words import ALGORITHMS as WORDS
 
 
 def difference(gap: float, low: float, high: float, p: float) -> Difference:

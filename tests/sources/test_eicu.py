@@ -18,8 +18,8 @@ from manydg.data.dataset import DomainDataset
 from manydg.data.storage import open_dataset
 from manydg.errors import ConfigError, DataError, StorageError
 from manydg.sources import eicu
-from manydg.sources._eicu_events import EventReader
 from manydg.sources._tables import Table
+from manydg.sources.eicu import EventReader
 
 HEADER = (
     "patientunitstayid,patienthealthsystemstayid,gender,age,ethnicity,hospitaladmitoffset,unitdischargeoffset,"
@@ -343,7 +343,7 @@ def test_the_demo_gives_the_same_in_batches_of_any_size(
 ) -> None:
     folder = shared_data / "eicu_demo_with_lab"
     whole = open_dataset(eicu.prepare(folder, tmp_path / "whole"))
-    monkeypatch.setattr("manydg.sources._eicu_events._BATCH", 600)
+    monkeypatch.setattr("manydg.sources.eicu._BATCH", 600)
     assert open_dataset(eicu.prepare(folder, tmp_path / "pieces")).content_hash() == whole.content_hash()
 
 

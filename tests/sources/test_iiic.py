@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from manydg.data.storage import open_dataset
 from manydg.errors import ConfigError, DataError, ManyDGError, StorageError
 from manydg.sources import iiic
-from manydg.sources._iiic_rules import CLASSES
-from manydg.sources._provenance import file_checksum
+from manydg.sources._preparing import file_checksum
+from manydg.sources.iiic import CLASSES
 
 ROWS = 9
 VOTES = np.array(
@@ -342,8 +342,8 @@ def test_no_damage_brings_out_a_foreign_error(name: str, place: int, change: byt
 def test_the_checksum_is_that_of_every_byte_of_the_file_however_it_lies_there(
     tmp_path: Path, order: Literal["C", "F"], tail: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("manydg.sources._iiic_reading.LARGE_FILE", 1)
-    monkeypatch.setattr("manydg.sources._iiic_reading.LET_GO", 1 << 23)
+    monkeypatch.setattr("manydg.sources.iiic.LARGE_FILE", 1)
+    monkeypatch.setattr("manydg.sources.iiic.LET_GO", 1 << 23)
     raw = tmp_path / "raw"
     iiic.synthesize(raw, patients=3, seed=4, samples_per_patient=40)
     signals = np.load(raw / "signals.npy")

@@ -13,7 +13,7 @@ import polars as pl
 import pytest
 
 from manydg.data.storage import read_description
-from manydg.sources import _meds_shards, eicu, meds, mimic3
+from manydg.sources import eicu, meds, mimic3
 
 # Dies by SIGKILL when it begins its n-th piece of work.
 PROGRAM = """
@@ -32,7 +32,7 @@ importlib.import_module(source).prepare(raw, out, **options)
 SOURCES = {"mimic3": mimic3, "meds": meds, "eicu": eicu}
 WORK: dict[str, tuple[ModuleType, str, int]] = {
     "mimic3": (mimic3, "keep_table", 3),
-    "meds": (_meds_shards, "_read_file", 3),
+    "meds": (meds, "_read_file", 3),
     "eicu": (eicu, "_read_table", 5),
 }
 

@@ -14,9 +14,15 @@ import pytest
 from manydg.data.storage import open_dataset
 from manydg.errors import DataError, StorageError
 from manydg.sources import sleep_edf
-from manydg.sources._edf_annotations import read_annotations
-from manydg.sources._predict_sleep import Recording, find_recordings, read_recording, write_stages
-from manydg.sources._sleep_night import STAGES, stages_from_annotations
+from manydg.sources._edf import read_annotations
+from manydg.sources.sleep_edf import (
+    STAGES,
+    Recording,
+    find_recordings,
+    read_recording,
+    stages_from_annotations,
+    write_stages,
+)
 
 SETTINGS = sleep_edf.SETTINGS
 NAMES = ("W", "N1", "N2", "N3", "REM")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from manydg.errors import ConfigError, DataError
-from manydg.sources import _spread, eicu, iiic, meds, mimic3, sleep_edf
+from manydg.sources import _preparing, eicu, iiic, meds, mimic3, sleep_edf
 
 ray = pytest.importorskip("ray", reason="the Ray engine needs ray: pip install 'manydg[ray]'")
 pytestmark = pytest.mark.slow
@@ -56,10 +56,10 @@ def test_the_dataset_is_the_same_as_one_made_here(
     options = synthesize(source, tmp_path / "raw")
     here = SOURCES[source].prepare(tmp_path / "raw", tmp_path / "here", **options)
     done: list[str] = []
-    result = _spread._result
-    monkeypatch.setattr(_spread, "_result", lambda ray, reference: done.append("one") or result(ray, reference))
+    result = _preparing._result
+    monkeypatch.setattr(_preparing, "_result", lambda ray, reference: done.append("one") or result(ray, reference))
     monkeypatch.chdir(tmp_path)
-    with _spread.spreading("ray", cluster):
+    with _preparing.spreading("ray", cluster):
         there = SOURCES[source].prepare(Path("raw"), Path("there"), **options)
     assert not ray.is_initialized()
     assert len(done) >= 2
@@ -71,7 +71,7 @@ def test_a_damaged_file_is_reported_from_the_cluster_as_it_is_here(cluster: str,
     sleep_edf.synthesize(tmp_path / "raw", patients=2, hours=0.3)
     psg = next((tmp_path / "raw").glob("*-PSG.edf"))
     psg.write_bytes(psg.read_bytes()[:-1000])
-    with _spread.spreading("ray", cluster), pytest.raises(DataError, match=f"{psg.name} is truncated"):
+    with _preparing.spreading("ray", cluster), pytest.raises(DataError, match=f"{psg.name} is truncated"):
         sleep_edf.prepare(tmp_path / "raw", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -79,11 +79,11 @@ def test_a_damaged_file_is_reported_from_the_cluster_as_it_is_here(cluster: str,
 def test_a_node_with_another_program_or_without_the_files_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "a.edf"
     with pytest.raises(ConfigError, match=r"does not see .*a\.edf"):
-        _spread._do_on_node(str, 1, [file], _spread._version())
+        _preparing._do_on_node(str, 1, [file], _preparing._version())
     file.touch()
     with pytest.raises(ConfigError, match="another version"):
-        _spread._do_on_node(str, 1, [file], "other")
-    assert _spread._do_on_node(str, 1, [file], _spread._version()) == "1"
+        _preparing._do_on_node(str, 1, [file], "other")
+    assert _preparing._do_on_node(str, 1, [file], _preparing._version()) == "1"
 
 
 def test_the_command_starts_a_cluster_of_its_own_and_leaves_none(commands: Any, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from manydg.errors import StorageError
-from manydg.sources._provenance import CohortFlow, Progress, describe_files, provenance
+from manydg.sources._preparing import CohortFlow, Progress, describe_files, provenance
 
 
 def test_a_files_checksum_is_the_one_that_physionet_lists(tmp_path: Path) -> None:

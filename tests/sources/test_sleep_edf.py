@@ -18,8 +18,8 @@ import pytest
 from manydg.data.storage import open_dataset
 from manydg.errors import ConfigError, DataError, StorageError
 from manydg.sources import sleep_edf
-from manydg.sources._edf_annotations import read_annotations
-from manydg.sources._sleep_night import STAGES, find_nights, stages_from_annotations
+from manydg.sources._edf import read_annotations
+from manydg.sources.sleep_edf import STAGES, find_nights, stages_from_annotations
 
 CODE = {"Sleep stage W": 0, "Sleep stage 1": 1, "Sleep stage 2": 2, "Sleep stage 3": 3, "Sleep stage 4": 3,
         "Sleep stage R": 4}  # fmt: skip
@@ -153,7 +153,7 @@ def test_subfolders_and_telemetry_are_found_and_their_people_kept_apart(tmp_path
 def test_a_second_run_takes_over_what_a_killed_one_finished(twin: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     program = (
-        "import os\nfrom pathlib import Path\nfrom manydg.sources import sleep_edf, _sleep_night\n"
+        "import os\nfrom pathlib import Path\nfrom manydg.sources import sleep_edf\n"
         "plan = sleep_edf.plan_night\ncalls = []\n"
         "def dying(argument):\n    calls.append(1)\n"
         "    if len(calls) == 4:\n        os.kill(os.getpid(), 9)\n    return plan(argument)\n"
@@ -175,7 +175,7 @@ def test_a_second_run_takes_over_what_a_killed_one_finished(twin: Path, tmp_path
 
 
 def test_a_changed_file_is_not_taken_over(twin: Path, tmp_path: Path) -> None:
-    from manydg.sources._resume import Job, WorkFolder
+    from manydg.sources._preparing import Job, WorkFolder
 
     file = tmp_path / "a.edf"
     file.write_bytes(b"one")

@@ -20,10 +20,8 @@ from hypothesis import strategies as st
 
 from manydg.errors import DataError, ManyDGError, StorageError
 from manydg.sources import sleep_edf
-from manydg.sources._edf import read_epochs, read_header
-from manydg.sources._edf_annotations import read_annotations
-from manydg.sources._hypnogram import write_annotations
-from manydg.sources._sleep_night import CHANNELS, check_recording
+from manydg.sources._edf import read_annotations, read_epochs, read_header, write_annotations
+from manydg.sources.sleep_edf import CHANNELS, check_recording
 
 PSG, HYPNOGRAM = "SC4001E0-PSG.edf", "SC4001EC-Hypnogram.edf"
 START = datetime(1990, 3, 1, 22, 0)

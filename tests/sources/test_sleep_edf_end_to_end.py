@@ -13,12 +13,10 @@ import pytest
 
 from manydg.data.storage import open_dataset
 from manydg.sources import sleep_edf
-from manydg.sources._edf import read_header
-from manydg.sources._edf_annotations import read_annotations
-from manydg.sources._predict_sleep import as_dataset, read_recording, write_stages
-from manydg.sources._sleep_night import stages_from_annotations
-from manydg.sources._twin_signal import draw_factors
-from manydg.sources._twin_sleep import _draw_recording, _write_psg
+from manydg.sources._edf import read_annotations, read_header
+from manydg.sources.sleep_edf import as_dataset, read_recording, stages_from_annotations, write_stages
+from manydg.synthetic._signals import draw_factors
+from manydg.synthetic.sleep_edf import _draw_recording, _write_psg
 from manydg.training.run import open_run, train
 
 NIGHTS = ("SC4001EC", "SC4011EH", "SC4021EH", "SC4031EC", "SC4041EC")

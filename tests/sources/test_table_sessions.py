@@ -15,15 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from manydg.data._timeline import Timeline
 from manydg.data.context import add_context
 from manydg.data.dataset import DomainDataset
 from manydg.data.schema import InputSchema
 from manydg.data.storage import open_dataset
+from manydg.data.timeline import Timeline
 from manydg.errors import ConfigError, DataError
 from manydg.predict import predict_raw
-from manydg.sources._sessions import lay_out, session_gap
-from manydg.sources.table import prepare, read_roles
+from manydg.sources.table import lay_out, prepare, read_roles, session_gap
 from manydg.training.run import train
 
 

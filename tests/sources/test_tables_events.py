@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from manydg.data.columns import Ragged, check_column
 from manydg.sources import _events
-from manydg.sources._event_rows import PackedRows
-from manydg.sources._events import EventStore, Field, Vocabulary, join_blocks
-from manydg.sources._lookup import CategoryMap, SampleIndex
+from manydg.sources._events import EventStore, Field, PackedRows, Vocabulary, join_blocks
+from manydg.sources._tables import CategoryMap, SampleIndex
 
 FIELDS = [Field("a", 0), Field("b", 0), Field("c", 1)]
 ROW = st.tuples(

@@ -15,10 +15,11 @@ from manydg.data.dataset import DomainDataset
 from manydg.data.storage import open_dataset
 from manydg.errors import StorageError
 from manydg.evaluation.calibration import fit_temperature, scale_temperature
-from manydg.evaluation.conformal import fit_on_average, prediction_sets
+from manydg.evaluation.trust import fit_on_average, prediction_sets
 from manydg.predict import predict_raw
 from manydg.sources import table
-from manydg.training.calibration import (
+from manydg.training.record import VAL, Predictions
+from manydg.training.reliability import (
     CALIBRATION,
     SAMPLES_OF_A_PATIENT,
     fit_calibration,
@@ -26,7 +27,6 @@ from manydg.training.calibration import (
     read_calibration,
     write_calibration,
 )
-from manydg.training.record import VAL, Predictions
 from manydg.training.run import open_run, train
 
 RATIOS = (0.5, 0.35, 0.15)
@@ -158,7 +158,7 @@ def test_the_record_says_whether_a_patient_s_other_samples_were_used(algorithm: 
 def test_a_run_without_calibration_predicts_without_it(run_folder: Path, tmp_path: Path) -> None:
     import shutil
 
-    from manydg._trust import trust_columns
+    from manydg.predict import trust_columns
 
     shutil.copytree(run_folder, tmp_path / "old")
     (tmp_path / "old" / CALIBRATION).unlink()

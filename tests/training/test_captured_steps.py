@@ -24,11 +24,9 @@ from manydg.data.sampling import plan_epoch
 from manydg.data.schema import InputSchema
 from manydg.errors import ManyDGWarning
 from manydg.targets import target_of
-from manydg.training.feeding import Feed, Resident, Streamed
-from manydg.training.precision import Speed
-from manydg.training.rooms import lengths_of
-from manydg.training.shapes import Shapes
-from manydg.training.steps import CapturedSteps, PlainSteps, Steps
+from manydg.training.execution.batches import Feed, Resident, Shapes, Streamed, lengths_of
+from manydg.training.execution.precision import Speed
+from manydg.training.execution.steps import CapturedSteps, PlainSteps, Steps
 
 CPU = torch.device("cpu")
 STATIC = [
@@ -171,7 +169,7 @@ def test_training_goes_on_as_written(graphs_on_a_cpu: Any, monkeypatch: pytest.M
         refused.capturing = False
 
     monkeypatch.setattr(torch.cuda, "graph", capture)
-    monkeypatch.setattr("manydg.training.capturing._leave_failed_capture", leave)
+    monkeypatch.setattr("manydg.training.execution.steps._leave_failed_capture", leave)
     with pytest.warns(ManyDGWarning, match=SAYS) as warned:
         found = train(refused, data, CapturedSteps(refused, Resident(data), Shapes(data), optimizers, CAPTURED))
     assert found == expected

@@ -17,11 +17,10 @@ from manydg.data.build import from_arrays
 from manydg.data.dataset import Batch, DomainDataset
 from manydg.data.schema import InputSchema
 from manydg.targets import target_of
-from manydg.training import compiling
-from manydg.training.feeding import Resident
-from manydg.training.precision import Speed
-from manydg.training.shapes import Shapes
-from manydg.training.steps import CapturedSteps
+from manydg.training.execution import precision as compiling
+from manydg.training.execution.batches import Resident, Shapes
+from manydg.training.execution.precision import Speed
+from manydg.training.execution.steps import CapturedSteps
 
 GPU = torch.device("cuda")
 
@@ -112,7 +111,7 @@ def test_steps_of_any_number_of_lengths_are_compiled(
     compile_for = torch.compile
     monkeypatch.setattr(torch, "compile", lambda function, **_: compile_for(function, backend=noted, dynamic=False))
     for name in ("compile_update", "make_capturable"):
-        monkeypatch.setattr(f"manydg.training.steps.{name}", lambda optimizer: None)
+        monkeypatch.setattr(f"manydg.training.execution.steps.{name}", lambda optimizer: None)
     steps = CapturedSteps(
         model, Resident(data), Shapes(data), model.optimizers(1e-3, 0.0), Speed("float32", "compiled")
     )

@@ -21,9 +21,8 @@ from manydg.algorithms import Algorithm
 from manydg.data.build import from_arrays
 from manydg.data.dataset import DomainDataset
 from manydg.errors import ConfigError
-from manydg.training.distributed import check_divisible
+from manydg.training.execution.distributed import check_divisible, shares
 from manydg.training.run import open_run, train
-from manydg.training.sharing import shares
 
 OPTIONS = ["--epochs", "3", "--batch-size", "16", "--lr", "0.01", "--device", "cpu", "--backbone-option", "dropout=0"]
 ALGORITHMS = ("base", "ema", "irm", "coral", "dann", "groupdro", "pcl", "arm")
@@ -102,8 +101,8 @@ def test_two_processes_reach_the_result_of_one(commands: Any, tmp_path: Path) ->
 SCRIPT = """
 import json, sys
 from manydg.data.storage import open_dataset
-from manydg.training.distributed import joined
-from manydg.training.distributed import check_divisible
+from manydg.training.execution.distributed import joined
+from manydg.training.execution.distributed import check_divisible
 from manydg.training.run import train
 
 data, out, names = open_dataset(sys.argv[1]), sys.argv[2], sys.argv[3].split(",")

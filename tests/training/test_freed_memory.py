@@ -12,7 +12,7 @@ import pytest
 PROGRAM = """
 import json, resource
 import torch
-from manydg.training.memory import keeping_freed_memory
+from manydg.training.execution.memory import keeping_freed_memory
 
 def share_of_pages_anew(size=48 * 2**20, times=20):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

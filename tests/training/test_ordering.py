@@ -9,12 +9,12 @@ import torch
 
 from manydg.algorithms import build_algorithm
 from manydg.backbones import build_backbone
+from manydg.config import TrainingConfig
 from manydg.data.dataset import DomainDataset
 from manydg.data.sampling import plan_epoch
 from manydg.data.schema import InputSchema
 from manydg.targets import target_of
-from manydg.training.config import TrainingConfig
-from manydg.training.ordering import Orders
+from manydg.training.fit import Orders
 
 
 class Waiting(ThreadPoolExecutor):

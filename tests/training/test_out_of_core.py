@@ -23,7 +23,7 @@ import json, sys
 import torch
 from torch import nn
 from manydg.data.storage import open_dataset
-from manydg.training.memory import memory_of_machine
+from manydg.training.execution.memory import memory_of_machine
 from manydg.training.run import train
 
 class Light(nn.Module):
@@ -96,8 +96,8 @@ TABLES = """
 import json, sys
 import torch
 from manydg.data.storage import open_dataset
-from manydg.training.config import TrainingConfig
-from manydg.training.memory import memory_of_machine
+from manydg.config import TrainingConfig
+from manydg.training.execution.memory import memory_of_machine
 from manydg.training.run import train
 
 torch.set_num_threads(1)

@@ -11,15 +11,15 @@ from torch import Tensor
 
 from manydg.algorithms import build_algorithm
 from manydg.backbones import build_backbone
+from manydg.config import TrainingConfig
 from manydg.data.build import from_arrays
 from manydg.data.columns import Ragged
 from manydg.data.dataset import DomainDataset
 from manydg.data.schema import InputSchema
 from manydg.targets import target_of
-from manydg.training import placing
-from manydg.training.config import TrainingConfig
+from manydg.training.execution import memory as placing
+from manydg.training.execution.memory import place
 from manydg.training.fit import fit
-from manydg.training.placing import place
 
 CPU = torch.device("cpu")
 

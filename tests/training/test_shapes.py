@@ -11,8 +11,7 @@ from manydg.data.build import from_arrays
 from manydg.data.columns import Ragged
 from manydg.data.dataset import DomainDataset
 from manydg.data.sampling import EpochPlan, plan_epoch
-from manydg.training.rooms import RoomTable, holds, lengths_of
-from manydg.training.shapes import Shape, Shapes, has_fixed_shapes
+from manydg.training.execution.batches import RoomTable, Shape, Shapes, has_fixed_shapes, holds, lengths_of
 
 
 def dense(rows: int = 50) -> DomainDataset:

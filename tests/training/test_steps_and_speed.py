@@ -15,17 +15,17 @@ from torch import Tensor, nn
 from manydg.algorithms import Algorithm, build_algorithm
 from manydg.algorithms._parts import Perceptron
 from manydg.backbones import Backbone, Inputs
+from manydg.config import TrainingConfig
 from manydg.data.build import from_arrays
 from manydg.data.columns import Ragged
 from manydg.data.dataset import DomainDataset
 from manydg.data.sampling import plan_epoch
 from manydg.errors import ConfigError, ManyDGWarning
 from manydg.targets import target_of
-from manydg.training import precision
-from manydg.training.config import TrainingConfig
-from manydg.training.precision import Speed, at_speed, settle_speed
+from manydg.training.execution import precision
+from manydg.training.execution.precision import Speed, at_speed, settle_speed
+from manydg.training.execution.steps import PlainSteps, Terms, read_terms, steps_for
 from manydg.training.run import train
-from manydg.training.steps import PlainSteps, Terms, read_terms, steps_for
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 

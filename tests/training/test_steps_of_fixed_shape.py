@@ -20,8 +20,8 @@ from torch.utils._pytree import tree_leaves
 
 from manydg.algorithms import ALGORITHMS, build_algorithm
 from manydg.backbones import BACKBONES, Backbone, build_backbone
-from manydg.backbones._fixed_layout import FixedLayout
-from manydg.backbones._layout import Layout
+from manydg.backbones._sequences import FixedLayout, Layout
+from manydg.config import TrainingConfig
 from manydg.data.build import from_arrays
 from manydg.data.columns import Column, Ragged, Room, offsets_from_lengths
 from manydg.data.dataset import Batch, DomainDataset
@@ -29,10 +29,9 @@ from manydg.data.sampling import EpochPlan, plan_epoch
 from manydg.data.schema import InputSchema
 from manydg.errors import ConfigError
 from manydg.targets import target_of
-from manydg.training.compiling import not_compiled
-from manydg.training.config import TrainingConfig
+from manydg.training.execution.batches import RoomTable, holds, join_rooms, lengths_of, with_headroom
+from manydg.training.execution.precision import not_compiled
 from manydg.training.fit import fit
-from manydg.training.rooms import RoomTable, holds, join_rooms, lengths_of, with_headroom
 
 ROWS = 30
 LENGTHS = st.lists(st.integers(0, 6), min_size=1, max_size=8)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -73,3 +73,104 @@ class PrototypeHead(nn.Module):
         if self.similarity == "cosine":
             features, prototypes = functional.normalize(features, dim=-1), functional.normalize(prototypes, dim=-1)
         return features @ prototypes.T / self.temperature
+
+
+# Parts of the methods that set a discriminator of patients against the features.
+
+
+class _ReverseGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, features: Tensor, strength: Tensor | float) -> Tensor:
+        ctx.strength = strength
+        return features.view_as(features)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return -ctx.strength * gradients[0], None
+
+
+def reverse_gradient(features: Tensor, strength: Tensor | float) -> Tensor:
+    """The features as they are; on the way back their gradient is turned round and scaled.
+
+    Examples
+    --------
+    >>> v = torch.ones(2, requires_grad=True)
+    >>> reverse_gradient(v, 0.5).sum().backward()
+    >>> v.grad
+    tensor([-0.5000, -0.5000])
+    """
+    reversed_features: Tensor = _ReverseGradient.apply(features, strength)  # type: ignore[no-untyped-call]
+    return reversed_features
+
+
+def ramp(progress: Tensor) -> Tensor:
+    """2 / (1 + exp(-10 p)) - 1: from 0 at the beginning of training to almost 1 at its end.
+
+    Examples
+    --------
+    >>> ramp(torch.tensor([0.0, 0.1, 1.0]))
+    tensor([0.0000, 0.4621, 0.9999])
+    """
+    return 2 / (1 + torch.exp(-10 * progress)) - 1
+
+
+def domain_entropy(domains: Tensor) -> Tensor:
+    """Entropy in nats of the batch's patients: the loss of a discriminator that knows only how frequent each is.
+
+    Examples
+    --------
+    >>> round(domain_entropy(torch.tensor([4, 4, 9, 9])).item(), 4)
+    0.6931
+    """
+    shares = torch.bincount(domains).to(torch.float64) / len(domains)
+    entropy: Tensor = torch.special.entr(shares).sum()
+    return entropy
+
+
+# Environments: groups of patients that methods compare with one another inside a batch, without a loop over them.
+
+
+def group_sums(values: Tensor, groups: Tensor, n_groups: int) -> Tensor:
+    """Sum of the rows of each group.
+
+    Parameters
+    ----------
+    values : Tensor ``(batch, ...)``
+    groups : Tensor ``(batch,)`` int64, from 0 to ``n_groups - 1``
+
+    Returns
+    -------
+    Tensor ``(n_groups, ...)``
+    """
+    return values.new_zeros(n_groups, *values.shape[1:]).index_add(0, groups, values)
+
+
+def group_counts(groups: Tensor, n_groups: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Number of rows of each group, ``(n_groups,)``, as numbers that can be divided by."""
+    return group_sums(torch.ones(len(groups), dtype=dtype, device=groups.device), groups, n_groups)
+
+
+def group_risks(losses: Tensor, groups: Tensor, n_groups: int) -> tuple[Tensor, Tensor]:
+    """Risk of each group, R_e: the mean loss of its rows.
+
+    Parameters
+    ----------
+    losses : Tensor ``(batch,)``
+    groups : Tensor ``(batch,)`` int64
+
+    Returns
+    -------
+    risks : Tensor ``(n_groups,)``
+        Zero for a group without a row.
+    present : Tensor ``(n_groups,)``
+        1 for the groups that have a row, else 0.
+    """
+    counts = group_counts(groups, n_groups, losses.dtype)
+    return group_sums(losses, groups, n_groups) / counts.clamp_min(1), (counts > 0).to(losses.dtype)
+
+
+def mean_and_variance(values: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance (by the number of values) of the values that are present; both arguments ``(n,)``."""
+    number = present.sum().clamp_min(1)
+    mean = (values * present).sum() / number
+    return mean, ((values - mean).square() * present).sum() / number

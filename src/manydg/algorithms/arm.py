@@ -24,8 +24,7 @@ import torch
 from torch import Tensor
 
 from manydg.algorithms._algorithm import Algorithm, Sampling, setting
-from manydg.algorithms._environments import group_counts, group_sums
-from manydg.algorithms._parts import Perceptron
+from manydg.algorithms._parts import Perceptron, group_counts, group_sums
 from manydg.algorithms.base import BaseSettings
 from manydg.backbones import Backbone, Inputs
 from manydg.data.dataset import Batch

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from manydg.algorithms._algorithm import setting
-from manydg.algorithms._environments import group_counts, group_sums
+from manydg.algorithms._parts import group_counts, group_sums
 from manydg.algorithms.base import Base, BaseSettings
 from manydg.backbones import Backbone, Inputs
 from manydg.targets import Target

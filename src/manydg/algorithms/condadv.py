@@ -24,8 +24,7 @@ from torch.nn import functional
 from torch.optim import Adam, Optimizer
 
 from manydg.algorithms._algorithm import Optimizers, descend, setting
-from manydg.algorithms._discriminator import domain_entropy
-from manydg.algorithms._parts import Perceptron
+from manydg.algorithms._parts import Perceptron, domain_entropy
 from manydg.algorithms.base import Base, BaseSettings
 from manydg.backbones import Backbone
 from manydg.data.dataset import Batch

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from manydg.algorithms._algorithm import setting
-from manydg.algorithms._environments import group_counts, group_risks, group_sums
+from manydg.algorithms._parts import group_counts, group_risks, group_sums
 from manydg.algorithms.base import Base, BaseSettings
 from manydg.backbones import Backbone
 from manydg.data.dataset import Batch, DomainDataset

@@ -9,10 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from manydg.backbones._backbone import Backbone, Inputs
-from manydg.backbones._codes import two_levels
-from manydg.backbones._fixed_layout import layout_of
-from manydg.backbones._layout import Layout
-from manydg.backbones._visits import VisitCodes
+from manydg.backbones._records import VisitCodes, two_levels
+from manydg.backbones._sequences import Layout, layout_of
 from manydg.data.columns import Ragged
 from manydg.data.dataset import DomainDataset
 from manydg.data.schema import InputSchema

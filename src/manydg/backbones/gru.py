@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from manydg.backbones._backbone import Backbone, Inputs
-from manydg.backbones._steps import PatientFeatures, step_encoder
+from manydg.backbones._records import PatientFeatures, step_encoder
 from manydg.data.dataset import DomainDataset
 from manydg.data.schema import InputSchema
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from manydg.backbones._backbone import Inputs
-from manydg.backbones._scaling import Standardize
-from manydg.backbones._tables import TableBackbone, join, pieces_of_rows
+from manydg.backbones._tables import Standardize, TableBackbone, join, pieces_of_rows
 from manydg.data.dataset import DomainDataset
 from manydg.data.schema import InputSchema
 from manydg.errors import DataError

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from manydg.backbones._backbone import Backbone, Inputs
-from manydg.backbones._layout import Layout
-from manydg.backbones._steps import PatientFeatures, step_encoder
+from manydg.backbones._records import PatientFeatures, step_encoder
+from manydg.backbones._sequences import Layout
 from manydg.data.columns import Ragged
 from manydg.data.dataset import DomainDataset
 from manydg.data.schema import InputSchema

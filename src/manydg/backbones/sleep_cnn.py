@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from manydg.backbones._spectrogram import LogSpectrogram
-from manydg.backbones._spectrogram_cnn import ResidualBlock, SpectrogramCNN, Stages
-from manydg.backbones._stem import Stem
+from manydg.backbones._spectrogram_cnn import ResidualBlock, SpectrogramCNN, Stages, Stem
 from manydg.data.schema import InputSchema
 
 

@@ -2,15 +2,107 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from manydg.backbones._backbone import Inputs
-from manydg.backbones._quantiles import PiecewiseLinear, rows_for_quantiles
 from manydg.backbones._tables import TableBackbone, blocks_of_features, join
 from manydg.data.dataset import DomainDataset
 from manydg.data.schema import InputSchema
-from manydg.errors import ConfigError
+from manydg.errors import ConfigError, ManyDGWarning
+
+# Piecewise-linear embeddings of numbers, with bins at the quantiles of training patients.
+
+
+_ROWS_FOR_QUANTILES = 200_000
+_STEEPEST = float(np.finfo(np.float32).max)
+"""An infinite slope would make the start of its bin NaN."""
+
+
+class PiecewiseLinear(nn.Module):
+    """How full each of a feature's bins is: 1 below the value's bin, the fraction reached within it, 0 above.
+
+    The encoding of Gorishniy, Rubachev and Babenko, "On Embeddings for Numerical Features in Tabular Deep Learning",
+    NeurIPS 2022, with bins of equal training mass. Values outside the range of the training patients count as its ends.
+    A missing value (NaN) has an encoding of zeros. A feature with few distinct values has one bin between each two, and
+    a constant one has none: its encoding is zero.
+
+    Parameters
+    ----------
+    features, bins : int
+    """
+
+    start: Tensor
+    slope: Tensor
+
+    def __init__(self, features: int, bins: int) -> None:
+        super().__init__()
+        self.features, self.bins = features, bins
+        # Before anything is learned each feature has its bins side by side from -2 to 2.
+        edges = torch.linspace(-2.0, 2.0, bins + 1).expand(features, -1)
+        self.register_buffer("start", edges[:, :-1].clone())
+        self.register_buffer("slope", (edges[:, 1:] - edges[:, :-1]).reciprocal())
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Encodings ``(batch, features, bins)`` of values ``(batch, features)`` without NaN."""
+        return ((values.unsqueeze(-1) - self.start) * self.slope).clamp(0.0, 1.0)
+
+    def fit(self, blocks: Iterable[Tensor]) -> None:
+        """Place the bins from values ``(rows, features)`` that come in blocks ``(rows, some features)``.
+
+        NaN is passed over; see :func:`rows_for_quantiles` for how many rows are enough.
+        """
+        start, slope = np.zeros((self.features, self.bins)), np.zeros((self.features, self.bins))
+        constant = []
+        values = (column for block in blocks for column in block.cpu().numpy().T)
+        for feature, column in enumerate(values):
+            edges = _edges(column, self.bins)
+            count = max(len(edges) - 1, 0)
+            if count == 0:
+                constant.append(feature)
+                continue
+            start[feature, :count] = edges[:-1]
+            slope[feature, :count] = np.minimum(1.0 / np.diff(edges), _STEEPEST)
+        if constant:
+            warnings.warn(
+                f"{len(constant)} input features are constant or missing in all training patients and only their "
+                f"missingness is used: positions {constant[:10]}",
+                ManyDGWarning,
+                stacklevel=2,
+            )
+        self.start.copy_(torch.from_numpy(start))
+        self.slope.copy_(torch.from_numpy(slope))
+
+
+def rows_for_quantiles(count: int) -> Tensor:
+    """Positions spread evenly over so many rows, at most 200,000."""
+    spread = torch.arange(min(count, _ROWS_FOR_QUANTILES))
+    return spread * count // max(len(spread), 1)
+
+
+def _edges(values: npt.NDArray[np.float32], bins: int) -> npt.NDArray[np.float64]:
+    """Rising bin edges of one feature: its distinct values if they are few, else quantiles.
+
+    A value so frequent that it would fill a bin alone (the zero of a change that seldom happens) is one edge, and the
+    quantiles are those of the other values: they would all fall on it otherwise, and leave the rest in one bin.
+    """
+    known = values[~np.isnan(values)].astype(np.float64)
+    distinct, counts = np.unique(known, return_counts=True)
+    if len(distinct) <= bins + 1:
+        return distinct
+    frequent = counts * bins >= len(known)
+    others = np.repeat(distinct[~frequent], counts[~frequent])
+    places = np.linspace(0.0, 1.0, bins + 1 - int(frequent.sum()))
+    edges = np.unique(np.concatenate([distinct[frequent], np.quantile(others, places)]))
+    # Bins so narrow that float32 cannot divide by them hold nothing a model could tell apart.
+    wide = np.diff(edges) > 1e-6 * max(np.abs(edges).max(), 1e-30)
+    kept: npt.NDArray[np.float64] = edges[np.concatenate([[True], wide])]
+    return kept
 
 
 class _ResidualLayer(nn.Module):

@@ -31,8 +31,8 @@ def runs_on(engine: str, address: str | None, cpus: float | None, gpus: float | 
 
     A cluster does as many as it has room for, unless ``--workers`` sets a limit above 1.
     """
-    from manydg._ray import UNLIMITED
-    from manydg.experiments.engines import engine_named, using
+    from manydg.jobs import UNLIMITED
+    from manydg.studies.engines import engine_named, using
 
     with using(engine_named(engine, address, cpus, gpus)):
         yield workers if engine == "local" or workers > 1 else UNLIMITED

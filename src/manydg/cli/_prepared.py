@@ -24,7 +24,7 @@ def preparing(out: Path, engine: str, address: str | None) -> Iterator[None]:
     address : str, optional
         Of a Ray cluster.
     """
-    from manydg.sources._spread import spreading
+    from manydg.sources._preparing import spreading
 
     with spreading(engine, address):
         yield

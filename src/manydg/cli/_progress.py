@@ -12,7 +12,7 @@ from rich.console import Console
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from manydg.experiments.study import Board, PlannedRun, Study
+    from manydg.studies.study import Board, PlannedRun, Study
 
 # Without markup and wrapping, so that brackets in a path or a message stay as they are and each message is one line.
 console = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
@@ -94,7 +94,7 @@ class LiveBoard(RunLines):
         from rich.table import Table
         from rich.text import Text
 
-        from manydg.experiments.status import read_status
+        from manydg.studies.study import read_status
 
         table = Table("experiment", "run", "epoch", "loss", "validation", box=None, pad_edge=False)
         for run, file in list(self.under_way.values()):
@@ -109,7 +109,7 @@ class LiveBoard(RunLines):
 
 def show_plan(study: Study, workers: int) -> None:
     """List a study's runs, what is done of them, and how long the rest will take."""
-    from manydg.experiments.estimate import estimate
+    from manydg.studies.estimate import estimate
 
     plan = estimate(study)
     for run, done in zip(plan.runs, plan.done, strict=True):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from manydg.cli._options import parse_settings
 
 if TYPE_CHECKING:
-    from manydg.experiments.options import Options
+    from manydg.studies.settings import Options
 
 NONE = "none"
 
@@ -33,7 +33,7 @@ class Typed:
         """The options of runs on a dataset; where one algorithm runs alone, its settings may be named without it."""
         from manydg.cli._progress import console
         from manydg.data.storage import read_description
-        from manydg.experiments.settings_file import changed
+        from manydg.studies.settings import changed
 
         described = read_description(dataset)
         base = _base(self.config, described["info"].get("provenance") or {})
@@ -50,8 +50,7 @@ class Typed:
 
 
 def _base(config: str | None, provenance: Mapping[str, Any]) -> Options:
-    from manydg.experiments.options import Options
-    from manydg.experiments.settings_file import preset_names, read_preset, read_settings
+    from manydg.studies.settings import Options, preset_names, read_preset, read_settings
 
     if config == NONE:
         return Options()

@@ -60,9 +60,9 @@ def compare(
     """
     from manydg.cli._progress import show_plan, study_board
     from manydg.cli._settings import Typed
-    from manydg.experiments.compare import compare as compare_runs
-    from manydg.experiments.compare import plan_comparison
-    from manydg.experiments.study import Study
+    from manydg.studies.conduct import compare as compare_runs
+    from manydg.studies.conduct import plan_comparison
+    from manydg.studies.study import Study
 
     typed = Typed(config, epochs, batch_size, lr, weight_decay, backbone, backbone_option, set_, context)
     options, names = typed.options(dataset), names_in(algorithms)
@@ -95,7 +95,7 @@ def show_summary(out: Path) -> None:
     from rich.console import Console
 
     from manydg.cli._progress import console
-    from manydg.experiments.summary import summarize_folder, write_summary
+    from manydg.studies.summary import summarize_folder, write_summary
 
     screen = Console()
     # A file or a pipe has no width of its own, and nothing is gained by squeezing the table into 80 characters.

@@ -27,9 +27,9 @@ def demo(
     """
     from manydg.cli._progress import console, study_board
     from manydg.cli.compare import command_line, show_summary
-    from manydg.experiments.compare import compare
-    from manydg.experiments.demo import make_demo_dataset
-    from manydg.training.config import TrainingConfig
+    from manydg.config import TrainingConfig
+    from manydg.studies.conduct import compare
+    from manydg.studies.demo import make_demo_dataset
 
     dataset = make_demo_dataset(patients)
     place = out / "dataset"

@@ -62,8 +62,8 @@ def experiment(
     """
     from manydg.cli._progress import console, show_plan, study_board
     from manydg.cli._settings import Typed
-    from manydg.experiments.conduct import conduct, fitting, make_request, plan_experiment, scaled_down
-    from manydg.experiments.study import Study
+    from manydg.studies.conduct import conduct, fitting, make_request, plan_experiment, scaled_down
+    from manydg.studies.study import Study
 
     typed = Typed(config, epochs, batch_size, lr, weight_decay, backbone, backbone_option, set_, context)
     options = typed.options(dataset)

@@ -35,8 +35,8 @@ def paper(
     from manydg.cli._progress import console, show_plan, study_board
     from manydg.cli.compare import command_line
     from manydg.errors import ConfigError
-    from manydg.experiments.paper import gather, ready, run_paper, scale_named, unprepared
     from manydg.report import write_report
+    from manydg.studies.paper import gather, ready, run_paper, scale_named, unprepared
 
     if (raw is None) == (not synthetic):
         raise ConfigError("say where the data are with --raw DIR, or --synthetic to make them up: one of the two")

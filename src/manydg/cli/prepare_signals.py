@@ -90,7 +90,7 @@ def prepare_iiic(
 ) -> None:
     """IIIC: ten seconds of EEG with expert votes."""
     from manydg.sources import iiic
-    from manydg.sources._iiic_rules import CLASSES
+    from manydg.sources.iiic import CLASSES
 
     order = CLASSES if vote_order is None else tuple(name.strip().upper() for name in vote_order.split(","))
     with preparing(out, engine, address):

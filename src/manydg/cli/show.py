@@ -16,7 +16,7 @@ def show(
 
     What is printed is a TOML file: save it, change it, and give it to train, compare or experiment with --config.
     """
-    from manydg.experiments.show import shown
+    from manydg.studies.settings import shown
 
     print(shown(name), end="")
 

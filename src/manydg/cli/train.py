@@ -51,8 +51,8 @@ def train(
     from manydg.cli._progress import EpochLines, console
     from manydg.cli._settings import Typed
     from manydg.data.storage import open_dataset
-    from manydg.training.distributed import joined
-    from manydg.training.reporting import Silent
+    from manydg.training.execution.distributed import joined
+    from manydg.training.fit import Silent
     from manydg.training.run import train as train_run
 
     typed = Typed(config, epochs, batch_size, lr, weight_decay, backbone, backbone_option, set_, context)

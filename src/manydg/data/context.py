@@ -7,7 +7,7 @@ reads a sample that is later, or of the same time. The columns are ordinary inpu
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +15,221 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from manydg.data._context_spectra import Spectrum, spectral_context, usual_level
-from manydg.data._context_table import table_context
-from manydg.data._timeline import Timeline
 from manydg.data.columns import Ragged
-from manydg.data.context_strength import known_rows, samples_until_known
 from manydg.data.dataset import DomainDataset
 from manydg.data.schema import TRUST
+from manydg.data.timeline import Timeline, known_rows, running, samples_until_known, windows
 from manydg.errors import ConfigError, DataError, unknown_name
+
+# Context of tables of measurements: each value beside what is usual for the patient and what came before and after.
+
+
+_AT_ONCE = 16
+_LARGEST = 10.0
+_SAME = 1e-10
+
+
+@dataclass(frozen=True, eq=False)
+class Usual:
+    """What is usual for a patient, seen from each row.
+
+    Attributes
+    ----------
+    mean, scale : Tensor ``(rows, n)``
+        ``scale`` is one over the standard deviation; 0 where the patient's values do not vary.
+    weight : Tensor ``(rows, n)``
+        ``m / (m + strength)`` for ``m`` other known values: how far to trust it.
+    """
+
+    mean: Tensor
+    scale: Tensor
+    weight: Tensor
+
+
+def table_context(
+    values: Tensor, timeline: Timeline, mode: str, parts: tuple[str, ...], scales: tuple[int, ...], strength: float
+) -> Iterator[Tensor]:
+    """Blocks of context columns, float32 ``(rows, ...)`` in sorted order, sixteen values at a time.
+
+    Parameters
+    ----------
+    values : Tensor ``(rows, n)``
+        In the order of the dataset; NaN is a value that is missing. Wherever nothing is known the context is 0.
+    """
+    for start in range(0, values.shape[1], _AT_ONCE):
+        piece = values[:, start : start + _AT_ONCE][timeline.order].to(torch.float64)
+        blocks = _Piece(piece, timeline, mode, strength).blocks(parts, scales)
+        yield torch.cat([block.to(torch.float32) for block in blocks], dim=1)
+
+
+class _Piece:
+    """Context of a few columns, made part by part."""
+
+    def __init__(self, values: Tensor, timeline: Timeline, mode: str, strength: float) -> None:
+        self.timeline, self.mode, self.strength = timeline, mode, strength
+        self.known = ~torch.isnan(values)
+        # One column says it for all where nothing is missing.
+        self.seen = (self.known[:, :1] if bool(self.known.all()) else self.known).to(torch.float64)
+        # Counted from the patient's first known value, which is never later than any row that uses it.
+        self.values = torch.where(self.known, values - _first_known(values, self.known, timeline), 0.0)
+        self.usual = self._usual()
+
+    def blocks(self, parts: tuple[str, ...], scales: tuple[int, ...]) -> Iterator[Tensor]:
+        usual = self.usual
+        apart = torch.where(self.known, usual.weight * (self.values - usual.mean), 0.0)
+        if "relative" in parts:
+            yield (apart * usual.scale).clamp(-_LARGEST, _LARGEST)
+        if "difference" in parts:
+            yield apart
+        if "extremes" in parts:
+            yield from self._extremes()
+        if "age" in parts:
+            yield self._age()
+        for side, timeline in (("before", self.timeline), ("after", self.timeline.reversed())):
+            if side in parts or f"{side}-level" in parts:
+                yield from self._neighbours(timeline, side, parts, scales)
+
+    def _usual(self) -> Usual:
+        line, sums = self.timeline, [self.seen, self.values, self.values.square()]
+        totals = [running(one, line.patient) for one in sums]
+        if self.mode == "offline":
+            count, total, squares = (one[line.last] for one in totals)
+        else:
+            earlier = [line.earlier(one, line.patient) for one in totals]
+            count, total, squares = (past + own for past, own in zip(earlier, sums, strict=True))
+        number = count.clamp_min(1.0)
+        mean = total / number
+        variance = squares / number - mean.square()
+        varies = variance > _SAME * squares / number
+        scale = torch.where(varies, variance.clamp_min(1e-300).rsqrt(), 0.0)
+        others = (count - self.seen).clamp_min(0.0)
+        return Usual(mean, scale, others / (others + self.strength))
+
+    def _extremes(self) -> Iterator[Tensor]:
+        """Distance from the patient's lowest and highest value so far."""
+        for combine, nothing in ((torch.minimum, torch.inf), (torch.maximum, -torch.inf)):
+            candidates = torch.where(self.known, self.values, nothing)
+            past = self.timeline.earlier(
+                running(candidates, self.timeline.patient, combine), self.timeline.patient, nothing
+            )
+            yield torch.where(self.known, self.values - combine(past, candidates), 0.0)
+
+    def _age(self) -> Tensor:
+        """Logarithm of the time since the value last changed, or since the session began."""
+        line = self.timeline
+        previous = line.earlier(self.values, line.session)
+        was_known = line.earlier(self.seen, line.session) > 0
+        changed = (self.known != was_known) | (self.values != previous)
+        now = line.times.unsqueeze(-1)
+        when = torch.where(changed, now, -torch.inf)
+        past = line.earlier(running(when, line.session, torch.maximum), line.session, -torch.inf)
+        since = now - torch.maximum(past, when)
+        return torch.where(torch.isfinite(since), since, 0.0).log1p()
+
+    def _neighbours(
+        self, timeline: Timeline, side: str, parts: tuple[str, ...], scales: tuple[int, ...]
+    ) -> Iterator[Tensor]:
+        """Means of the last few rows strictly before (after): their distance from here, or from what is usual."""
+        backwards = side == "after"
+        seen, values = self.seen, self.values
+        if backwards:
+            seen, values = seen.flip(0), values.flip(0)
+        counts = windows(seen, timeline.session, scales)
+        sums = windows(values, timeline.session, scales)
+        for scale in scales:
+            count = timeline.earlier(counts[scale], timeline.session)
+            mean = timeline.earlier(sums[scale], timeline.session) / count.clamp_min(1.0)
+            if backwards:
+                count, mean = count.flip(0), mean.flip(0)
+            if side in parts:
+                yield torch.where(self.known & (count > 0), mean - self.values, 0.0)
+            if f"{side}-level" in parts:
+                level = self.usual.weight * (mean - self.usual.mean) * self.usual.scale
+                yield torch.where(count > 0, level, 0.0).clamp(-_LARGEST, _LARGEST)
+
+
+def _first_known(values: Tensor, known: Tensor, timeline: Timeline) -> Tensor:
+    """Each patient's first known value of each column, at all rows of the patient; 0 where none is known."""
+    position = torch.arange(len(values), device=values.device).unsqueeze(-1).expand_as(values)
+    absent = len(values)
+    # Running from the patient's start: a row before the first known value has no use for it.
+    first = running(torch.where(known, position, absent), timeline.patient, torch.minimum)
+    found = torch.gather(values, 0, first.clamp_max(absent - 1))
+    return torch.where(first < absent, found, 0.0)
+
+
+# Context of signals: what is usual for the patient at each channel and frequency.
+
+
+Spectrum = Callable[[Tensor], Tensor]
+_ROWS_AT_ONCE = 256
+_COLUMNS_AT_ONCE = 64
+
+
+def spectral_context(
+    signal: Tensor, timeline: Timeline, mode: str, strength: float, spectrum: Spectrum
+) -> dict[str, Tensor]:
+    """Mean and scale of the patient's log spectrogram per channel and frequency, and how far to trust them.
+
+    Parameters
+    ----------
+    signal : Tensor ``(rows, channels, samples)``, or spectrograms ``(rows, channels, frequencies, frames)``
+    spectrum : callable
+        From signals to log spectrograms.
+
+    Returns
+    -------
+    dict of str to Tensor
+        ``context_mean`` and ``context_scale`` ``(rows, channels, frequencies)``, the latter one over the standard
+        deviation, and ``context_weight`` ``(rows, 1)``; all are 0 where nothing is known.
+    """
+    firsts, seconds, shape = _moments(signal, spectrum)
+    mean, square = (_usual(moment, timeline, mode) for moment in (firsts, seconds))
+    variance = square - mean.square()
+    varies = variance > 1e-9 * square.clamp_min(1.0)
+    weight = timeline.trust(mode, strength)
+    scale = torch.where(varies, variance.clamp_min(1e-12).rsqrt(), 0.0)
+    known = weight > 0
+    return {
+        "context_mean": torch.where(known, mean, 0.0).to(torch.float32).reshape(shape),
+        "context_scale": torch.where(known, scale, 0.0).to(torch.float32).reshape(shape),
+        TRUST: weight,
+    }
+
+
+def usual_level(signal: Tensor, spectrum: Spectrum) -> Tensor:
+    """Mean over time of each sample's log spectrogram, ``(rows, channels * frequencies)``."""
+    return _moments(signal, spectrum)[0]
+
+
+def _moments(signal: Tensor, spectrum: Spectrum) -> tuple[Tensor, Tensor, tuple[int, ...]]:
+    """Mean and mean square over the frames of each sample's spectrogram, ``(rows, channels * frequencies)`` each."""
+    firsts, seconds, shape = [], [], signal.shape[1:3]
+    with torch.no_grad():
+        for piece in torch.split(signal, _ROWS_AT_ONCE):
+            found = spectrum(piece) if piece.ndim == 3 else piece
+            shape = found.shape[1:3]
+            exact = found.to(torch.float64)
+            firsts.append(exact.mean(dim=-1).flatten(1))
+            seconds.append(exact.square().mean(dim=-1).flatten(1))
+    return torch.cat(firsts), torch.cat(seconds), (len(signal), *shape)
+
+
+def _usual(moments: Tensor, timeline: Timeline, mode: str) -> Tensor:
+    """Mean of a moment over the samples in each row's context, itself included, in the order of the dataset."""
+    found = torch.empty_like(moments)
+    for start in range(0, moments.shape[1], _COLUMNS_AT_ONCE):
+        own = moments[:, start : start + _COLUMNS_AT_ONCE][timeline.order]
+        total = running(own, timeline.patient)
+        if mode == "offline":
+            total, count = total[timeline.last], timeline.last - timeline.patient + 1
+        else:
+            total, count = timeline.earlier(total, timeline.patient) + own, timeline.before - timeline.patient + 2
+        piece = torch.empty_like(own)
+        piece[timeline.order] = total / count.unsqueeze(-1)
+        found[:, start : start + _COLUMNS_AT_ONCE] = piece
+    return found
+
 
 COLUMN = "context"
 _STRENGTH = 5.0
@@ -55,7 +262,7 @@ class ContextOptions:
     strength : float, optional
         With ``m`` other samples, what is usual for the patient has the weight ``m / (m + strength)``. Left open it is
         5; a training run that leaves it open reads it off its training patients instead
-        (:func:`manydg.data.context_strength.samples_until_known`), and its model keeps that number.
+        (:func:`manydg.data.timeline.samples_until_known`), and its model keeps that number.
     gap : float, optional
         A pause longer than this begins a new session, over whose border no neighbours are taken. By default the
         dataset's ``info["settings"]["session_gap"]``, if it has one.
@@ -173,7 +380,7 @@ def limit_context(dataset: DomainDataset, others: int) -> DomainDataset:
 
 
 def known_after(dataset: DomainDataset, spectrum: Spectrum | None = None) -> float | None:
-    """The strength of context that suits a dataset: see :func:`manydg.data.context_strength.samples_until_known`.
+    """The strength of context that suits a dataset: see :func:`manydg.data.timeline.samples_until_known`.
 
     Only inputs and times are read. Give training patients.
     """

@@ -4,6 +4,6 @@
 >>> write_report("RESULTS", "report.html")  # doctest: +SKIP
 """
 
-from manydg.report._page import write_report
+from manydg.report.page import write_report
 
 __all__ = ["write_report"]

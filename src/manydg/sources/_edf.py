@@ -6,11 +6,14 @@ what is wrong with it, never in a wrong array.
 
 from __future__ import annotations
 
+import csv
+import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -266,3 +269,132 @@ def _calibration(header: EdfHeader, channel: EdfChannel) -> tuple[float, float]:
     if not math.isfinite(gain * factor) or abs(gain * factor) * 32768 > 1e30:
         raise DataError(f"{header.path}: channel '{channel.label}' has the impossible range {low:g} to {high:g}")
     return gain * factor, (low - gain * bottom) * factor
+
+
+# Annotations of EDF+ files: a hypnogram's stages, say.
+
+
+@dataclass(frozen=True)
+class Annotation:
+    """A remark in an EDF+ file: when, for how long (0 for a point in time), and its text."""
+
+    onset: float
+    duration: float
+    text: str
+
+
+def read_annotations(path: str | Path) -> list[Annotation]:
+    """Every annotation of an EDF+ file, in file order; the marks that only keep time are left out."""
+    header = read_header(path)
+    channels = [channel for channel in header.channels if channel.holds_annotations]
+    if not channels:
+        raise DataError(f"{header.path} holds no annotations: it is not an EDF+ annotation file")
+    records = memory_map(header)
+    found: list[Annotation] = []
+    for record in range(header.records):
+        for channel in channels:
+            stored = records[record, channel.offset : channel.offset + channel.samples_per_record]
+            found.extend(_annotations_in(stored.tobytes(), header.path))
+    return found
+
+
+def _annotations_in(block: bytes, path: Path) -> list[Annotation]:
+    found: list[Annotation] = []
+    for entry in block.split(b"\0"):
+        if not entry:
+            continue
+        timing, *texts = entry.split(b"\x14")
+        onset, _, duration = timing.partition(b"\x15")
+        if not texts or texts[-1] or onset[:1] not in (b"+", b"-"):
+            raise DataError(f"{path} is damaged: an annotation is cut off or garbled. Download it again")
+        seconds = read_number(onset, path, "annotation onset")
+        length = read_number(duration, path, "annotation duration") if duration else 0.0
+        found.extend(
+            Annotation(seconds, length, text.decode("utf-8", "replace").strip()) for text in texts[:-1] if text
+        )
+    return found
+
+
+# Stages of a night as other programs want them: EDF+ annotations, a table, and a picture.
+
+
+EPOCH_SECONDS = 30
+_WORDS = {name: f"Sleep stage {name}" for name in ("W", "N1", "N2", "N3")} | {"REM": "Sleep stage R"}
+_HEIGHT = {"W": 4, "REM": 3, "N1": 2, "N2": 1, "N3": 0}
+
+
+def write_annotations(path: Path, words: Sequence[str], start: datetime | None, seconds: float = EPOCH_SECONDS) -> None:
+    """An EDF+ file of annotations only: one for each run of epochs that have the same words.
+
+    Parameters
+    ----------
+    path : path
+    words : sequence of str
+        The text of each epoch.
+    start : datetime, optional
+        When the recording began; EDF's first day where that is not known.
+    seconds : float
+        Length of an epoch.
+    """
+    from edfio import Edf, EdfAnnotation, Patient, Recording
+
+    changes = [k for k in range(len(words)) if k == 0 or words[k] != words[k - 1]]
+    notes = [
+        EdfAnnotation(first * seconds, (last - first) * seconds, words[first])
+        for first, last in zip(changes, [*changes[1:], len(words)], strict=True)
+    ]
+    moment = start or datetime.combine(date(1985, 1, 1), datetime.min.time())
+    recording = Recording(startdate=moment.date())
+    Edf([], patient=Patient(), recording=recording, starttime=moment.time(), annotations=notes).write(path)
+
+
+def stage_words(names: Sequence[str]) -> list[str]:
+    """The standard EDF+ text of each stage; a class that is no stage keeps its name."""
+    return [_WORDS.get(name, name) for name in names]
+
+
+def epoch_table(
+    names: Sequence[str],
+    probabilities: npt.NDArray[np.floating],
+    seconds: float = EPOCH_SECONDS,
+    more: Mapping[str, Sequence[Any]] | None = None,
+) -> str:
+    """CSV text: epoch, its start in seconds, the most probable stage, each stage's probability, and further columns."""
+    further = more or {}
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["epoch", "seconds", "stage", *(f"p_{name}" for name in names), *further])
+    for epoch, (row, best) in enumerate(zip(probabilities, probabilities.argmax(axis=1), strict=True)):
+        told = [column[epoch] for column in further.values()]
+        writer.writerow([epoch, f"{epoch * seconds:g}", names[best], *(f"{value:.6f}" for value in row), *told])
+    return text.getvalue()
+
+
+def draw_hypnogram(
+    path: Path,
+    names: Sequence[str],
+    probabilities: npt.NDArray[np.floating],
+    title: str,
+    seconds: float = EPOCH_SECONDS,
+) -> None:
+    """A picture: stages over the hours of the night, and below it how sure the model is."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    order = sorted(range(len(names)), key=lambda k: _HEIGHT.get(names[k], -k))
+    level = np.empty(len(names))
+    level[order] = np.arange(len(names))
+    hours = np.arange(len(probabilities) + 1) * seconds / 3600
+    best = level[probabilities.argmax(axis=1)]
+    figure = Figure(figsize=(12, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
+    upper.stairs(best, hours, baseline=None, color="#1f4e79", linewidth=1)
+    upper.set_yticks(range(len(names)), [names[k] for k in order])
+    upper.set_ylim(-0.5, len(names) - 0.5)
+    upper.set_title(title, loc="left")
+    edges = np.repeat(hours, 2)[1:-1]
+    lower.stackplot(edges, np.repeat(probabilities[:, order].T, 2, axis=1), labels=[names[k] for k in order])
+    lower.set(xlabel="hours since the recording began", ylabel="probability", ylim=(0, 1), xlim=(0, float(hours[-1])))
+    lower.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), reverse=True, frameon=False)
+    figure.savefig(path, dpi=120)

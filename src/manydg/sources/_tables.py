@@ -6,12 +6,14 @@ import csv
 import gzip
 import io
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from manydg.errors import DataError, StorageError
@@ -214,3 +216,129 @@ def _broken_file(path: Path, error: BaseException) -> DataError | StorageError:
     if path.suffix.lower() == ".gz" and not isinstance(error, FileNotFoundError | PermissionError):
         return DataError(f"{path} is cut short or is not a whole gzip file: download it again")
     return StorageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}")
+
+
+# Fast look-ups from the texts and ids of raw tables to numbers.
+
+
+Array = npt.NDArray[Any]
+_TABLE_LIMIT = 1 << 27
+
+
+class CategoryMap:
+    """Looks up what each category of a column is converted to, converting every category once.
+
+    Parameters
+    ----------
+    convert : callable
+        From a Series of different texts to an array of the same length.
+    dtype : numpy type
+        Of the result.
+    """
+
+    def __init__(self, convert: Callable[[pl.Series], Array], dtype: npt.DTypeLike) -> None:
+        self._convert = convert
+        self._known = np.zeros(0, bool)
+        self._values = np.zeros(0, dtype)
+        self._anchor: pl.Series | None = None
+
+    def __call__(self, column: pl.Series) -> Array:
+        """Convert a categorical column without nulls, ``(rows,)``; every column must have the same categories."""
+        if self._anchor is None:
+            # polars forgets a numbering, and begins another, once no column with it is alive.
+            self._anchor = column.clear()
+        codes = column.to_physical().to_numpy()
+        if not len(codes):
+            return self._values[:0]
+        top = int(codes.max()) + 1
+        if top > len(self._known):
+            size = max(top, 2 * len(self._known))
+            self._known = np.append(self._known, np.zeros(size - len(self._known), bool))
+            self._values = np.append(self._values, np.zeros(size - len(self._values), self._values.dtype))
+        new = ~self._known[codes]
+        if new.any():
+            words = column.filter(pl.Series(new)).unique()
+            at = words.to_physical().to_numpy()
+            self._values[at] = self._convert(words.cast(pl.String))
+            self._known[at] = True
+        values: Array = self._values[codes]
+        return values
+
+
+class SampleIndex:
+    """Finds the sample of an id: by a table where ids are small numbers, else by bisection."""
+
+    def __init__(self, ids: npt.NDArray[np.int64]) -> None:
+        self._order = np.argsort(ids, kind="stable")
+        self._sorted = ids[self._order]
+        self._table: npt.NDArray[np.int32] | None = None
+        if len(ids) and self._sorted[0] >= 0 and self._sorted[-1] < _TABLE_LIMIT:
+            self._table = np.full(int(self._sorted[-1]) + 2, -1, np.int32)
+            self._table[ids] = np.arange(len(ids), dtype=np.int32)
+
+    def __call__(self, ids: npt.NDArray[np.int64]) -> Array:
+        """The number of each id's sample, -1 for an id that is not known."""
+        if self._table is not None:
+            last = len(self._table) - 1
+            entry: Array = self._table[np.where((ids >= 0) & (ids < last), ids, last)]
+            return entry
+        at = np.minimum(np.searchsorted(self._sorted, ids), len(self._sorted) - 1)
+        position: Array = np.where(self._sorted[at] == ids, self._order[at], -1)
+        return position
+
+
+# Numbers out of the text that laboratories and pharmacies write: parsed, or missing; never zero by default.
+
+
+_NUMBER = r"[+-]?(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
+_UNIT = r"(?:\s*/?[%A-Za-z°µμ*^(].*)?"
+
+
+def parse_numbers(texts: pl.Series) -> pl.Series:
+    """Read each text as a number.
+
+    A limit counts as the limit itself (``<0.02`` is 0.02, ``> 90 %`` is 90), a range as its middle (``0-2`` is 1), and
+    a comma between groups of three digits is dropped (``1,000`` is 1000). A unit may follow (``40 mg``). What is not
+    a number (``neg``, ``PYXIS``, an empty text) is missing, null.
+
+    Parameters
+    ----------
+    texts : Series of str
+
+    Returns
+    -------
+    Series of float64
+
+    Examples
+    --------
+    >>> parse_numbers(pl.Series(["<0.02", "> 90 %", "neg", "1,000", "0-2", "2.0  ", "40 mg", "-3"])).to_list()
+    [0.02, 90.0, None, 1000.0, 1.0, 2.0, 40.0, -3.0]
+    """
+    clean = texts.cast(pl.String).str.strip_chars()
+    frame = pl.DataFrame({"text": clean}).select(
+        single=_as_float(pl.col("text").str.extract(rf"^(?:[<>]=?|[≤≥~])?\s*({_NUMBER}){_UNIT}$")),
+        low=_as_float(pl.col("text").str.extract(rf"^({_NUMBER})\s*(?:-|–|to)\s*{_NUMBER}{_UNIT}$")),
+        high=_as_float(pl.col("text").str.extract(rf"^{_NUMBER}\s*(?:-|–|to)\s*({_NUMBER}){_UNIT}$")),
+    )
+    low, high = pl.col("low"), pl.col("high")
+    # A "range" that falls is a date, a ratio or a slip of the pen; its middle would mean nothing.
+    middle = pl.when(low <= high).then((low + high) / 2)
+    ranged = low.is_not_null() & high.is_not_null()
+    return frame.select(pl.when(ranged).then(middle).otherwise(pl.col("single")).alias(texts.name)).to_series()
+
+
+def parse_doses(texts: pl.Series) -> pl.Series:
+    """Read each dosage as a number; some hospitals write a unit's code number after the dose (``5 3`` is 5).
+
+    Examples
+    --------
+    >>> parse_doses(pl.Series(["5 3", "40 mg", "1,000 mL", "PYXIS"])).to_list()
+    [5.0, 40.0, 1000.0, None]
+    """
+    return parse_numbers(texts.cast(pl.String).str.replace(r"^(\s*\S+)\s+\d+\s*$", "$1"))
+
+
+def _as_float(expression: pl.Expr) -> pl.Expr:
+    value = expression.str.replace_all(",", "", literal=True).cast(pl.Float64, strict=False)
+    # Float32 is what the dataset stores: a number beyond its range is no measurement.
+    return pl.when(value.abs() < 3e38).then(value)

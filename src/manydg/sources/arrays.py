@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from manydg.errors import DataError, StorageError
 from manydg.sources._dense import write_dense
-from manydg.sources._provenance import CohortFlow, provenance
+from manydg.sources._preparing import CohortFlow, provenance
 
 
 def prepare(

@@ -4,34 +4,516 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
+import torch
 
 from manydg.data.columns import Column, Ragged
 from manydg.data.dataset import TargetSpec
 from manydg.data.storage import DatasetWriter
 from manydg.errors import ConfigError, DataError
-from manydg.sources._mimic_tables import (
-    TABLES,
-    Records,
-    TableTask,
-    keep_listed_drugs,
-    keep_table,
-    kept_table,
-    read_admissions,
-    read_table,
+from manydg.files import disk_errors
+from manydg.sources._events import offsets_of, ranges
+from manydg.sources._preparing import (
+    CohortFlow,
+    Job,
+    WorkFolder,
+    describe_files,
+    make_ready,
+    provenance,
+    run_jobs,
+    work_folder,
 )
-from manydg.sources._ndc import read_interactions, read_ndc_map
-from manydg.sources._provenance import CohortFlow, describe_files, provenance
-from manydg.sources._resume import WorkFolder, make_ready, run_jobs, work_folder
-from manydg.sources._spread import Job
-from manydg.sources._tables import Table, find_tables
-from manydg.sources._twin_mimic3 import synthesize
-from manydg.sources._visits import codes_by_visit, multi_hot, visit_columns
+from manydg.sources._tables import Array, CategoryMap, SampleIndex, Table, find_tables, open_table
+from manydg.synthetic.mimic3 import synthesize
+
+# Drug codes: NDC to ATC by a table the user names, and pairs of drugs that interact.
+
+
+ATC_CHARACTERS = 4
+_ATC_COLUMNS = ("atc", "atc4", "atc_code", "atc_4", "atc3", "atc5")
+_NDC_COLUMNS = ("ndc", "ndc11", "ndc_code")
+
+
+def normalise_ndc(column: pl.Expr) -> pl.Expr:
+    """Eleven digits: hyphened parts are padded to 5-4-2, and leading zeros that a spreadsheet ate come back.
+
+    Zero, which MIMIC-III writes for an unknown product, and anything that is not a code become null.
+
+    Examples
+    --------
+    >>> codes = pl.DataFrame({"ndc": ["0002-3235-60", "2323560", "0", "n/a"]})
+    >>> codes.select(normalise_ndc(pl.col("ndc")))["ndc"].to_list()
+    ['00002323560', '00002323560', None, None]
+    """
+    text = column.str.strip_chars().str.strip_suffix(".0")
+    parts = [text.str.extract(r"^(\d{1,5})-(\d{1,4})-(\d{1,2})$", group) for group in (1, 2, 3)]
+    joined = pl.concat_str(part.str.zfill(width) for part, width in zip(parts, (5, 4, 2), strict=True))
+    digits = pl.coalesce(joined, text)
+    valid = digits.str.contains(r"^\d{1,11}$") & ~digits.str.contains(r"^0+$")
+    return pl.when(valid).then(digits.str.zfill(11)).alias("ndc")
+
+
+def cut_atc(column: pl.Expr) -> pl.Expr:
+    """The first four characters of an ATC code in upper case (``A12CA01`` is ``A12C``); null for what is none."""
+    return column.str.strip_chars().str.to_uppercase().str.extract(r"^([A-Z]\d{2}[A-Z])(?:[A-Z](?:\d{2})?)?$")
+
+
+def read_ndc_map(path: str | Path) -> pl.DataFrame:
+    """Read a mapping from product codes to drug classes.
+
+    Parameters
+    ----------
+    path : path
+        A CSV file (plain or gzipped) with a column ``ndc`` and a column ``atc`` (or ``atc4``, ``atc_code``), in any
+        case; other columns are ignored. The first row with a valid class counts where a code stands in several.
+
+    Returns
+    -------
+    DataFrame
+        Columns ``ndc`` (eleven digits) and ``atc`` (four characters), one row a code.
+    """
+    table = _open_map(path, "NDC to ATC mapping")
+    ndc, atc = _column(table, _NDC_COLUMNS), _column(table, _ATC_COLUMNS)
+    with table.reading():
+        rows = table.scan(texts=[ndc, atc]).collect(engine="streaming")
+    frame = rows.select(normalise_ndc(pl.col(ndc)), cut_atc(pl.col(atc)).alias("atc"))
+    frame = frame.drop_nulls().unique("ndc", keep="first", maintain_order=True)
+    if frame.is_empty():
+        raise DataError(f"{path} maps no NDC to an ATC code: it needs rows such as 00002323560,N06AX")
+    return frame
+
+
+def read_interactions(
+    path: str | Path, drugs: list[str], *, compounds: str | Path | None = None, side_effects: int = 40
+) -> list[list[int]]:
+    """Read which pairs of drugs interact.
+
+    Parameters
+    ----------
+    path : path
+        Either a CSV file with the columns ``atc_1`` and ``atc_2``, or a table of STITCH compound pairs with the columns
+        ``stitch 1`` and ``stitch 2`` (as TWOSIDES is distributed), which needs ``compounds``.
+    drugs : list of str
+        The dataset's drugs, four characters each, in label order.
+    compounds : path, optional
+        A CSV file without header: a STITCH compound, then its ATC codes.
+    side_effects : int
+        Where the table names side effects, only pairs with one of this many rarest of them count: nearly any two drugs
+        share a common one.
+
+    Returns
+    -------
+    list of [int, int]
+        Pairs of label indices, the smaller first, sorted.
+    """
+    table = _open_map(path, "drug-interaction table")
+    if "atc_1" in table.columns:
+        pairs = _atc_pairs(table)
+    elif "stitch 1" in table.columns:
+        if compounds is None:
+            raise DataError(f"{path} names STITCH compounds: name the table that gives their ATC codes too (--ddi-atc)")
+        pairs = _compound_pairs(table, Path(compounds), side_effects)
+    else:
+        raise DataError(f"{path} has neither the columns atc_1, atc_2 nor STITCH 1, STITCH 2: see the docs on --ddi")
+    index = pl.DataFrame({"atc": drugs, "label": range(len(drugs))}, schema={"atc": pl.String, "label": pl.Int64})
+    found = pairs.join(index.rename({"atc": "first", "label": "i"}), on="first").join(
+        index.rename({"atc": "second", "label": "j"}), on="second"
+    )
+    low, high = pl.min_horizontal("i", "j"), pl.max_horizontal("i", "j")
+    unique = found.filter(pl.col("i") != pl.col("j")).select(i=low, j=high).unique().sort("i", "j")
+    return [[int(i), int(j)] for i, j in unique.iter_rows()]
+
+
+def _open_map(path: str | Path, what: str) -> Table:
+    file = Path(path)
+    if not file.is_file():
+        raise DataError(f"there is no {what} at {file}")
+    return open_table(file, file.name)
+
+
+def _column(table: Table, names: tuple[str, ...]) -> str:
+    for name in names:
+        if name in table.columns:
+            return name
+    raise DataError(f"{table.path} has no column '{names[0]}'; its columns are {', '.join(table.columns)}")
+
+
+def _atc_pairs(table: Table) -> pl.DataFrame:
+    with table.reading():
+        rows = table.scan(texts=["atc_1", "atc_2"]).collect(engine="streaming")
+    return rows.select(first=cut_atc(pl.col("atc_1")), second=cut_atc(pl.col("atc_2"))).drop_nulls().unique()
+
+
+def _compound_pairs(table: Table, compounds: Path, side_effects: int) -> pl.DataFrame:
+    atc = _read_compounds(compounds)
+    texts = ["stitch 1", "stitch 2"]
+    with table.reading():
+        if "side effect name" in table.columns:
+            rows = table.scan(texts=[*texts, "side effect name"]).collect(engine="streaming")
+            effect = pl.col("side effect name")
+            rarest = rows.group_by(effect).len().sort("len", "side effect name").head(side_effects)
+            rows = rows.join(rarest.select(effect), on="side effect name", how="semi")
+        else:
+            rows = table.scan(texts=texts).collect(engine="streaming")
+    named = rows.select(one="stitch 1", two="stitch 2").unique()
+    first = named.join(atc.rename({"compound": "one", "atc": "first"}), on="one")
+    both = first.join(atc.rename({"compound": "two", "atc": "second"}), on="two")
+    return both.select("first", "second").unique()
+
+
+def _read_compounds(path: Path) -> pl.DataFrame:
+    if not path.is_file():
+        raise DataError(f"there is no table of compounds at {path}")
+    try:
+        lines = pl.Series("line", path.read_text().splitlines(), dtype=pl.String)
+    except (OSError, UnicodeDecodeError):
+        raise DataError(f"{path} cannot be read as text") from None
+    frame = pl.DataFrame(lines).select(
+        compound=pl.col("line").str.split(",").list.first().str.strip_chars(),
+        atc=pl.col("line").str.split(",").list.slice(1),
+    )
+    frame = frame.explode("atc").select("compound", cut_atc(pl.col("atc")).alias("atc")).drop_nulls().unique()
+    if frame.is_empty():
+        raise DataError(f"{path} gives no compound an ATC code: a line reads CID000003015,G03HA01")
+    return frame
+
+
+# MIMIC-III's four tables read into visits and their codes, every row that is left out counted.
+
+
+TABLES = ("admissions", "diagnoses_icd", "procedures_icd", "prescriptions")
+LEAST_COVERAGE = 0.5
+_BATCH = 250_000
+_NO_ID = -(1 << 62)
+_KEYS = ["subject_id", "hadm_id"]
+_TIME_FORMATS = ("%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M", "%Y-%m-%d")
+
+
+@dataclass(frozen=True)
+class Records:
+    """What the tables hold.
+
+    Parameters
+    ----------
+    visits : DataFrame
+        ``subject_id``, ``hadm_id``, ``hours`` since the patient's first admission; by patient, then by admission time.
+    diagnoses, procedures, drugs : DataFrame
+        ``hadm_id`` and ``code``, each pair once.
+    """
+
+    visits: pl.DataFrame
+    diagnoses: pl.DataFrame
+    procedures: pl.DataFrame
+    drugs: pl.DataFrame
+
+
+@dataclass(frozen=True)
+class TableTask:
+    """A table of codes to read.
+
+    Parameters
+    ----------
+    table : Table
+    visits : DataFrame
+        As :func:`read_admissions` gives them.
+    most : int, optional
+        Keep only so many most frequent codes.
+    ndc_map : path, optional
+        Where given, the table holds prescriptions.
+    place : path, optional
+        File to keep the codes in.
+    """
+
+    table: Table
+    visits: pl.DataFrame
+    most: int | None = None
+    ndc_map: Path | None = None
+    place: Path | None = None
+
+
+def read_table(task: TableTask, flow: CohortFlow) -> pl.DataFrame:
+    """``hadm_id`` and ``code`` of a table, each pair once."""
+    if task.ndc_map is not None:
+        return read_drugs(task.table, task.ndc_map, task.visits, flow)
+    return read_codes(task.table, task.visits, flow, most=task.most)
+
+
+def keep_table(task: TableTask) -> dict[str, Any]:
+    """Read a table and keep its codes in a file; returns the steps of its cohort flow."""
+    assert task.place is not None
+    flow = CohortFlow()
+    codes = read_table(task, flow)
+    with disk_errors(task.place.parent):
+        codes.write_ipc(task.place)
+    return {"flow": flow.to_json(), "kept": {task.place.name: task.place.stat().st_size}}
+
+
+def kept_table(task: TableTask) -> pl.DataFrame:
+    """The codes that :func:`keep_table` kept."""
+    assert task.place is not None
+    with disk_errors(task.place.parent):
+        return pl.read_ipc(task.place)
+
+
+def read_admissions(table: Table, flow: CohortFlow) -> pl.DataFrame:
+    """Admissions with a usable time, sorted by patient and admission time."""
+    with table.reading(_KEYS):
+        rows = table.scan(integers=_KEYS, texts=["admittime", "dischtime"]).collect(engine="streaming")
+    if rows.is_empty():
+        raise DataError(f"{table.path} holds no rows: download it again")
+    known = rows.drop_nulls(_KEYS)
+    frame = known.unique(maintain_order=True)
+    if frame["hadm_id"].n_unique() < frame.height:
+        twice = frame.filter(pl.col("hadm_id").is_duplicated())
+        raise DataError(f"{table.path}: {twice['hadm_id'].n_unique()} admissions stand there twice with other content")
+    _count_visits(
+        flow,
+        "admissions in the table",
+        frame,
+        left_out_without_id=rows.height - known.height,
+        left_out_duplicates=known.height - frame.height,
+    )
+    start, end = _time("admittime"), _time("dischtime")
+    timed = frame.with_columns(start=start, end=end).filter(pl.col("start").is_not_null())
+    forward = timed.filter((pl.col("end") >= pl.col("start")).fill_null(True))
+    if forward.is_empty():
+        raise DataError(
+            f"{table.path}: not one of {frame.height} admissions has an ADMITTIME such as 2164-10-23 21:09:00"
+        )
+    _count_visits(
+        flow,
+        "admissions that begin at a known time and end after it",
+        forward,
+        left_out_without_time=frame.height - timed.height,
+        left_out_end_before_start=timed.height - forward.height,
+    )
+    ordered = forward.sort("subject_id", "start", "hadm_id")
+    hours = (pl.col("start") - pl.col("start").first().over("subject_id")).dt.total_seconds() / 3600.0
+    return ordered.select("subject_id", "hadm_id", hours=hours)
+
+
+def read_codes(table: Table, visits: pl.DataFrame, flow: CohortFlow, *, most: int | None = None) -> pl.DataFrame:
+    """ICD codes of visits; with ``most``, only of that many codes that are most frequent in the whole table."""
+    with table.reading(_KEYS):
+        rows = table.scan(integers=_KEYS, texts=["icd9_code"]).collect(engine="streaming")
+    if rows.is_empty():
+        raise DataError(f"{table.path} holds no rows: download it again")
+    code = pl.col("icd9_code").str.strip_chars().str.to_uppercase()
+    named = rows.select(*_KEYS, code=code).filter(pl.col("code").is_not_null() & (pl.col("code") != "")).drop_nulls()
+    kept = named
+    if most is not None:
+        top = named.group_by("code").len().sort(["len", "code"], descending=[True, False]).head(most)
+        kept = named.join(top.select("code"), on="code", how="semi")
+    known = kept.join(visits.select(_KEYS), on=_KEYS, how="semi")
+    pairs = known.select("hadm_id", "code").unique()
+    flow.add(
+        f"rows of {table.name}",
+        rows=rows.height,
+        left_out_without_code=rows.height - named.height,
+        left_out_rare_codes=named.height - kept.height,
+        left_out_unknown_admission=kept.height - known.height,
+        left_out_repeated=known.height - pairs.height,
+        codes=pairs["code"].n_unique(),
+    )
+    return pairs
+
+
+def read_drugs(table: Table, ndc_map: str | Path, visits: pl.DataFrame, flow: CohortFlow) -> pl.DataFrame:
+    """Drug classes (ATC, four characters) prescribed in each visit."""
+    prescribed = _Prescribed(read_ndc_map(ndc_map), visits)
+    # As categories the few thousand different products are looked up once each, not once a prescription.
+    product = pl.col("ndc").fill_null("").cast(pl.Categorical(pl.Categories.random()))
+    with table.reading(_KEYS):
+        scan = table.scan(integers=_KEYS, texts=["ndc"]).with_columns(product)
+        for batch in scan.collect_batches(chunk_size=_BATCH, engine="streaming"):
+            prescribed.add(batch)
+    counts, pairs = prescribed.counts, prescribed.pairs()
+    total, covered = counts["rows"], counts["mapped"]
+    if total == 0:
+        raise DataError(f"{table.path} holds no rows: download it again")
+    if covered < LEAST_COVERAGE * total:
+        raise DataError(
+            f"{ndc_map} maps only {covered} of {total} prescriptions ({covered / total:.0%}; {counts['with_ndc']} have "
+            f"an NDC at all), under half: use a mapping made for this database"
+        )
+    flow.add(
+        f"rows of {table.name}",
+        rows=total,
+        left_out_without_ndc=total - counts["with_ndc"],
+        left_out_not_in_mapping=counts["with_ndc"] - covered,
+        left_out_unknown_admission=covered - counts["known"],
+        left_out_repeated=counts["known"] - pairs.height,
+        codes=pairs["code"].n_unique(),
+    )
+    return pairs
+
+
+class _Prescribed:
+    """Counts prescriptions and collects the drug classes of each visit, batch by batch.
+
+    Parameters
+    ----------
+    mapping : DataFrame
+        ``ndc`` and ``atc``.
+    visits : DataFrame
+        ``subject_id`` and ``hadm_id``.
+    """
+
+    def __init__(self, mapping: pl.DataFrame, visits: pl.DataFrame) -> None:
+        self._classes = mapping["atc"].unique().sort()
+        self._mapping = mapping.join(pl.DataFrame({"atc": self._classes}).with_row_index("class"), on="atc")
+        self._class_of = CategoryMap(self._look_up, np.int32)
+        self._visit_of = SampleIndex(visits["hadm_id"].to_numpy())
+        self._admissions, self._subjects = visits["hadm_id"], visits["subject_id"].to_numpy()
+        self._found: list[npt.NDArray[np.int64]] = []
+        self.counts = {"rows": 0, "with_ndc": 0, "mapped": 0, "known": 0}
+
+    def _look_up(self, products: pl.Series) -> Array:
+        """The number of each product's class; -1 for a product outside the mapping, -2 for what is no product."""
+        ndc = pl.DataFrame({"ndc": products}).select(normalise_ndc(pl.col("ndc")))
+        found = ndc.join(self._mapping, on="ndc", how="left", maintain_order="left")
+        number = pl.when(pl.col("ndc").is_null()).then(-2).otherwise(pl.col("class").cast(pl.Int32).fill_null(-1))
+        return found.select(number.alias("number"))["number"].to_numpy()
+
+    def add(self, batch: pl.DataFrame) -> None:
+        drug = self._class_of(batch["ndc"])
+        subject, admission = (batch[name].fill_null(_NO_ID).to_numpy() for name in _KEYS)
+        rows = np.flatnonzero(drug >= 0)
+        visit = self._visit_of(admission[rows])
+        known = (visit >= 0) & (self._subjects[visit] == subject[rows])
+        self.counts["rows"] += batch.height
+        self.counts["with_ndc"] += int((drug > -2).sum())
+        self.counts["mapped"] += len(rows)
+        self.counts["known"] += int(known.sum())
+        key = visit[known].astype(np.int64) * len(self._classes) + drug[rows[known]]
+        self._found.append(pl.Series(key).unique().to_numpy())
+
+    def pairs(self) -> pl.DataFrame:
+        """``hadm_id`` and ``code``, each pair once."""
+        key = pl.Series(np.concatenate([*self._found, np.zeros(0, np.int64)])).unique().to_numpy()
+        visit, drug = np.divmod(key, max(1, len(self._classes)))
+        return pl.DataFrame({"hadm_id": self._admissions.gather(visit), "code": self._classes.gather(drug)})
+
+
+def keep_listed_drugs(drugs: pl.DataFrame, path: str | Path, flow: CohortFlow) -> pl.DataFrame:
+    """Only the drug classes that a text file lists, one four-character ATC code a line."""
+    try:
+        listed = {line.strip().upper()[:4] for line in Path(path).read_text().splitlines() if line.strip()}
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"cannot read the list of drugs {path}: {error}") from None
+    kept = drugs.filter(pl.col("code").is_in(sorted(listed)))
+    flow.add("drugs on the list", codes=kept["code"].n_unique(), left_out_codes=_left(drugs, kept))
+    return kept
+
+
+def _left(before: pl.DataFrame, after: pl.DataFrame) -> int:
+    return before["code"].n_unique() - after["code"].n_unique()
+
+
+def _time(column: str) -> pl.Expr:
+    text = pl.col(column).str.strip_chars()
+    return pl.coalesce(text.str.to_datetime(form, strict=False, time_unit="us") for form in _TIME_FORMATS)
+
+
+def _count_visits(flow: CohortFlow, step: str, visits: pl.DataFrame, **left_out: int) -> None:
+    flow.add(step, patients=visits["subject_id"].n_unique(), samples=visits.height, **left_out)
+
+
+# Hospital visits with their history as ragged columns.
+
+
+IntArray = npt.NDArray[np.int64]
+
+
+def codes_by_visit(visits: pl.DataFrame, codes: pl.DataFrame, words: Sequence[str]) -> Ragged:
+    """The codes of each visit, as indices into a vocabulary.
+
+    Parameters
+    ----------
+    visits : DataFrame
+        One row a visit, with ``hadm_id``.
+    codes : DataFrame
+        ``hadm_id`` and ``code``; rows of other visits are ignored.
+    words : sequence of str
+        The vocabulary. Where its first word is ``<unknown>`` a code that is not in it counts as that, else it is left
+        out.
+
+    Returns
+    -------
+    Ragged
+        ``(visits,)`` rows of sorted, different code indices.
+    """
+    numbered = visits.select("hadm_id").with_row_index("visit")
+    index = pl.DataFrame({"code": list(words), "index": range(len(words))}, {"code": pl.String, "index": pl.Int64})
+    found = codes.join(numbered, on="hadm_id").join(index, on="code", how="left")
+    found = found.with_columns(pl.col("index").fill_null(0)) if list(words[:1]) == ["<unknown>"] else found.drop_nulls()
+    found = found.select(pl.col("visit").cast(pl.Int64), "index").unique().sort("visit", "index")
+    lengths = np.bincount(found["visit"].to_numpy(), minlength=visits.height)
+    return Ragged(torch.from_numpy(found["index"].to_numpy().copy()), offsets_of(lengths))
+
+
+def visit_columns(
+    patients: IntArray,
+    complete: npt.NDArray[np.bool_],
+    rows: IntArray,
+    codes: Mapping[str, Ragged],
+) -> dict[str, Column]:
+    """Input columns of some visits, each with its patient's earlier complete visits.
+
+    Parameters
+    ----------
+    patients : array ``(visits,)``
+        Whose each visit is; a patient's visits stand together, in the order of admission.
+    complete : array ``(visits,)``
+        Whether a visit may serve as history.
+    rows : array ``(rows,)``
+        The visits to make samples of.
+    codes : dict
+        ``diagnoses``, ``procedures`` and ``drugs`` of every visit.
+
+    Returns
+    -------
+    dict
+        ``diagnoses`` and ``procedures``: earlier visits and the current one, last; ``history_drugs``: earlier only.
+    """
+    chosen = np.flatnonzero(complete)
+    before = np.concatenate([[0], np.cumsum(complete)])
+    first = _first_of(patients)[rows]
+    start, count = before[first], before[rows] - before[first]
+    earlier = chosen[ranges(start, count)]
+    with_current = np.empty(len(earlier) + len(rows), np.int64)
+    last = np.cumsum(count + 1) - 1
+    is_current = np.zeros(len(with_current), bool)
+    is_current[last] = True
+    with_current[is_current], with_current[~is_current] = rows, earlier
+    columns: dict[str, Column] = {
+        name: Ragged(codes[name].take(torch.from_numpy(with_current)), offsets_of(count + 1))
+        for name in ("diagnoses", "procedures")
+    }
+    columns["history_drugs"] = Ragged(codes["drugs"].take(torch.from_numpy(earlier)), offsets_of(count))
+    return columns
+
+
+def multi_hot(drugs: Ragged, rows: IntArray, size: int) -> npt.NDArray[np.float32]:
+    """Label indicators ``(rows, size)`` of the visits at the given positions."""
+    taken = drugs.take(torch.from_numpy(rows))
+    labels = np.zeros((len(rows), size), np.float32)
+    labels[taken.row_of_item().numpy(), np.asarray(taken.values)] = 1.0
+    return labels
+
+
+def _first_of(groups: IntArray) -> IntArray:
+    """For each position, where its run of equal values begins."""
+    begins = np.concatenate([[True], groups[1:] != groups[:-1]]) if len(groups) else np.zeros(0, bool)
+    starts: IntArray = np.flatnonzero(begins)[np.cumsum(begins) - 1]
+    return starts
+
 
 __all__ = ["prepare", "prepare_for_prediction", "synthesize"]
 
@@ -73,7 +555,7 @@ def prepare(
     drugs : path, optional
         Text file with the drug classes to keep, one a line.
     ddi, ddi_atc : path, optional
-        Drug-interaction table, and the ATC codes of its compounds; see :func:`manydg.sources._ndc.read_interactions`.
+        Drug-interaction table, and the ATC codes of its compounds; see :func:`manydg.sources.mimic3.read_interactions`.
 
     Returns
     -------

@@ -16,9 +16,159 @@ import polars as pl
 
 from manydg.errors import ConfigError, DataError, StorageError
 from manydg.sources._dense import write_dense
-from manydg.sources._provenance import CohortFlow, provenance
-from manydg.sources._sessions import lay_out, session_gap
-from manydg.sources._table_cells import feature_values, labels_of, numbers_or_text, sessions_of, times_of
+from manydg.sources._preparing import CohortFlow, provenance
+
+# Columns of a table as arrays; what does not fit is named by file, column and row.
+
+
+def feature_values(frame: pl.DataFrame, names: Sequence[str], path: Path) -> npt.NDArray[np.float32]:
+    """``(rows, features)``, empty values as NaN."""
+    values = np.empty((frame.height, len(names)), dtype=np.float32)
+    for number, name in enumerate(names):
+        column = frame[name]
+        if not (column.dtype.is_numeric() or column.dtype == pl.Boolean or column.dtype == pl.Null):
+            raise DataError(_not_a_number(column, path))
+        with np.errstate(over="ignore"):
+            values[:, number] = column.cast(pl.Float64).fill_null(np.nan).to_numpy().astype(np.float32)
+    return values
+
+
+def _not_a_number(column: pl.Series, path: Path) -> str:
+    where = f"{path}: feature '{column.name}'"
+    if column.dtype != pl.String:
+        return f"{where} has type {column.dtype}; features are numbers: make it one, or leave the column out"
+    text = column.is_not_null() & column.cast(pl.Float64, strict=False).is_null()
+    row = int(text.arg_true()[0]) if text.any() else 0
+    return (
+        f"{where} holds text in {int(text.sum())} rows, the first '{column[row]}' in row {row} (the first row is 0): "
+        "encode it as numbers, or leave the column out"
+    )
+
+
+def _without_gaps(frame: pl.DataFrame, name: str, role: str, path: Path) -> pl.Series:
+    column = frame[name]
+    empty = column.is_null() | (column.is_nan() if column.dtype.is_float() else False)
+    if empty.any():
+        raise DataError(
+            f"{path}: {role} column '{name}' is empty in {int(empty.sum())} rows, the first is row "
+            f"{int(empty.arg_true()[0])} (the first row is 0): fill them in or leave those rows out"
+        )
+    return column
+
+
+def numbers_or_text(frame: pl.DataFrame, name: str, role: str, path: Path) -> npt.NDArray[Any]:
+    """A column without gaps, ``(rows,)``."""
+    column = _without_gaps(frame, name, role, path)
+    if column.dtype.is_numeric() or column.dtype == pl.Boolean:
+        return column.to_numpy()
+    if column.dtype.is_temporal() or column.dtype.is_nested():
+        raise DataError(f"{path}: {role} column '{name}' has type {column.dtype}; it must hold whole numbers or names")
+    return np.array(column.cast(pl.String).to_list(), dtype=np.str_)
+
+
+def labels_of(frame: pl.DataFrame, targets: Sequence[str], path: Path) -> npt.NDArray[Any]:
+    """One target column as it is, ``(rows,)``; several as numbers, ``(rows, K)``."""
+    columns = [numbers_or_text(frame, name, "target", path) for name in targets]
+    if len(columns) == 1:
+        return columns[0]
+    for name, column in zip(targets, columns, strict=True):
+        if column.dtype.kind not in "fiub":
+            raise DataError(f"{path}: target column '{name}' is text; several target columns hold votes or 0 and 1")
+    return np.stack([column.astype(np.float64) for column in columns], axis=1)
+
+
+def sessions_of(frame: pl.DataFrame, name: str, path: Path) -> npt.NDArray[Any]:
+    """Numbers and names as they are; dates in seconds."""
+    if frame[name].dtype.is_temporal():
+        return times_of(frame, name, path)
+    return numbers_or_text(frame, name, "session", path)
+
+
+def times_of(frame: pl.DataFrame, name: str, path: Path) -> npt.NDArray[np.float64]:
+    """Numbers as they are; dates and durations in seconds."""
+    column = _without_gaps(frame, name, "time", path)
+    if column.dtype == pl.Duration:
+        return (column.dt.total_microseconds() / 1e6).to_numpy().astype(np.float64)
+    if column.dtype.is_temporal() and column.dtype != pl.Time:
+        return (column.cast(pl.Datetime("us")).dt.epoch("us") / 1e6).to_numpy().astype(np.float64)
+    if not column.dtype.is_numeric():
+        raise DataError(
+            f"{path}: time column '{name}' has type {column.dtype}; it must be a number, a date or a duration"
+        )
+    return column.to_numpy().astype(np.float64)
+
+
+# Several sessions of one patient (nights, stays) on one time axis: one after the other, never overlapping.
+
+
+_DIGITS = re.compile(r"(\d+)")
+
+
+def session_gap(patients: npt.NDArray[Any], sessions: npt.NDArray[Any], times: npt.NDArray[np.float64]) -> float:
+    """A pause that no session contains: the length of the longest, or 1 where every session is a single moment.
+
+    Parameters
+    ----------
+    patients, sessions : arrays ``(rows,)``
+        A session is what a patient's rows with one value in ``sessions`` belong to.
+    times : array ``(rows,)``
+        Within the session.
+    """
+    session, _ = _number(patients, sessions)
+    start, end = _bounds(session, times)
+    return float((end - start).max()) or 1.0
+
+
+def lay_out(
+    patients: npt.NDArray[Any], sessions: npt.NDArray[Any], times: npt.NDArray[np.float64], gap: float
+) -> npt.NDArray[np.float64]:
+    """Time since a patient's first session began, with sessions in natural order and twice ``gap`` between them.
+
+    The time between sessions is not known, or not comparable; it is made the same for everyone, so that it tells
+    nothing.
+
+    Examples
+    --------
+    >>> night, epoch = np.array(["N10", "N9", "N9"]), np.array([0.0, 5.0, 8.0])
+    >>> lay_out(np.array([1, 1, 1]), night, epoch, gap=3.0).tolist()
+    [9.0, 0.0, 3.0]
+    """
+    session, patient_of = _number(patients, sessions)
+    start, end = _bounds(session, times)
+    offset = np.zeros(len(start))
+    # Added up patient by patient, so that no rounding depends on other patients.
+    for place in range(1, len(start)):
+        if patient_of[place] == patient_of[place - 1]:
+            offset[place] = offset[place - 1] + end[place - 1] - start[place - 1] + 2 * gap
+    return np.asarray(times - start[session] + offset[session], dtype=np.float64)
+
+
+def _number(patients: npt.NDArray[Any], sessions: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Each row's session, numbered by patient and then in natural order; and each session's patient."""
+    _, who = np.unique(patients, return_inverse=True)
+    values, found = np.unique(sessions, return_inverse=True)
+    rank = np.empty(len(values), dtype=np.int64)
+    rank[sorted(range(len(values)), key=lambda place: _natural(values[place]))] = np.arange(len(values))
+    pairs, session = np.unique(who * len(values) + rank[found], return_inverse=True)
+    return session, pairs // len(values)
+
+
+def _bounds(session: npt.NDArray[Any], times: npt.NDArray[np.float64]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """First and last time of every session."""
+    count = int(session.max()) + 1
+    start, end = np.full(count, np.inf), np.full(count, -np.inf)
+    np.minimum.at(start, session, times)
+    np.maximum.at(end, session, times)
+    return start, end
+
+
+def _natural(value: Any) -> tuple[Any, ...]:
+    """Sorts numbers by size, and names with numbers in them ("N2" before "N10") by the size of those."""
+    if not isinstance(value, str):
+        return (value,)
+    parts = _DIGITS.split(value)
+    return (*(int(part) if place % 2 else part for place, part in enumerate(parts)), value)
+
 
 _NULLS = ["", "NA", "N/A", "null", "NULL"]
 _SHOWN = 12

@@ -10,7 +10,7 @@ from torch import Tensor
 from manydg.algorithms import Algorithm
 from manydg.data.columns import Ragged
 from manydg.data.dataset import Batch, DomainDataset
-from manydg.training.distributed import current_team, predict_together
+from manydg.training.execution.distributed import current_team, predict_together
 
 ROWS_AT_ONCE = 4096
 _VALUES_AT_ONCE = {"cpu": 1 << 20, "cuda": 1 << 24}

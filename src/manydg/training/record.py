@@ -17,13 +17,13 @@ import torch
 
 from manydg.algorithms import Algorithm
 from manydg.backbones import SingleInput
+from manydg.code_version import code_version
+from manydg.config import TrainingConfig
 from manydg.data.dataset import DomainDataset
 from manydg.data.splits import Split
 from manydg.evaluation.metrics import choose_threshold, score, score_patients
-from manydg.training.config import TrainingConfig
 from manydg.training.fit import Fitted
 from manydg.training.inference import predict_probabilities
-from manydg.training.version import code_version
 
 VAL, TEST = 0, 1
 

@@ -17,25 +17,22 @@ import torch
 from torch import nn
 
 from manydg.algorithms import Algorithm
-from manydg.data._files import refuse_dataset_folder
+from manydg.code_version import code_version
+from manydg.config import TrainingConfig, fingerprint, pick_device
 from manydg.data.dataset import DomainDataset, TargetSpec
-from manydg.data.overlap import warn_of_overlap
 from manydg.data.schema import InputSchema
-from manydg.data.splits import Split, check_split, split_named, split_patients
+from manydg.data.splits import Split, check_split, split_named, split_patients, warn_of_overlap
 from manydg.data.storage import disk_error, remove_leftovers, write_atomically
 from manydg.errors import DataError, StorageError
+from manydg.files import refuse_dataset_folder
 from manydg.targets import target_of
-from manydg.training.calibration import fit_calibration, write_calibration
 from manydg.training.checkpoint import read_tensors, write_tensors
-from manydg.training.config import TrainingConfig, fingerprint, pick_device
-from manydg.training.context import as_trained, with_context
-from manydg.training.distributed import by_leader, current_team
-from manydg.training.fit import fit, rebuild
+from manydg.training.execution.distributed import by_leader, current_team
+from manydg.training.fit import CHECKPOINT, Reporter, Silent, fit, rebuild
 from manydg.training.inference import predict_probabilities
-from manydg.training.loop import CHECKPOINT
+from manydg.training.patient_context import as_trained, with_context
 from manydg.training.record import Predictions, make_record
-from manydg.training.reporting import Reporter, Silent
-from manydg.training.version import code_version
+from manydg.training.reliability import fit_calibration, write_calibration
 
 RECORD, MODEL, PREDICTIONS, SPLIT, IDENTITY = (
     "run.json",

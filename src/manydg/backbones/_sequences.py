@@ -1,0 +1,234 @@
+"""Steps of sequences: a flat list of them, run through recurrent networks or laid out in rectangles.
+
+Nothing here lets one sequence change what another gives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from manydg.data.columns import Ragged, offsets_from_lengths
+
+_SHORT = 16
+
+
+class Layout:
+    """How a flat list of steps is divided into rows.
+
+    The rows' lengths are asked of the device once; everything else follows from them without waiting for it.
+
+    Parameters
+    ----------
+    offsets : Tensor ``(rows + 1,)``
+        Where each row's steps begin in the flat list.
+    host_lengths : list of int, optional
+        Number of steps of each row, where it is known already.
+
+    Attributes
+    ----------
+    lengths : Tensor ``(rows,)``
+    longest : int
+        At least 1.
+    row, position : Tensor ``(steps,)``
+        Row of each step and its place there, from 0.
+    """
+
+    def __init__(self, offsets: Tensor, host_lengths: list[int] | None = None) -> None:
+        self.offsets, self.lengths = offsets, offsets[1:] - offsets[:-1]
+        self.host_lengths: list[int] = self.lengths.tolist() if host_lengths is None else host_lengths
+        self.rows, self.steps = len(self.host_lengths), sum(self.host_lengths)
+        self.longest = max(1, *self.host_lengths) if self.rows else 1
+        flat = torch.arange(self.steps, device=offsets.device)
+        self.row = Ragged(flat, offsets).row_of_item()
+        self.position = flat - offsets[self.row]
+
+    @cached_property
+    def present(self) -> Tensor:
+        """Where a rectangle has a step, bool ``(rows, longest)``."""
+        return torch.arange(self.longest, device=self.offsets.device) < self.lengths.unsqueeze(-1)
+
+    def spread(self, vectors: Tensor) -> Tensor:
+        """Flat vectors ``(steps, width)`` in a rectangle ``(rows, longest, width)``: rows from the left, then zeros."""
+        empty = vectors.new_zeros(self.rows * self.longest, vectors.shape[-1])
+        filled = empty.index_copy(0, self.row * self.longest + self.position, vectors)
+        return filled.reshape(self.rows, self.longest, -1)
+
+    def softmax(self, scores: Tensor) -> Tensor:
+        """Weights of steps from their scores, ``(steps,)``, adding up to 1 in each row."""
+        rectangle = self.spread(scores.unsqueeze(-1)).squeeze(-1)
+        weights = rectangle.masked_fill(~self.present, torch.finfo(scores.dtype).min).softmax(dim=-1)
+        return weights[self.row, self.position]
+
+    def total(self, vectors: Tensor) -> Tensor:
+        """Sum of each row's vectors, ``(rows, width)``."""
+        return vectors.new_zeros(self.rows, vectors.shape[-1]).index_add(0, self.row, vectors)
+
+    def last(self, vectors: Tensor) -> Tensor:
+        """The vector of each row's last step, ``(rows, width)``; zero for a row without steps."""
+        if self.steps == 0:
+            return vectors.new_zeros(self.rows, vectors.shape[-1])
+        found = vectors.index_select(0, (self.offsets[1:] - 1).clamp_min(0))
+        return torch.where((self.lengths > 0).unsqueeze(-1), found, 0.0)
+
+    def run(self, network: nn.GRU, vectors: Tensor) -> Tensor:
+        """States of a recurrent network after each step, ``(steps, hidden)``, without a padded step."""
+        return self._run(network, vectors, self.position)
+
+    def run_backwards(self, network: nn.GRU, vectors: Tensor) -> Tensor:
+        """The same, read from each row's last step to its first."""
+        return self._run(network, vectors, self.lengths[self.row] - 1 - self.position)
+
+    def _run(self, network: nn.GRU, vectors: Tensor, time: Tensor) -> Tensor:
+        if self.steps == 0:
+            return vectors.new_zeros(0, network.hidden_size)
+        start, rank, sizes = self._time_table
+        place = start[time] + rank[self.row]
+        states, _ = network(PackedSequence(torch.empty_like(vectors).index_copy(0, place, vectors), sizes))
+        flat: Tensor = states.data.index_select(0, place)
+        return flat
+
+    @cached_property
+    def _time_table(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Of a packed sequence: where each time begins, the rank of each row, and the rows at each time."""
+        lengths = np.array(self.host_lengths, dtype=np.int64)
+        rank = np.empty(self.rows, dtype=np.int64)
+        rank[np.argsort(-lengths, kind="stable")] = np.arange(self.rows)
+        sizes = self.rows - np.cumsum(np.bincount(lengths, minlength=self.longest))[: self.longest]
+        start = np.cumsum(sizes) - sizes
+        device = self.offsets.device
+        return torch.from_numpy(start).to(device), torch.from_numpy(rank).to(device), torch.from_numpy(sizes)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows of similar length, cut out of a flat list in which rows stand by length.
+
+    Parameters
+    ----------
+    steps : slice
+        Where the group's steps lie in that list.
+    layout : Layout
+    """
+
+    steps: slice
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class ByLength:
+    """Rows in the order of their lengths, in groups, so that no short row is padded to a long one's length.
+
+    Parameters
+    ----------
+    steps : Tensor ``(steps,)``
+        The steps of the rows in that order, as positions in the flat list.
+    back : Tensor ``(rows,)``
+        Where each row went.
+    groups : list of Group
+    """
+
+    steps: Tensor
+    back: Tensor
+    groups: list[Group]
+
+    @staticmethod
+    def of(layout: Layout) -> ByLength:
+        """The longest first; none in a group is shorter than two thirds of its longest, unless all are short."""
+        lengths = np.array(layout.host_lengths, dtype=np.int64)
+        order = np.argsort(-lengths, kind="stable")
+        ordered = lengths[order]
+        device = layout.offsets.device
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        steps = Ragged(torch.arange(layout.steps, device=device), layout.offsets).take(
+            torch.from_numpy(order).to(device)
+        )
+        groups, row, first_step = [], 0, 0
+        while row < len(ordered):
+            limit = 0 if ordered[row] <= _SHORT else 2 * ordered[row] // 3
+            stop = int(np.searchsorted(-ordered, -limit, side="right" if limit == 0 else "left"))
+            own = ordered[row:stop].tolist()
+            offsets = steps.offsets[row : stop + 1] - steps.offsets[row]
+            groups.append(Group(slice(first_step, first_step + sum(own)), Layout(offsets, own)))
+            row, first_step = stop, first_step + sum(own)
+        assert isinstance(steps.values, Tensor)
+        return ByLength(steps.values, torch.from_numpy(back).to(device), groups)
+
+
+def last_steps(offsets: Tensor, limit: int) -> tuple[Tensor, Tensor]:
+    """Positions in the flat list of each row's last steps, at most ``limit``, and their offsets."""
+    lengths = (offsets[1:] - offsets[:-1]).clamp_max(limit)
+    kept = offsets_from_lengths(lengths)
+    total = int(kept[-1])
+    shift = torch.repeat_interleave(offsets[1:] - kept[1:], lengths, output_size=total)
+    return torch.arange(total, device=offsets.device) + shift, kept
+
+
+# Steps of sequences in a batch of fixed shape: nothing is asked of the device, so that a step may be replayed.
+
+
+class FixedLayout(Layout):
+    """How a flat list of steps is divided into rows, where the list has leftovers behind the last row.
+
+    Leftover steps are laid out nowhere and counted in no sum, so that nothing reaches them and no gradient comes back.
+
+    Parameters
+    ----------
+    offsets : Tensor ``(rows + 1,)``
+    longest : int
+        No row has more steps.
+    steps : int
+        Length of the flat list.
+    """
+
+    def __init__(self, offsets: Tensor, longest: int, steps: int) -> None:
+        self.offsets, self.lengths = offsets, offsets[1:] - offsets[:-1]
+        self.rows, self.longest, self.steps = offsets.shape[0] - 1, max(1, longest), steps
+        flat = torch.arange(steps, device=offsets.device)
+        row = torch.searchsorted(offsets[1:], flat, right=True)
+        self.inside = row < self.rows
+        self.row = row.clamp_max(self.rows - 1)
+        self.position = (flat - offsets[self.row]).clamp(0, self.longest - 1)
+
+    def spread(self, vectors: Tensor) -> Tensor:
+        return self._lay_out(vectors, self.position)
+
+    def total(self, vectors: Tensor) -> Tensor:
+        sums = vectors.new_zeros(self.rows + 1, vectors.shape[-1])
+        return sums.index_add(0, torch.where(self.inside, self.row, self.rows), vectors)[: self.rows]
+
+    def _run(self, network: nn.GRU, vectors: Tensor, time: Tensor) -> Tensor:
+        # Rows are laid out from their first step on: what a network makes of the padding comes too late to matter.
+        time = time.clamp(0, self.longest - 1)
+        states, _ = network(self._lay_out(vectors, time))
+        flat: Tensor = states.flatten(0, 1).index_select(0, self.row * self.longest + time)
+        return flat
+
+    def _lay_out(self, vectors: Tensor, time: Tensor) -> Tensor:
+        spare = self.rows * self.longest
+        place = torch.where(self.inside, self.row * self.longest + time, spare)
+        filled = vectors.new_zeros(spare + 1, vectors.shape[-1]).index_copy(0, place, vectors)
+        return filled[:spare].reshape(self.rows, self.longest, -1)
+
+    @cached_property
+    def present(self) -> Tensor:
+        return torch.arange(self.longest, device=self.offsets.device) < self.lengths.unsqueeze(-1)
+
+
+def layout_of(column: Ragged, host_lengths: list[int] | None = None) -> Layout:
+    """The layout of a column's items, fixed where the column is.
+
+    Parameters
+    ----------
+    host_lengths : list of int, optional
+        Number of items of each row, where it is known already.
+    """
+    if column.longest is not None:
+        return FixedLayout(column.offsets, column.longest, len(column.values))
+    return Layout(column.offsets, host_lengths)

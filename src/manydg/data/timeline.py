@@ -1,0 +1,246 @@
+"""Each patient's samples in the order of time, and sums over stretches of them without a loop over patients.
+
+Running sums are made by doubling: first of two neighbouring rows, then of four, eight and so on, never across the
+border of a patient. So nothing of another patient can enter, not even a rounding error, nothing later can enter what
+comes before it, and the sums over the last 1, 2, 4, 8, ... rows are by-products.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from manydg.data.dataset import DomainDataset
+
+Combine = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """Rows sorted by patient, then time, then place in the dataset. All positions count sorted rows.
+
+    Attributes
+    ----------
+    order : Tensor ``(rows,)``
+        The dataset's row at each position.
+    times : Tensor ``(rows,)`` float64
+        In sorted order; zeros where the dataset has none.
+    patient, session : Tensor ``(rows,)``
+        Position of the first row of the patient, and of the session (a stretch without a long gap).
+    last, session_last : Tensor ``(rows,)``
+        Position of the last row of the patient and of the session.
+    before, after : Tensor ``(rows,)``
+        Position of the last row that is strictly earlier, and of the first strictly later; out of the patient or the
+        session where there is none. Samples of one time do not see each other.
+    """
+
+    order: Tensor
+    times: Tensor
+    patient: Tensor
+    last: Tensor
+    session: Tensor
+    session_last: Tensor
+    before: Tensor
+    after: Tensor
+
+    @staticmethod
+    def of(domains: Tensor, times: Tensor | None, gap: float | None) -> Timeline:
+        """Sort samples; a pause longer than ``gap`` begins a new session."""
+        clock = torch.zeros_like(domains, dtype=torch.float64) if times is None else times.to(torch.float64)
+        by_time = torch.argsort(clock, stable=True)
+        order = by_time[torch.argsort(domains[by_time], stable=True)]
+        who, clock = domains[order], clock[order]
+        pause = torch.diff(clock)
+        new_patient = _begins(who[1:] != who[:-1])
+        new_session = new_patient if gap is None else new_patient | _begins(pause > gap)
+        new_time = new_patient | _begins(pause > 0)
+        patient, last = _bounds(new_patient)
+        session, session_last = _bounds(new_session)
+        first_of_time, last_of_time = _bounds(new_time)
+        return Timeline(order, clock, patient, last, session, session_last, first_of_time - 1, last_of_time + 1)
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def trust(self, mode: str, strength: float) -> Tensor:
+        """``m / (m + strength)`` for ``m`` other samples in the context, ``(rows, 1)`` in the order of the dataset."""
+        others = self.last - self.patient if mode == "offline" else self.before - self.patient + 1
+        weight = torch.empty(len(self), 1, device=self.order.device)
+        weight[self.order] = (others / (others + strength)).to(torch.float32).unsqueeze(1)
+        return weight
+
+    def reversed(self) -> Timeline:
+        """The same rows read from the last to the first, for what comes after a sample."""
+        end = len(self) - 1
+        flip = {
+            "patient": end - self.last.flip(0),
+            "last": end - self.patient.flip(0),
+            "session": end - self.session_last.flip(0),
+            "session_last": end - self.session.flip(0),
+            "before": end - self.after.flip(0),
+            "after": end - self.before.flip(0),
+        }
+        return Timeline(self.order.flip(0), -self.times.flip(0), **flip)
+
+    def earlier(self, running: Tensor, start: Tensor, nothing: float = 0.0) -> Tensor:
+        """What a running quantity ``(rows, n)`` was at the last strictly earlier row from ``start`` on."""
+        found = running[self.before.clamp_min(0)]
+        return torch.where((self.before >= start).unsqueeze(-1), found, nothing)
+
+
+def _begins(differs: Tensor) -> Tensor:
+    """Where a stretch begins: at the first row, and where a row differs from the one before."""
+    return torch.cat([differs.new_ones(1), differs])
+
+
+def _bounds(begins: Tensor) -> tuple[Tensor, Tensor]:
+    """Position of the first and the last row of each row's stretch."""
+    starts = torch.nonzero(begins).squeeze(1)
+    stretch = torch.cumsum(begins, 0) - 1
+    ends = torch.cat([starts[1:], starts.new_tensor([len(begins)])]) - 1
+    return starts[stretch], ends[stretch]
+
+
+def running(values: Tensor, start: Tensor, combine: Combine = torch.add) -> Tensor:
+    """Combination of each row ``(rows, n)`` with all rows before it from ``start`` on, itself included.
+
+    Parameters
+    ----------
+    values : Tensor ``(rows, n)``
+    start : Tensor ``(rows,)``
+        Position of the first row of each row's stretch.
+    """
+    place, step, current = _places(start), 1, values
+    longest = int(place.max()) + 1 if len(values) else 0
+    while step < longest:
+        current, step = _double(current, place, step, combine), 2 * step
+    return current
+
+
+def windows(values: Tensor, start: Tensor, sizes: tuple[int, ...]) -> dict[int, Tensor]:
+    """Sums of the last so many rows of each row's stretch, itself included, by size; sizes are powers of two."""
+    place, step, current, kept = _places(start), 1, values, {}
+    while True:
+        if step in sizes:
+            kept[step] = current
+        if step >= max(sizes, default=0):
+            return kept
+        current, step = _double(current, place, step, torch.add), 2 * step
+
+
+def _places(start: Tensor) -> Tensor:
+    return torch.arange(len(start), device=start.device) - start
+
+
+def _double(current: Tensor, place: Tensor, step: int, combine: Combine) -> Tensor:
+    """From combinations over the last ``step`` rows to those over the last ``2 * step``."""
+    reaches = (place[step:] >= step).unsqueeze(-1)
+    joined = torch.where(reaches, combine(current[step:], current[:-step]), current[step:])
+    return torch.cat([current[:step], joined])
+
+
+# After how many samples a patient is known: how far context trusts what is usual for a patient, read off the data.
+
+
+MOST = 10_000.0
+_ROWS = 500_000
+_COLUMNS_AT_ONCE = 16
+
+
+def samples_until_known(values: Tensor, domains: Tensor, times: Tensor | None = None) -> float | None:
+    """The number of neighbouring samples whose mean is as good a guess of a patient's mean as the population's is.
+
+    Patients are cut in time into pieces of 1, 2, 4, 8, ... samples. A piece's mean errs by its squared distance from
+    its patient's mean; the population's mean errs by the variance of patients' means. Where both err alike, each
+    deserves half of the trust, and that is what :class:`manydg.data.context.ContextOptions` calls ``strength``. Where
+    neighbouring samples are alike (epochs of one stage of sleep) it takes many; where a patient's values differ more
+    from other patients' than from each other (most laboratory values), one is enough.
+
+    Parameters
+    ----------
+    values : Tensor ``(rows, n)``
+        NaN is passed over.
+    domains, times : Tensor ``(rows,)``
+
+    Returns
+    -------
+    float or None
+        Between 1 and 10,000, the median over columns; ``None`` where fewer than three patients have two samples.
+
+    Examples
+    --------
+    >>> who = torch.arange(40).repeat_interleave(64)
+    >>> noise = torch.randn(40 * 64, 1, generator=torch.Generator().manual_seed(0))
+    >>> samples_until_known(noise + who[:, None], who)
+    1.0
+    """
+    line = Timeline.of(domains, times, None)
+    count = line.last - line.patient + 1
+    if int(((line.patient == torch.arange(len(line), device=domains.device)) & (count > 1)).sum()) < 3:
+        return None
+    order = line.order
+    pieces = [values[:, start : start + _COLUMNS_AT_ONCE] for start in range(0, values.shape[1], _COLUMNS_AT_ONCE)]
+    errors = torch.cat([_errors(piece[order].to(torch.float64), line, count) for piece in pieces], dim=1)
+    ratios = torch.stack([row.nanmedian() for row in errors]).tolist()
+    return min(max(_crossing(ratios), 1.0), MOST)
+
+
+def known_rows(dataset: DomainDataset) -> Tensor:
+    """Rows of whole patients, at most about 500,000, spread over all patients: enough to learn a single number from."""
+    counts = torch.bincount(dataset.domains, minlength=dataset.n_patients)
+    every = max(1, math.ceil(len(dataset) / _ROWS))
+    present = torch.nonzero(counts).squeeze(1)
+    chosen = torch.zeros_like(counts, dtype=torch.bool)
+    chosen[present[::every]] = True
+    return torch.nonzero(chosen[dataset.domains]).squeeze(1)
+
+
+def _errors(values: Tensor, line: Timeline, count: Tensor) -> Tensor:
+    """Mean squared error of pieces of 1, 2, 4, ... rows, over the variance of patients' means: ``(sizes, n)``.
+
+    NaN where a column tells nothing, because patients' means are all the same or no piece is complete.
+    """
+    known = ~torch.isnan(values)
+    centred = torch.where(known, values - values.nanmean(dim=0), 0.0)
+    # Totals up to and with each row, of all patients: their differences are sums over any stretch of rows.
+    sums, seen = (_totals(each) for each in (centred, known.to(torch.float64)))
+    start, last = line.patient, line.last + 1
+    mean = (sums[last] - sums[start]) / (seen[last] - seen[start])
+    first = torch.zeros(len(values), dtype=torch.bool, device=values.device)
+    first[line.patient] = True
+    of_patients = mean[first]
+    spread = (of_patients - of_patients.nanmean(dim=0)).square().nanmean(dim=0)
+    spread = torch.where(spread > 1e-12 * values.square().nanmean(dim=0), spread, torch.nan)
+    place = torch.arange(len(values), device=values.device) - line.patient
+    found, size = [], 1
+    while 2 * size <= int(count.max()):
+        ends = torch.nonzero(((place + 1) % size == 0) & (count >= 2 * size)).squeeze(1) + 1
+        complete = seen[ends] - seen[ends - size] == size
+        error = ((sums[ends] - sums[ends - size]) / size - mean[ends - 1]).square()
+        found.append(torch.where(complete, error, torch.nan).nanmean(dim=0) / spread)
+        size *= 2
+    return torch.stack(found)
+
+
+def _totals(values: Tensor) -> Tensor:
+    """Sums of the first 0, 1, 2, ... rows: ``(rows + 1, n)``."""
+    return torch.cat([values.new_zeros(1, values.shape[1]), values.cumsum(dim=0)])
+
+
+def _crossing(ratios: list[float]) -> float:
+    """The size at which the ratio falls to 1: between two sizes by their logarithms, beyond the last in proportion."""
+    size, previous = 1, math.nan
+    for ratio in ratios:
+        if math.isnan(ratio):
+            break
+        if ratio <= 1:
+            if math.isnan(previous):
+                return 1.0
+            share = math.log(previous) / (math.log(previous) - math.log(max(ratio, 1e-300)))
+            return size / 2 * 2**share
+        size, previous = 2 * size, ratio
+    return MOST if math.isnan(previous) else size / 2 * previous

@@ -1,0 +1,289 @@
+"""Prediction sets that hold for new patients: split conformal prediction in which a patient counts once.
+
+The score of a sample is one minus the probability of its true class (Sadinle, Lei and Wasserman, "Least Ambiguous
+Set-Valued Classifiers with Bounded Error Levels", 2019); of a multi-label sample, one minus the probability of each
+label's true value, present or absent. A prediction set holds every class (value) whose score is within a threshold, and
+always the most probable one. Thresholds come from calibration patients. Two rules, and what they promise if a new
+patient and the calibration patients come in random order from the same population (samples *within* a patient may
+depend on one another in any way):
+
+- *on average* (hierarchical conformal prediction; Lee, Barber and Willett, 2023): the expected share of a new patient's
+  samples whose set holds the truth is at least the level. Some patients have more, some less. For a binary target this
+  is promised of each class by itself (over the patients who have it), because a rule for both together could leave out
+  a rare class nearly always.
+- *for most patients*: with at least the stated probability, a new patient is one of whose samples at least the level
+  are covered.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from manydg.errors import DataError
+from manydg.evaluation import _formulas as formulas
+from manydg.targets import Target
+
+Array = npt.NDArray[Any]
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+COVERAGE, PATIENTS_COVERED = 0.9, 0.8
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, eq=False)
+class SetRule:
+    """What goes into a prediction set, and what that promises.
+
+    Attributes
+    ----------
+    thresholds : array ``(statements,)``
+        Largest score that is still in the set: one for all of several classes, one for each label of a multi-label
+        target, and one for each class of a binary target (or one for both).
+    level : float
+        Share of samples covered.
+    share : float
+        Probability with which a new patient has that share; 0 where the level is meant on average over patients.
+    """
+
+    thresholds: FloatArray
+    level: float
+    share: float = 0.0
+
+
+def conformal_scores(target: Target, truth: Array, probabilities: Array) -> FloatArray:
+    """One minus the probability of the truth: ``(rows, 1)``, or ``(rows, K)`` for multi-label."""
+    values = np.asarray(probabilities, float)
+    if target.kind == "multilabel":
+        return np.where(np.asarray(truth) != 0, 1.0 - values, values)
+    return 1.0 - np.take_along_axis(values, np.asarray(truth, np.int64)[:, None], axis=1)
+
+
+def fit_on_average(
+    target: Target, truth: Array, probabilities: Array, patients: Array, coverage: float = COVERAGE
+) -> SetRule:
+    """The rule whose level holds on average over new patients.
+
+    Parameters
+    ----------
+    truth, probabilities, patients : array ``(rows, ...)``
+        Of calibration patients.
+    coverage : float
+        Level wanted. ``n`` patients can promise ``n / (n + 1)`` at most, and with fewer that is the level; a class of a
+        binary target that too few patients have is never ruled out instead.
+    """
+    scores, groups, number = _prepare(target, truth, probabilities, patients, coverage)
+    if target.kind == "binary":
+        known = [np.asarray(truth) == code for code in range(target.size)]
+        by_class = [_class_threshold(scores[rows, 0], groups[rows], coverage) for rows in known]
+        return SetRule(np.array(by_class), coverage)
+    level = min(coverage, number / (number + 1))
+    thresholds = [_first_reaching(column, groups, number, level) for column in scores.T]
+    return SetRule(np.array(thresholds), level)
+
+
+def fit_for_most_patients(
+    target: Target,
+    truth: Array,
+    probabilities: Array,
+    patients: Array,
+    coverage: float = COVERAGE,
+    share: float = PATIENTS_COVERED,
+) -> SetRule:
+    """The rule whose level holds within most new patients.
+
+    Each calibration patient has the smallest threshold that would cover ``coverage`` of his or her samples; the rule's
+    threshold is the ``share`` quantile of these.
+    """
+    scores, groups, number = _prepare(target, truth, probabilities, patients, coverage)
+    rank = min(number, math.ceil(share * (number + 1) - _ROUNDING))
+    own = np.stack([_own_thresholds(column, groups, number, coverage) for column in scores.T], axis=1)
+    return SetRule(np.sort(own, axis=0)[rank - 1], coverage, min(share, rank / (number + 1)))
+
+
+def prediction_sets(target: Target, probabilities: Array, rule: SetRule) -> BoolArray:
+    """Which classes, or which labels as present, cannot be ruled out: ``(rows, K)``."""
+    values = np.asarray(probabilities, float)
+    within = 1.0 - values <= rule.thresholds + _ROUNDING
+    likeliest = values >= 0.5 if target.kind == "multilabel" else values == values.max(axis=1, keepdims=True)
+    return np.asarray(within | likeliest, bool)
+
+
+def covered(target: Target, truth: Array, probabilities: Array, rule: SetRule) -> BoolArray:
+    """Whether each set holds the truth: ``(rows, 1)``, or ``(rows, K)`` for multi-label."""
+    possible = prediction_sets(target, probabilities, rule)
+    if target.kind == "multilabel":
+        absent_possible = prediction_sets(target, 1.0 - np.asarray(probabilities, float), rule)
+        return np.where(np.asarray(truth) != 0, possible, absent_possible)
+    return np.take_along_axis(possible, np.asarray(truth, np.int64)[:, None], axis=1)
+
+
+def patient_coverage(
+    target: Target, truth: Array, probabilities: Array, patients: Array, rule: SetRule
+) -> dict[int, dict[str, float]]:
+    """Within each patient: share of samples (of labels, for multi-label) covered, and mean size of the sets."""
+    codes, groups = np.unique(patients, return_inverse=True)
+    hit = covered(target, truth, probabilities, rule).mean(axis=1)
+    size = prediction_sets(target, probabilities, rule).sum(axis=1).astype(float)
+    coverage, sizes = (formulas.group_means(values, groups, len(codes)) for values in (hit, size))
+    return {int(code): {"coverage": float(coverage[i]), "size": float(sizes[i])} for i, code in enumerate(codes)}
+
+
+def class_coverage(target: Target, truth: Array, probabilities: Array, patients: Array, rule: SetRule) -> list[float]:
+    """For each class (label) that occurs, the mean over patients who have it of their share of its samples covered.
+
+    For multi-label, presence and absence of a label count together.
+    """
+    _, groups = np.unique(patients, return_inverse=True)
+    hit, number = covered(target, truth, probabilities, rule).astype(float), int(groups.max()) + 1
+    if target.kind == "multilabel":
+        return [float(np.nanmean(formulas.group_means(column, groups, number))) for column in hit.T]
+    rows = [np.asarray(truth) == code for code in np.unique(truth)]
+    return [float(np.nanmean(formulas.group_means(hit[of, 0], groups[of], number))) for of in rows]
+
+
+def _prepare(
+    target: Target, truth: Array, probabilities: Array, patients: Array, coverage: float
+) -> tuple[FloatArray, npt.NDArray[np.int64], int]:
+    if not 0 < coverage < 1:
+        raise DataError(f"the coverage of prediction sets lies between 0 and 1; got {coverage}")
+    codes, groups = np.unique(patients, return_inverse=True)
+    if not len(codes):
+        raise DataError("prediction sets need at least one calibration patient")
+    return conformal_scores(target, truth, probabilities), groups, len(codes)
+
+
+def _class_threshold(scores: FloatArray, groups: npt.NDArray[np.int64], coverage: float) -> float:
+    codes, dense = np.unique(groups, return_inverse=True)
+    if len(codes) < coverage * (len(codes) + 1) - _ROUNDING:
+        return 1.0
+    return _first_reaching(scores, dense, len(codes), coverage)
+
+
+def _first_reaching(scores: FloatArray, groups: npt.NDArray[np.int64], number: int, level: float) -> float:
+    """The smallest score at which the mass up to it reaches the level.
+
+    Each patient has the mass of one among n + 1, spread over the patient's samples; a new one's lies at infinity.
+    """
+    mass = 1.0 / (np.bincount(groups, minlength=number)[groups] * (number + 1))
+    order = np.argsort(scores, kind="stable")
+    total = np.cumsum(mass[order])
+    place = int(np.searchsorted(total, level - _ROUNDING))
+    return float(scores[order[min(place, len(order) - 1)]])
+
+
+def _own_thresholds(scores: FloatArray, groups: npt.NDArray[np.int64], number: int, coverage: float) -> FloatArray:
+    """Smallest score within each group that is at least ``coverage`` of the group's scores, ``(groups,)``."""
+    order = np.lexsort((scores, groups))
+    counts = np.bincount(groups, minlength=number)
+    wanted = np.ceil(coverage * counts - _ROUNDING).astype(np.int64).clip(1)
+    return np.asarray(scores[order[np.cumsum(counts) - counts + wanted - 1]], float)
+
+
+# Is a patient like those of the training? Distance of the patient's mean embedding from the training patients' means.
+#
+# The distance is Mahalanobis': with B the covariance of training patients' mean embeddings (shrunk after Ledoit and
+# Wolf, since patients are few and dimensions many) and W that of samples around their own patient's mean, the mean of
+# n samples of a patient like any other varies by B + W / n. So a patient is not called strange for being little
+# known.
+
+
+FALSE_ALARMS = 0.05
+_LEAST = 1e-9
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """Where training patients lie, as axes along which their means vary by one and samples within them independently.
+
+    Attributes
+    ----------
+    mean : array ``(dim,)``
+        Mean of the training patients' mean embeddings.
+    axes : array ``(dim, dim)``
+        Columns take ``embedding - mean`` to those axes.
+    within : array ``(dim,)``
+        Variance of single samples around their patient's mean, along each axis.
+    """
+
+    mean: FloatArray
+    axes: FloatArray
+    within: FloatArray
+
+    def distances(self, embeddings: Array, patients: Array) -> tuple[Array, FloatArray]:
+        """Codes of the patients, in order, and the distance of each, ``(patients,)``.
+
+        A distance is scaled so that it is about one for a patient like those of the training.
+
+        Parameters
+        ----------
+        embeddings : array ``(samples, dim)``
+        patients : array ``(samples,)``
+        """
+        codes, means, counts, _ = _patient_means(np.asarray(embeddings, float), patients)
+        along = (means - self.mean) @ self.axes
+        squared = along**2 / (1.0 + self.within / counts[:, None])
+        return codes, np.sqrt(squared.mean(axis=1))
+
+
+def fit_reference(embeddings: Array, patients: Array) -> Reference:
+    """The reference of training patients.
+
+    Parameters
+    ----------
+    embeddings : array ``(samples, dim)``
+    patients : array ``(samples,)``
+        Two patients at least.
+    """
+    from sklearn.covariance import ledoit_wolf
+
+    values = np.asarray(embeddings, float)
+    codes, means, _, groups = _patient_means(values, patients)
+    if len(codes) < 2:
+        raise DataError(f"what is usual among patients cannot be told from {len(codes)}: two at least are needed")
+    spread = values.std(axis=0)
+    # Shrinkage is towards equal variances, so dimensions are brought to one unit first; one without any stays out.
+    scale = np.divide(1.0, spread, out=np.zeros_like(spread), where=spread > _LEAST * (1 + np.abs(values).max()))
+    centre = means.mean(axis=0)
+    between, _ = ledoit_wolf((means - centre) * scale, assume_centered=True)
+    apart = (values - means[groups]) * scale
+    within = apart.T @ apart / max(len(values) - len(codes), 1)
+    lengths, directions = np.linalg.eigh(between)
+    whiten = directions / np.sqrt(np.maximum(lengths, max(float(lengths[-1]), _LEAST) * _LEAST))
+    ratios, turn = np.linalg.eigh(whiten.T @ within @ whiten)
+    return Reference(centre, scale[:, None] * (whiten @ turn), np.maximum(ratios, 0.0))
+
+
+def novelty_threshold(distances: Array, false_alarms: float = FALSE_ALARMS) -> tuple[float, float]:
+    """The distance from which a patient is flagged, from patients who are like any new one but were not trained on.
+
+    Parameters
+    ----------
+    distances : array ``(patients,)``
+        Of validation patients.
+    false_alarms : float
+        Wanted probability that a patient of the same population is flagged. ``n`` patients can promise ``1 / (n + 1)``
+        at best, and with fewer that is what the threshold promises.
+
+    Returns
+    -------
+    threshold, false_alarms : float
+        A patient is flagged if the distance is larger.
+    """
+    found = np.sort(np.asarray(distances, float))
+    if not len(found):
+        raise DataError("a threshold of novelty needs at least one validation patient")
+    rank = min(len(found), math.ceil((1.0 - false_alarms) * (len(found) + 1) - _ROUNDING))
+    return float(found[rank - 1]), max(false_alarms, 1.0 / (len(found) + 1))
+
+
+def _patient_means(values: FloatArray, patients: Array) -> tuple[Array, FloatArray, FloatArray, npt.NDArray[np.int64]]:
+    codes, groups = np.unique(patients, return_inverse=True)
+    counts = np.bincount(groups, minlength=len(codes)).astype(float)
+    starts = (np.cumsum(counts) - counts).astype(np.int64)
+    sums = np.add.reduceat(values[np.argsort(groups, kind="stable")], starts, axis=0)
+    return codes, sums / counts[:, None], counts, groups

@@ -1,1 +1,0 @@
-"""Experiments: each a list of runs and a way to fold their records into a table or a figure."""

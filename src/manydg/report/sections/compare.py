@@ -1,0 +1,221 @@
+"""The main tables, and what they say in plain words."""
+
+from __future__ import annotations
+
+import math
+
+from manydg.evaluation.statistics import Interval
+from manydg.report import charts
+from manydg.report.content import Block, Bullets, Cell, Column, Figure, Section, Table, Text
+from manydg.report.sections.inside import similarity_known, verdict_on_z
+from manydg.report.study import Chapter, Comparison, Test
+from manydg.report.words import (
+    algorithm_name,
+    interval,
+    listed,
+    metric_name,
+    number,
+    plural,
+    probability,
+    sentence,
+    signed,
+)
+from manydg.studies.summary import Entry
+
+_CONTROLS = ("prototype", "manydg-random-pairs")
+_READING = {"unsure": "not certain", "none": "no clear difference"}
+
+
+def main_results(chapter: Chapter, comparison: Comparison) -> Section:
+    """Table of all methods, their forest plot, and the tests."""
+    blocks: list[Block] = [_table(chapter, comparison), _forest(chapter, comparison)]
+    if comparison.tests(chapter.metric):
+        blocks.append(Text(_reading_of_tests(chapter, comparison)))
+        blocks += [_tests(comparison, metric) for metric in _ordered(chapter)]
+        blocks.append(Text(_caution(comparison), "note"))
+    return Section("compare", "Main results", blocks, chapter.command("compare"))
+
+
+def _ordered(chapter: Chapter) -> list[str]:
+    return list(dict.fromkeys([chapter.metric, *chapter.target.metrics]))
+
+
+def _table(chapter: Chapter, comparison: Comparison) -> Table:
+    metrics = chapter.target.metrics
+    columns = [Column("Method", numeric=False), *(Column(sentence(metric_name(name))) for name in metrics)]
+    columns.append(Column(f"10th percentile patient, {metric_name(chapter.metric)}"))
+    rows = []
+    for row in comparison.rows:
+        tenth = comparison.entry(row, chapter.metric).worst_tenth
+        cells = [_score_cell(comparison.entry(row, metric)) for metric in metrics]
+        rows.append([Cell(algorithm_name(row)), *cells, Cell(number(tenth), tenth)])
+    splits = len(comparison.summary.seeds)
+    note = (
+        f"Mean ± standard deviation over {plural(splits, 'split')} of the patients; below it the 95% interval, from "
+        "drawing patients (not samples) again and again. Bold: best mean; underlined: second best. Neither says that a "
+        "difference is more than chance: see the tests below."
+    )
+    # What an error said is not repeated: nobody vouches for what stands in it.
+    told = [f"{sentence(text)}." for text in comparison.summary.notes if " failed: " not in text]
+    return Table("Performance on patients never seen in training", columns, rows, " ".join([note, *told]))
+
+
+def _score_cell(entry: Entry) -> Cell:
+    text = number(entry.mean) + (f" ± {number(entry.sd)}" if math.isfinite(entry.sd) else "")
+    return Cell(text, entry.mean, _bounds(entry.interval), {1: "best", 2: "second"}.get(entry.rank, ""))
+
+
+def _bounds(found: Interval | None) -> str:
+    return interval(found.low, found.high) if found else ""
+
+
+def _forest(chapter: Chapter, comparison: Comparison) -> Figure:
+    panels = []
+    for metric in _ordered(chapter)[:2]:
+        entries = [comparison.entry(row, metric) for row in comparison.rows]
+        names = [algorithm_name(row) for row in comparison.rows]
+        low = [math.nan if entry.interval is None else entry.interval.low for entry in entries]
+        high = [math.nan if entry.interval is None else entry.interval.high for entry in entries]
+        means = [entry.mean for entry in entries]
+        panels.append(charts.forest(sentence(metric_name(metric)), names, means, low, high, metric_name(metric)))
+    return Figure("Means over the splits with 95% intervals over patients.", panels)
+
+
+def _reading_of_tests(chapter: Chapter, comparison: Comparison) -> str:
+    metric, name = metric_name(chapter.metric), algorithm_name(comparison.first)
+    tests = comparison.tests(chapter.metric)
+    groups = {
+        "better": [test for test in tests if test.verdict == "clear" and test.difference > 0],
+        "worse": [test for test in tests if test.verdict == "clear" and test.difference < 0],
+        "unsure": [test for test in tests if test.verdict == "unsure"],
+        "none": [test for test in tests if test.verdict == "none"],
+    }
+    words = {
+        "better": f"In {metric}, {name} is clearly better than {{}}",
+        "worse": f"in {metric}, {name} is clearly worse than {{}}",
+        "unsure": "the evidence is mixed against {}",
+        "none": "no clear difference could be shown to {}",
+    }
+    parts = [words[key].format(_names(found)) for key, found in groups.items() if found]
+    return sentence("; ".join(parts)) + "."
+
+
+def _names(tests: list[Test]) -> str:
+    return listed([algorithm_name(test.rival) for test in tests])
+
+
+def _tests(comparison: Comparison, metric: str) -> Table:
+    name = algorithm_name(comparison.first)
+    numbers = ("Difference", "t-test p", "Corrected t p", "Wilcoxon p", "Effect size")
+    columns = [Column(f"{name} against", numeric=False), *map(Column, numbers), Column("Reading", numeric=False)]
+    rows = []
+    for test in comparison.tests(metric):
+        rows.append([
+            Cell(algorithm_name(test.rival)),
+            Cell(signed(test.difference), test.difference, _bounds(test.interval)),
+            Cell(probability(test.t_p), test.t_p),
+            Cell(probability(test.corrected_p), test.corrected_p),
+            Cell(probability(test.wilcoxon_p), test.wilcoxon_p),
+            Cell(number(test.effect, 2), test.effect),
+            Cell(reading(test), whole=True),
+        ])  # fmt: skip
+    return Table(f"{name} minus each rival: {metric_name(metric)}", columns, rows)
+
+
+def reading(test: Test) -> str:
+    """What a test allows one to say."""
+    if test.verdict != "clear":
+        return _READING[test.verdict]
+    return "clearly better" if test.difference > 0 else "clearly worse"
+
+
+def _caution(comparison: Comparison) -> str:
+    seeds = max(test.splits for test in comparison.tests(comparison.summary.primary))
+    text = (
+        "Difference: mean over the splits, and the 95% interval over patients. All p-values are two-sided, paired over "
+        f"{plural(seeds, 'split')}, and adjusted (Holm) for the number of rivals. Splits share patients, which makes "
+        "the plain t-test too ready to see a difference; the corrected one (Nadeau and Bengio) allows for that. Effect "
+        "size: Hedges’ g. “Clearly” is said only where the corrected t-test is below 0.05 and the interval excludes "
+        "zero; where only one of them holds it reads “not certain”. “No clear difference” does not mean that there is "
+        "none."
+    )
+    if seeds <= 5:
+        least = number(2 * 0.5**seeds, 4)
+        text += f" With {plural(seeds, 'split')} the Wilcoxon p cannot fall below {least}, even before correction."
+    return text
+
+
+def summary(chapter: Chapter, comparison: Comparison | None) -> list[Block]:
+    """The chapter in a few sentences, for somebody who reads no further."""
+    if comparison is None:
+        done = list(dict.fromkeys(str(record["experiment"]) for record in chapter.uses()))
+        return [Text(f"The methods were not compared here; this page shows {listed(done) or 'no finished run'}.")]
+    points = [
+        point
+        for point in (_best(chapter, comparison), _attribution(chapter, comparison), _low(chapter, comparison))
+        if point
+    ]
+    similar = [figure.data["rows"] for figure in chapter.figures_of("domain-similarity") if figure.kind == "similarity"]
+    points += [verdict_on_z(known) for rows in similar if (known := similarity_known(rows))]
+    return [Text(_headline(chapter, comparison), "finding"), Bullets([sentence(point) for point in points])]
+
+
+def _headline(chapter: Chapter, comparison: Comparison) -> str:
+    metric, name = chapter.metric, comparison.first
+    value = _value(comparison.entry(name, metric))
+    text = f"On patients it has never seen, {algorithm_name(name)} reached {metric_name(metric)} {value}"
+    test = comparison.test(metric, "base")
+    if test is None:
+        return f"{text}."
+    plain = f"the plain model ({algorithm_name('base')}) {_value(comparison.entry('base', metric))}"
+    return f"{text}; {plain}. {difference_in_words(test)}"
+
+
+def _value(entry: Entry) -> str:
+    around = _bounds(entry.interval)
+    return number(entry.mean) + (f" (95% interval {around})" if around else "")
+
+
+def difference_in_words(test: Test) -> str:
+    """A difference and how sure one can be of it."""
+    around = _bounds(test.interval)
+    facts = f"The difference, {signed(test.difference)}" + (f" (95% interval {around})" if around else "")
+    p = f"p = {number(test.p)}" if test.p >= 0.001 else "p < 0.001"
+    if math.isnan(test.p):
+        return f"{facts}, could not be tested: {test.note or 'too few splits'}."
+    if test.verdict == "clear":
+        return f"{facts}, is larger than chance would explain ({p} after correction)."
+    if test.verdict == "unsure":
+        return f"{facts}, may or may not be more than chance: test and interval disagree ({p} after correction)."
+    return f"{facts}, is too small to tell from chance ({p} after correction)."
+
+
+def _best(chapter: Chapter, comparison: Comparison) -> str:
+    metric = chapter.metric
+    known = [row for row in comparison.rows if math.isfinite(comparison.entry(row, metric).mean)]
+    if len(known) < 2:
+        return ""
+    best = max(known, key=lambda row: comparison.entry(row, metric).mean)
+    name, label = algorithm_name(best), metric_name(metric)
+    test = comparison.test(metric, best)
+    if test is None:
+        return f"{name} had the highest mean {label} of {plural(len(known), 'method')}."
+    gap = f"{algorithm_name(comparison.first)} minus {name}: {signed(test.difference)}, {reading(test)}"
+    return f"the highest mean {label} was that of {name}, {_value(comparison.entry(best, metric))} ({gap})."
+
+
+def _attribution(chapter: Chapter, comparison: Comparison) -> str:
+    """Where a gain comes from: the two controls."""
+    tests = [test for name in _CONTROLS if (test := comparison.test(chapter.metric, name))]
+    if not tests:
+        return ""
+    parts = [f"{algorithm_name(test.rival)} ({signed(test.difference)}, {reading(test)})" for test in tests]
+    return f"ManyDG against the controls that lack its central idea: {listed(parts)}."
+
+
+def _low(chapter: Chapter, comparison: Comparison) -> str:
+    value = comparison.entry(comparison.first, chapter.metric).worst_tenth
+    if not math.isfinite(value):
+        return ""
+    name = algorithm_name(comparison.first)
+    return f"one patient in ten had {metric_name(chapter.metric)} below {number(value)} with {name}."

@@ -1,0 +1,116 @@
+"""The paper's figures beside ours, never called comparable where the data differ."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from manydg.report.content import Block, Cell, Column, Section, Table, Text
+from manydg.report.sections.inside import weights_named
+from manydg.report.study import Chapter, Comparison, by_algorithm, seconds_per_epoch
+from manydg.report.words import MINUS, algorithm_name, metric_name, number, sentence
+from manydg.studies.paper_figures import (
+    Difference,
+    beside,
+    data_difference,
+    nearest_task,
+    paper_table,
+    paper_tasks,
+)
+from manydg.studies.summary import summarize
+
+Line = tuple[str, str, str, str, str]
+"""What, quantity, ours, the paper's, the paper's table."""
+
+
+def paper(chapter: Chapter, comparison: Comparison | None) -> Section | None:
+    """Every figure that the paper has for the nearest of its tasks; None where it has none."""
+    source = _source(chapter)
+    task = nearest_task(chapter.target.kind, chapter.target.spec.names, source)
+    if task is None:
+        return None
+    lines = [*_results(chapter, comparison, task, source), *_similarity(chapter, task)]
+    lines += [*_orthogonality(chapter, task), *_times(chapter, task)]
+    if not lines:
+        return None
+    verdict = _difference(chapter, task, source)
+    lead = f"The paper’s nearest task is {paper_tasks()[task].name.lower()}. {verdict.text}"
+    blocks: list[Block] = [Text(lead)]
+    if not verdict.comparable:
+        caution = "The figures stand side by side for orientation only; a higher or lower value says nothing."
+        blocks.append(Text(caution, "note"))
+    titles = {"Model": False, "Quantity": False, "Ours": True, "The paper’s": True, "Where": False}
+    columns = [Column(title, numeric=numeric) for title, numeric in titles.items()]
+    cells = [[_cell(text, column) for text, column in zip(line, columns, strict=True)] for line in lines]
+    blocks.append(Table("Ours and the paper’s", columns, cells))
+    return Section("paper", "The paper’s figures beside ours", blocks)
+
+
+def _cell(text: str, column: Column) -> Cell:
+    """A cell that sorts by its mean, the figure before any ±; a dash or a slash sorts last."""
+    mean = text.split(" ")[0].replace(MINUS, "-")
+    known = re.fullmatch(r"-?\d+(\.\d+)?", mean)
+    return Cell(text, float(mean) if known else None) if column.numeric else Cell(text)
+
+
+def _source(chapter: Chapter) -> str | None:
+    origin = chapter.about.get("provenance")
+    return str(origin["source"]) if isinstance(origin, dict) and origin.get("source") else None
+
+
+def _difference(chapter: Chapter, task: str, source: str | None) -> Difference:
+    people, samples = (_whole(chapter.about.get(key)) for key in ("patients", "samples"))
+    return data_difference(task, source=source, patients=people, samples=samples)
+
+
+def _whole(value: Any) -> int | None:
+    return int(value) if isinstance(value, int | float) else None
+
+
+def _results(chapter: Chapter, comparison: Comparison | None, task: str, source: str | None) -> Iterator[Line]:
+    runs = chapter.runs("decomposition")
+    summaries = [comparison.summary] if comparison else []
+    summaries += [summarize(runs)] if runs else []
+    seen = set()
+    for summary in summaries:
+        found = beside(summary, task=task, source=source)
+        for row, metric, ours, theirs, table in found.rows if found else ():
+            if (row, metric) not in seen:
+                seen.add((row, metric))
+                yield algorithm_name(row), sentence(metric_name(metric)), ours, theirs, table
+
+
+def _similarity(chapter: Chapter, task: str) -> Iterator[Line]:
+    table = paper_table("domain-similarity")
+    for figure in chapter.figures_of("domain-similarity"):
+        if figure.kind == "similarity":
+            row = figure.data["rows"][-1]
+            for key, told in (("within", "within a patient"), ("across", "across patients")):
+                for cell in table.find(task=task, row=key):
+                    what = f"Cosine of z {told}"
+                    yield algorithm_name(figure.algorithm), what, number(row[key], 4), table.text(cell), table.name
+
+
+def _orthogonality(chapter: Chapter, task: str) -> Iterator[Line]:
+    table = paper_table("orthogonality")
+    theirs = {_model_pair({"first": cell.row, "second": ""}): cell for cell in table.find(task=task)}
+    for figure in chapter.figures_of("orthogonality"):
+        for row in figure.data["rows"] if figure.kind == "orthogonality" else ():
+            cell = theirs.get(_model_pair(row))
+            if cell is not None and row.get("paper") is None:
+                what = f"Cosine of weights, {_model_pair(row)}"
+                yield algorithm_name(figure.algorithm), what, number(row["cosine"], 4), table.text(cell), table.name
+
+
+def _model_pair(row: Mapping[str, Any]) -> str:
+    return " and ".join(weights_named(row))
+
+
+def _times(chapter: Chapter, task: str) -> Iterator[Line]:
+    table = paper_table("runtime")
+    for name, records in by_algorithm(chapter.runs("runtime")).items():
+        ours = [value for value in map(seconds_per_epoch, records) if value is not None]
+        for cell in table.find(task=task, row=name) if ours else ():
+            mean = number(sum(ours) / len(ours), 2)
+            yield algorithm_name(name), "Seconds per epoch", mean, table.text(cell), table.name

@@ -1,0 +1,396 @@
+"""What a results folder holds: records, what is known of each dataset, figures' data and predictions, all checked."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from manydg.data.dataset import TargetSpec
+from manydg.errors import DataError, StorageError
+from manydg.evaluation.statistics import Interval, Predictions
+from manydg.report.figure_data import PSEUDONYM, FigureData, read_figures
+from manydg.studies.records import views
+from manydg.studies.study import read_results
+from manydg.studies.summary import Entry, Summary, load_predictions, summarize
+from manydg.targets import Target, target_of
+
+Record = Mapping[str, Any]
+_NEEDED = ("run", "experiment", "algorithm", "seed", "dataset", "status")
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """All that a study holds on one dataset.
+
+    Parameters
+    ----------
+    dataset : str
+    folder : Path
+        The results folder.
+    records : list of dict
+        Finished and failed runs, in the order they were written; of a run that stands twice the last counts.
+    about : dict
+        The dataset's entry of ``study.json``; empty where there is none.
+    figures : list of FigureData
+    commands : dict
+        Experiment to the command that made it.
+    """
+
+    dataset: str
+    folder: Path
+    records: Sequence[Record]
+    about: Mapping[str, Any] = field(default_factory=dict)
+    figures: Sequence[FigureData] = ()
+    commands: Mapping[str, str] = field(default_factory=dict)
+    _read: dict[str, Predictions | None] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @cached_property
+    def target(self) -> Target:
+        """The kind of label, from the first record that says."""
+        told = [record["target"] for record in self.records if record.get("target")]
+        found = told[0] if told else self.about.get("target")
+        if not found:
+            raise DataError(f"no run on {self.dataset} ended well, so there is nothing to report on it")
+        return target_of(TargetSpec(found["kind"], tuple(found["names"])))
+
+    @property
+    def metric(self) -> str:
+        """The metric that chose the epochs, and that the chapter's first sentence is about."""
+        return self.target.selection
+
+    def runs(self, experiment: str) -> list[Record]:
+        """Finished runs of an experiment."""
+        return [record for record in self.uses() if record["experiment"] == experiment]
+
+    def uses(self) -> list[Record]:
+        """Finished runs as each of their experiments sees them: a run that serves several stands here several times."""
+        return list(views(record for record in self.records if record["status"] == "ok"))
+
+    def failed(self) -> list[Record]:
+        """Runs that ended in an error."""
+        return [record for record in self.records if record["status"] != "ok"]
+
+    def command(self, experiment: str) -> str:
+        """The command that makes an experiment again; empty where it is not known."""
+        made_by = "norms" if experiment == "embedding" else experiment
+        return self.commands.get(experiment) or self.commands.get(made_by, "")
+
+    def figures_of(self, experiment: str) -> list[FigureData]:
+        """Figures that belong to an experiment."""
+        return [figure for figure in self.figures if figure.experiment == experiment]
+
+    def predictions(self, record: Record) -> Predictions | None:
+        """Test predictions of a run; None where the run's folder is not here."""
+        key = str(record["run"])
+        if key not in self._read:
+            self._read[key] = _read_predictions(self.folder, record)
+        return self._read[key]
+
+
+@dataclass(frozen=True)
+class Study:
+    """A results folder: one chapter per dataset, in the order of the records."""
+
+    chapters: Sequence[Chapter]
+    created: str = ""
+    code_version: str = ""
+
+
+def read_study(folder: str | Path) -> Study:
+    """Read and check a results folder.
+
+    Raises
+    ------
+    StorageError
+        If there is no ``results.jsonl``, or a file cannot be read.
+    DataError
+        If a record lacks a key, or a patient is named by anything but a pseudonym.
+    """
+    folder = Path(folder)
+    records = _read_records(folder)
+    about = _read_about(folder / "study.json")
+    figures = read_figures(folder / "figures")
+    names = list(dict.fromkeys(str(record["dataset"]) for record in records))
+    for figure in figures:
+        if (figure.dataset is None and len(names) > 1) or (figure.dataset is not None and figure.dataset not in names):
+            raise DataError(
+                f"the figure '{figure.title}' does not say which dataset it is of (datasets here: {', '.join(names)})"
+            )
+    chapters = [_chapter(name, folder, records, about, figures) for name in names]
+    versions = list(dict.fromkeys(str(record.get("code_version") or "") for record in records))
+    version = about.get("code_version") or ", ".join(filter(None, versions))
+    return Study(chapters, str(about.get("created") or ""), str(version))
+
+
+def _chapter(
+    name: str, folder: Path, records: list[Record], about: Mapping[str, Any], figures: list[FigureData]
+) -> Chapter:
+    entry, commands = _entry_of(name, about)
+    return Chapter(
+        dataset=name,
+        folder=folder,
+        records=[record for record in records if record["dataset"] == name],
+        about=entry,
+        figures=[figure for figure in figures if figure.dataset in (None, name)],
+        commands=commands,
+    )
+
+
+def _entry_of(name: str, about: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+    """The dataset's entry and commands: ``dataset`` is one entry, ``datasets`` has one by each name."""
+    several = about.get("datasets") or {}
+    entries = [*several.values(), about.get("dataset") or {}] if isinstance(several, dict) else several
+    entry: dict[str, Any] = next((entry for entry in entries if entry.get("name") == name), {})
+    commands = entry.get("commands") or about.get("commands") or {}
+    own = commands.get(name)
+    chosen = own if isinstance(own, dict) else commands
+    return entry, {key: str(text) for key, text in chosen.items() if text and isinstance(text, str)}
+
+
+def _read_records(folder: Path) -> list[Record]:
+    found: dict[str, Record] = {}
+    for place, record in enumerate(read_results(folder), start=1):
+        missing = [key for key in _NEEDED if not isinstance(record, dict) or key not in record]
+        if missing:
+            raise DataError(f"results.jsonl line {place} lacks {', '.join(missing)}: it is no record of a run")
+        if not all(PSEUDONYM.fullmatch(name) for name in record.get("per_patient") or {}):
+            raise DataError(
+                f"results.jsonl line {place} names a patient by something other than a pseudonym (P- and hex digits); "
+                "run it again with a current manydg rather than let an identifier reach a page"
+            )
+        found.pop(str(record["run"]), None)
+        found[str(record["run"])] = record
+    if not found:
+        raise DataError(f"{folder / 'results.jsonl'} holds no record of a run: run 'manydg compare' first")
+    return list(found.values())
+
+
+def _read_about(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise StorageError(f"{path} is no readable JSON ({error}); remove it or make it again") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path} holds no JSON object")
+    return content
+
+
+def _read_predictions(folder: Path, record: Record) -> Predictions | None:
+    found = load_predictions(folder, record)
+    if found is not None and not all(PSEUDONYM.fullmatch(str(name)) for name in found.names):
+        raise DataError(f"the predictions of run {record['run']} name a patient by something other than a pseudonym")
+    return found
+
+
+# Runs folded over seeds: means by method, by variant, by epoch and by patient.
+
+
+FIRST = ("manydg", "base", "prototype", "manydg-random-pairs")
+"""Shown first, in this order: the method, the plain model and the two controls."""
+Key = TypeVar("Key", bound=Hashable)
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean, standard deviation (NaN for one value) and number of values."""
+
+    mean: float
+    sd: float
+    count: int
+
+    @property
+    def low(self) -> float:
+        return self.mean - (0.0 if math.isnan(self.sd) else self.sd)
+
+    @property
+    def high(self) -> float:
+        return self.mean + (0.0 if math.isnan(self.sd) else self.sd)
+
+
+def spread(values: Iterable[float | None]) -> Spread:
+    """Fold values over seeds; undefined ones are left out.
+
+    Examples
+    --------
+    >>> spread([1.0, 3.0, None]).mean
+    2.0
+    """
+    known = np.array([value for value in values if value is not None and math.isfinite(value)], float)
+    if not len(known):
+        return Spread(math.nan, math.nan, 0)
+    return Spread(float(known.mean()), float(known.std(ddof=1)) if len(known) > 1 else math.nan, len(known))
+
+
+def grouped(records: Iterable[Record], key: Callable[[Record], Key]) -> dict[Key, list[Record]]:
+    """Records by a key, keys in the order they are first met."""
+    groups: dict[Key, list[Record]] = {}
+    for record in records:
+        groups.setdefault(key(record), []).append(record)
+    return groups
+
+
+def by_algorithm(records: Iterable[Record]) -> dict[str, list[Record]]:
+    """Records by algorithm: ManyDG, Base and the controls first, then the rivals as they come."""
+    groups = grouped(records, lambda record: str(record["algorithm"]))
+    names = [name for name in FIRST if name in groups] + [name for name in groups if name not in FIRST]
+    return {name: groups[name] for name in names}
+
+
+def metric_spread(records: Iterable[Record], metric: str, side: str = "test") -> Spread:
+    """A metric of several runs."""
+    return spread((record.get(side) or {}).get(metric) for record in records)
+
+
+def epoch_curve(records: Sequence[Record], pick: Callable[[Mapping[str, Any]], float | None]) -> tuple[FloatArray, ...]:
+    """Epochs, and mean, low and high over runs at each: ``(epochs,)`` four times."""
+    values: dict[int, list[float | None]] = {}
+    for record in records:
+        for entry in record.get("history") or []:
+            values.setdefault(int(entry["epoch"]), []).append(pick(entry))
+    folded = {epoch: spread(values[epoch]) for epoch in sorted(values)}
+    folded = {epoch: found for epoch, found in folded.items() if found.count}
+    columns = [(epoch, found.mean, found.low, found.high) for epoch, found in folded.items()]
+    return tuple(np.array(columns, float).reshape(-1, 4).T)
+
+
+def patient_means(records: Iterable[Record], metric: str) -> dict[str, float]:
+    """Each patient's metric, the mean over the runs in which the patient was tested; undefined ones are left out."""
+    values: dict[str, list[float]] = {}
+    for record in records:
+        for name, entry in (record.get("per_patient") or {}).items():
+            value = entry.get(metric)
+            if value is not None and math.isfinite(value):
+                values.setdefault(name, []).append(float(value))
+    return {name: float(np.mean(found)) for name, found in values.items()}
+
+
+def patient_samples(records: Iterable[Record]) -> dict[str, int]:
+    """Each tested patient's number of samples."""
+    counts: dict[str, int] = {}
+    for record in records:
+        counts |= {name: int(entry.get("samples") or 0) for name, entry in (record.get("per_patient") or {}).items()}
+    return counts
+
+
+def defined_metric(records: Sequence[Record], metrics: Sequence[str]) -> str | None:
+    """The first metric that is defined for at least half of the tested patients; None where there is none."""
+    people = len({name for record in records for name in record.get("per_patient") or {}})
+    counts = {metric: len(patient_means(records, metric)) for metric in metrics}
+    return next((metric for metric in metrics if people and counts[metric] >= people / 2), None)
+
+
+def seconds_per_epoch(record: Record) -> float | None:
+    """Mean seconds of an epoch, the first three left out where there are more; None where no time was noted."""
+    seconds = [float(entry["seconds"]) for entry in record.get("history") or [] if entry.get("seconds") is not None]
+    kept = seconds[3:] if len(seconds) > 3 else seconds
+    return float(np.mean(kept)) if kept else None
+
+
+# The main comparison: the summary of ``manydg compare``, and how far each difference can be trusted.
+
+
+ALPHA = 0.05
+
+
+@dataclass(frozen=True)
+class Test:
+    """The page's first row, ManyDG, minus one rival at one metric; p-values are two-sided, Holm's over the rivals.
+
+    ``corrected_p`` allows for splits that share patients (Nadeau and Bengio), which the plain t-test does not.
+    """
+
+    rival: str
+    difference: float
+    interval: Interval | None
+    t_p: float
+    wilcoxon_p: float
+    corrected_p: float
+    effect: float
+    splits: int
+    note: str
+
+    @property
+    def p(self) -> float:
+        """The p-value that decides: of the corrected t-test, or the plain one where that could not be made."""
+        return self.t_p if math.isnan(self.corrected_p) else self.corrected_p
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether the patient-bootstrap interval of the difference lies on one side of zero."""
+        return self.interval is not None and (self.interval.low > 0 or self.interval.high < 0)
+
+    @property
+    def has_interval(self) -> bool:
+        """Whether the interval could be given."""
+        return self.interval is not None and math.isfinite(self.interval.low)
+
+    @property
+    def verdict(self) -> str:
+        """``clear`` if test and interval agree, ``unsure`` if only one says so, ``none`` if neither does."""
+        tested = self.p < ALPHA
+        if tested and (self.excludes_zero or not self.has_interval):
+            return "clear"
+        return "unsure" if tested or self.excludes_zero else "none"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A summary with its rows in the order of the page: whom the tests are about, Base, the controls first."""
+
+    summary: Summary
+    rows: Sequence[str]
+
+    @property
+    def first(self) -> str:
+        """The row the page is about: ManyDG, or another where it was not run."""
+        return self.rows[0]
+
+    def entry(self, row: str, metric: str) -> Entry:
+        """One cell of the table."""
+        return self.summary.entries[row, metric]
+
+    def test(self, metric: str, rival: str) -> Test | None:
+        """ManyDG minus a rival; None where no test was made."""
+        entry = self.summary.entries.get((rival, metric))
+        if entry is None or entry.comparison is None:
+            return None
+        paired, bounds, adjusted = entry.comparison, entry.difference, entry.adjusted or {}
+        # The summary has the rival minus ManyDG; a reader asks it the other way round.
+        turned = None if bounds is None else Interval(-bounds.estimate, -bounds.high, -bounds.low, bounds.level)
+        return Test(
+            rival=rival,
+            difference=-paired.difference,
+            interval=turned,
+            t_p=adjusted.get("t", math.nan),
+            wilcoxon_p=adjusted.get("wilcoxon", math.nan),
+            corrected_p=adjusted.get("corrected", math.nan),
+            effect=-paired.hedges_g,
+            splits=paired.pairs,
+            note=paired.note,
+        )
+
+    def tests(self, metric: str) -> list[Test]:
+        """Tests against all rivals, in the order of the rows."""
+        return [test for row in self.rows if (test := self.test(metric, row)) is not None]
+
+
+def compare(chapter: Chapter) -> Comparison | None:
+    """Sum up the runs of ``manydg compare``; None where none ended well."""
+    runs = chapter.runs("compare")
+    if not runs:
+        return None
+    known = {str(run["run"]): found for run in runs if (found := chapter.predictions(run)) is not None}
+    summary = summarize(runs, known)
+    order = dict.fromkeys([summary.reference, *FIRST, *summary.rows])
+    return Comparison(summary, [row for row in order if row in summary.rows])

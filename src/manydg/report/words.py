@@ -1,0 +1,165 @@
+"""Names, numbers and sentences as a clinician would want to read them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from manydg.studies.summary_text import METRIC_NAMES
+
+MINUS = "\N{MINUS SIGN}"
+
+ALGORITHMS = {
+    "manydg": "ManyDG",
+    "base": "Base",
+    "prototype": "Prototype head",
+    "manydg-random-pairs": "ManyDG, random pairs",
+    "dann": "DANN",
+    "condadv": "CondAdv",
+    "irm": "IRM",
+    "sagnet": "SagNet",
+    "pcl": "PCL",
+    "mldg": "MLDG",
+    "simd1": "SimD1",
+    "simd2": "SimD2",
+    "boosting": "Gradient boosting",
+    "ema": "EMA",
+    "swad": "SWAD",
+    "coral": "CORAL",
+    "vrex": "V-REx",
+    "groupdro": "GroupDRO",
+    "eqrm": "EQRM",
+    "mixstyle": "MixStyle",
+    "bn-adapt": "Batch-norm adaptation",
+    "arm": "ARM",
+    "manydg-context": "ManyDG with context",
+}
+METRICS = {**METRIC_NAMES, "accuracy": "accuracy", "kappa": "kappa", "f1_macro": "macro F1"}  # within a sentence
+MEANING = {
+    "accuracy": "The share of samples given the right class.",
+    "kappa": "Agreement with the reference beyond what chance alone would give; 0 is chance, 1 is perfect.",
+    "f1_macro": "Balance of missed and false findings, averaged over classes, rare ones counting as much.",
+    "auprc": "Average precision over all thresholds; chance gives the share of positive samples, 1 is perfect.",
+    "auroc": "How often a positive sample is ranked above a negative one; 0.5 is chance, 1 is perfect.",
+    "f1": "Balance of missed and false alarms at the threshold that was chosen on validation patients.",
+    "jaccard": "Of all labels predicted or true for a sample, the share that are both; the mean over samples.",
+    "auprc_samples": "Average precision of a sample’s ranked labels; then the mean over samples.",
+    "f1_samples": "Balance of missed and false labels of a sample; then the mean over samples.",
+}
+LOSSES = {
+    "supervised": "supervised",
+    "mmd": "discrepancy (MMD)",
+    "reconstruction": "reconstruction",
+    "similarity": "similarity of z",
+}
+
+
+def algorithm_name(name: str) -> str:
+    """The name to show for an algorithm; what follows a comma says more of it and stays as it is.
+
+    Examples
+    --------
+    >>> algorithm_name("manydg, offline context"), algorithm_name("my-idea")
+    ('ManyDG, offline context', 'My idea')
+    """
+    algorithm, comma, more = name.partition(", ")
+    return (ALGORITHMS.get(algorithm) or sentence(algorithm.replace("-", " ").replace("_", " "))) + comma + more
+
+
+def metric_name(name: str) -> str:
+    """The name to show for a metric."""
+    return METRICS.get(name) or name.replace("_", " ")
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number in fixed digits, with a true minus sign; an en dash where it is undefined.
+
+    Examples
+    --------
+    >>> number(-0.1234), number(None), number(-0.0001)
+    ('−0.123', '–', '0.000')
+    """
+    if value is None or not math.isfinite(value):
+        return "\N{EN DASH}"
+    text = f"{value:.{digits}f}"
+    if float(text) == 0:
+        text = text.lstrip("-")
+    return text.replace("-", MINUS)
+
+
+def signed(value: float | None, digits: int = 3) -> str:
+    """A difference with its sign.
+
+    Examples
+    --------
+    >>> signed(0.01), signed(-0.01), signed(0.0)
+    ('+0.010', '−0.010', '0.000')
+    """
+    text = number(value, digits)
+    return f"+{text}" if value is not None and math.isfinite(value) and float(f"{value:.{digits}f}") > 0 else text
+
+
+def interval(low: float | None, high: float | None, digits: int = 3) -> str:
+    """An interval in words, empty where it is undefined.
+
+    Examples
+    --------
+    >>> interval(0.7, 0.8)
+    '0.700 to 0.800'
+    """
+    if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
+        return ""
+    return f"{number(low, digits)} to {number(high, digits)}"
+
+
+def probability(value: float | None) -> str:
+    """A p-value, never rounded to nought.
+
+    Examples
+    --------
+    >>> probability(0.0002), probability(0.0421), probability(None)
+    ('< 0.001', '0.042', '–')
+    """
+    if value is not None and math.isfinite(value) and value < 0.001:
+        return "< 0.001"
+    return number(value)
+
+
+def count(value: float | None) -> str:
+    """A whole number with separators between thousands.
+
+    Examples
+    --------
+    >>> count(415089)
+    '415,089'
+    """
+    return "\N{EN DASH}" if value is None else f"{value:,.0f}"
+
+
+def listed(items: Sequence[str], last: str = "and") -> str:
+    """Items as a phrase.
+
+    Examples
+    --------
+    >>> listed(["a"]), listed(["a", "b"]), listed(["a", "b", "c"])
+    ('a', 'a and b', 'a, b and c')
+    """
+    if len(items) < 2:
+        return "".join(items)
+    return f"{', '.join(items[:-1])} {last} {items[-1]}"
+
+
+def plural(amount: int, one: str, many: str | None = None) -> str:
+    """An amount with its noun.
+
+    Examples
+    --------
+    >>> plural(1, "patient"), plural(2, "patient"), plural(2, "study", "studies")
+    ('1 patient', '2 patients', '2 studies')
+    """
+    return f"{count(amount)} {one if amount == 1 else many or one + 's'}"
+
+
+def sentence(text: str) -> str:
+    """Text with a capital first letter."""
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,546 @@
+"""Work that goes on after a kill: finished pieces are kept beside the dataset until it is whole.
+
+What takes time (reading every byte for its checksum, checking, scoring) is done file by file; each file's result is one
+small JSON file in a hidden folder, written in one step. A second run takes over the results whose files and options
+are unchanged, and the folder goes when the dataset stands.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import platform
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from multiprocessing import get_context
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from manydg.errors import ConfigError, ManyDGError, StorageError, unknown_name
+from manydg.jobs import ENGINES, RETRIES, UNLIMITED, as_they_end, connected, places
+
+# Where a dataset came from: the files read, the options used and the counts left after each filter.
+
+
+_CHUNK = 1 << 22
+
+
+class CohortFlow:
+    """The counts after each filter, in order, as in the flow chart of a clinical paper.
+
+    Examples
+    --------
+    >>> flow = CohortFlow()
+    >>> flow.add("recordings found", patients=3, recordings=5)
+    >>> flow.add("epochs with a stage", patients=3, samples=120)
+    >>> flow.to_json()[1]
+    {'step': 'epochs with a stage', 'patients': 3, 'samples': 120}
+    """
+
+    def __init__(self) -> None:
+        self._steps: list[dict[str, Any]] = []
+
+    def add(self, step: str, **counts: int) -> None:
+        """Note what is left after a step; any counts may be named (patients, samples, rows, left_out, ...)."""
+        self._steps.append({"step": step, **{name: int(count) for name, count in counts.items()}})
+
+    def extend(self, steps: Iterable[Mapping[str, Any]]) -> None:
+        """Note steps that another flow gave as JSON values."""
+        self._steps.extend(dict(step) for step in steps)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """The steps as JSON values, in order."""
+        return [dict(step) for step in self._steps]
+
+
+def file_checksum(path: str | Path) -> str:
+    """The SHA-256 checksum of a file, read as a stream; PhysioNet's ``SHA256SUMS.txt`` lists the same."""
+    digest = hashlib.sha256()
+    with reading_errors(path), Path(path).open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+@contextmanager
+def reading_errors(path: str | Path) -> Iterator[None]:
+    """Turn the operating system's errors while a file is read into ours."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def read_into(file: io.FileIO, data: memoryview) -> None:
+    """Fill a buffer from an unbuffered file; one that ends before is damaged."""
+    filled = 0
+    while filled < len(data):
+        count = file.readinto(data[filled:])
+        if not count:
+            raise StorageError(f"{file.name!s} became shorter while it was read: copy it again")
+        filled += count
+
+
+def map_whole(path: Path) -> npt.NDArray[np.uint8]:
+    """All bytes of a file, ``(bytes,)``, mapped into memory; the disk begins to read them at once."""
+    try:
+        with path.open("rb") as file:
+            fetch_ahead(file.fileno(), 0, 0)
+            return np.memmap(file, np.uint8, "r")
+    except (OSError, ValueError) as error:
+        raise StorageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def fetch_ahead(file: int, start: int, length: int) -> None:
+    """Have the disk read on (all of the file for length 0) while what is there already is worked on."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(file, start, length, os.POSIX_FADV_WILLNEED)
+
+
+@contextmanager
+def hashed_meanwhile(digest: Any, data: memoryview) -> Iterator[None]:
+    """Add bytes to a checksum while the block does something else with them; hashing does not hold the interpreter."""
+    thread = threading.Thread(target=digest.update, args=(data,))
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+def describe_files(paths: Iterable[str | Path]) -> list[dict[str, Any]]:
+    """Name, size and checksum of each file, in memory of one chunk; folders' names are left out."""
+    found = []
+    for path in map(Path, paths):
+        checksum = file_checksum(path)
+        found.append({"name": path.name, "bytes": path.stat().st_size, "checksum": checksum})
+    return found
+
+
+def provenance(
+    source: str, files: Iterable[str | Path] | Iterable[Mapping[str, Any]], options: Mapping[str, Any], flow: CohortFlow
+) -> dict[str, Any]:
+    """What to merge into :class:`manydg.data.storage.DatasetWriter`'s ``info``.
+
+    Parameters
+    ----------
+    source : str
+        The name of the raw format, as in ``manydg prepare NAME``.
+    files : paths, or entries that :func:`describe_files` made
+        The files the dataset was made from.
+    options : dict
+        The options that decide the content; paths among them are cut to their names.
+    flow : CohortFlow
+
+    Returns
+    -------
+    dict
+        ``{"provenance": {"source", "program", "files", "options"}, "cohort_flow": [...]}``, all JSON values.
+    """
+    entries = [dict(file) if isinstance(file, Mapping) else describe_files([file])[0] for file in files]
+    plain = {key: value.name if isinstance(value, Path) else value for key, value in options.items()}
+    return {
+        "provenance": {"source": source, "program": f"manydg {_version()}", "files": entries, "options": plain},
+        "cohort_flow": flow.to_json(),
+    }
+
+
+def _version() -> str:
+    try:
+        return version("manydg")
+    except PackageNotFoundError:
+        return "from a source tree"
+
+
+class Progress:
+    """A progress bar on the terminal; where standard error is no terminal it says nothing.
+
+    Parameters
+    ----------
+    title : str
+    total : int, optional
+        How many steps there will be, where that is known.
+
+    Examples
+    --------
+    >>> with Progress("reading", total=2) as progress:
+    ...     progress.advance()
+    ...     progress.advance()
+    """
+
+    def __init__(self, title: str, total: int | None = None) -> None:
+        self._title, self._total = title, total
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> Progress:
+        if sys.stderr is not None and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import Progress as Bar
+
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
+            self._task = self._bar.add_task(self._title, total=self._total)
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def advance(self, steps: float = 1) -> None:
+        """Say that some steps are done."""
+        if self._bar is not None:
+            self._bar.advance(self._task, steps)
+
+    def describe(self, title: str) -> None:
+        """Change the words beside the bar."""
+        if self._bar is not None:
+            self._bar.update(self._task, description=title)
+
+
+# Where the files of a dataset are read: in this process, in several of this machine, or on a Ray cluster.
+
+
+Function = Callable[[Any], Any]
+_DECISIVE = ("sources", "data")
+
+
+class WorkerLostError(StorageError):
+    """A process that read a file is gone; what others have finished is kept."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One piece of work: a name that is unique in the run, the files it depends on, and what the function is given."""
+
+    name: str
+    files: tuple[Path, ...]
+    argument: Any
+
+
+class Spread(Protocol):
+    """A way to do jobs."""
+
+    def run(self, function: Function, jobs: Sequence[Job], workers: int) -> Iterator[tuple[Job, Any]]:
+        """Each job with the function's result, as they end.
+
+        Parameters
+        ----------
+        function : callable
+            From a job's argument to JSON values; importable by name, for other processes to find it.
+        jobs : sequence of Job
+        workers : int
+            Most jobs side by side.
+        """
+        ...
+
+
+class ThisMachine:
+    """One job after the other in this process, or several processes."""
+
+    def run(self, function: Function, jobs: Sequence[Job], workers: int) -> Iterator[tuple[Job, Any]]:
+        if workers == 1 or len(jobs) < 2:
+            for job in jobs:
+                yield job, function(job.argument)
+            return
+        # Spawned, not forked: a fork of a process whose numerical libraries run threads can hang.
+        with ProcessPoolExecutor(min(workers, len(jobs)), mp_context=get_context("spawn")) as pool:
+            futures: dict[Future[Any], Job] = {pool.submit(function, job.argument): job for job in jobs}
+            try:
+                for future in as_completed(futures):
+                    yield futures[future], future.result()
+            except BrokenProcessPool as error:
+                raise WorkerLostError(
+                    "a worker process was killed, perhaps for want of memory: run the same command with fewer workers"
+                ) from error
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+
+@dataclass(frozen=True)
+class RayCluster:
+    """A Ray cluster: every file is a task with a CPU of its own, read again elsewhere if its node is lost.
+
+    The raw files and the dataset folder must be on a disk that every node sees under the same path, and every node must
+    run the same version of the program.
+
+    Parameters
+    ----------
+    address : str, optional
+        Of the cluster; ``auto`` for the one this machine is part of. Without it, one is started on this machine alone.
+    """
+
+    address: str | None = None
+
+    def run(self, function: Function, jobs: Sequence[Job], workers: int) -> Iterator[tuple[Job, Any]]:
+        if not jobs:
+            return
+        most = workers if workers > 1 else UNLIMITED
+        with connected(self.address) as ray:
+            task = ray.remote(num_cpus=1, max_retries=RETRIES)(_do_on_node)
+            version = _program_version()
+
+            def start(job: Job) -> Any:
+                return task.remote(function, job.argument, job.files, version)
+
+            for job, reference in as_they_end(ray, jobs, start, lambda: min(most, places(ray, 1, 0))):
+                yield job, _result(ray, reference)
+
+
+_chosen: ContextVar[Spread] = ContextVar("spread")
+
+
+@contextmanager
+def spreading(engine: str = "local", address: str | None = None) -> Iterator[None]:
+    """What is prepared within the block reads its files on this machine or on a Ray cluster.
+
+    Parameters
+    ----------
+    engine : {"local", "ray"}
+    address : str, optional
+        As for :class:`RayCluster`.
+    """
+    if engine not in ENGINES:
+        raise unknown_name("engine", engine, ENGINES)
+    if engine == "local" and address is not None:
+        raise ConfigError("--address is for a cluster: add --engine ray")
+    # Joined once for the whole block: a source has several rounds of jobs.
+    with connected(address) if engine == "ray" else nullcontext():
+        token = _chosen.set(RayCluster(address) if engine == "ray" else ThisMachine())
+        try:
+            yield
+        finally:
+            _chosen.reset(token)
+
+
+def current_spread() -> Spread:
+    """The way chosen, or this machine."""
+    return _chosen.get(None) or ThisMachine()
+
+
+def spreads(workers: int) -> bool:
+    """Whether jobs are done by other processes; where they are not, what a job reads may serve two ends at once."""
+    return workers > 1 or not isinstance(current_spread(), ThisMachine)
+
+
+def _program_version() -> str:
+    from manydg.code_version import source_digest
+
+    return source_digest(_DECISIVE)
+
+
+def _do_on_node(function: Function, argument: Any, files: Sequence[Path], version: str) -> Any:
+    """Do a job on a node of a cluster, if that node has the files and the program."""
+    for file in files:
+        if not file.exists():
+            raise ConfigError(
+                f"the node {platform.node()} does not see {file}: put the raw files and the dataset where every node "
+                "of the cluster sees them under the same path"
+            )
+    if _program_version() != version:
+        raise ConfigError(f"the node {platform.node()} runs another version of the program: install the same on all")
+    return function(argument)
+
+
+def _result(ray: Any, reference: Any) -> Any:
+    try:
+        return ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, ManyDGError):
+            raise cause from None
+        raise WorkerLostError(f"a file could not be read on the cluster: {str(error).splitlines()[-1]}") from error
+    except ray.exceptions.RayError as error:
+        raise WorkerLostError(
+            f"a file's worker was lost {RETRIES + 1} times ({type(error).__name__}), perhaps for want of memory: "
+            "run the same command again, with --workers so that fewer share a node"
+        ) from error
+
+
+class WorkFolder:
+    """The hidden folder ``.NAME.work`` beside a dataset folder.
+
+    Parameters
+    ----------
+    out : path
+        The dataset folder that is being made.
+    source : str
+    options : dict
+        Whatever decides a piece's result; a piece made with other options is made again.
+    """
+
+    def __init__(self, out: Path, source: str, options: Mapping[str, Any]) -> None:
+        # Absolute, since a job may be done by a process elsewhere.
+        self.path = out.absolute().with_name(f".{out.name}.work")
+        self._context = _digest([source, dict(options)])
+
+    def load(self, job: Job) -> Any | None:
+        """A finished piece, or ``None`` where there is none or where what it depends on has changed since."""
+        try:
+            piece = json.loads(self._place(job).read_text())
+            if piece["key"] != self._key(job.name, job.files):
+                return None
+            result = piece["result"]
+            kept = result.get("kept", {}) if isinstance(result, dict) else {}
+            whole = all((self.path / name).stat().st_size == size for name, size in kept.items())
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+        return result if whole else None
+
+    def save(self, job: Job, result: Any) -> None:
+        """Keep a finished piece; it appears whole or not at all.
+
+        Larger things go into files of their own first (see :meth:`room_for`), whose names and sizes stand in the
+        result under ``kept``.
+        """
+        from manydg.data.storage import write_atomically
+
+        text = json.dumps({"key": self._key(job.name, job.files), "result": result})
+        write_atomically(self._place(job), text)
+
+    def room_for(self, name: str, files: tuple[Path, ...]) -> Path:
+        """Where the job of this name may write files of its own: a path to which it adds endings.
+
+        What the job depends on is part of the name, so that pieces of other runs are never taken for its own.
+        """
+        from manydg.files import disk_errors
+
+        with disk_errors(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        return self.path / self._key(name, files)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def _place(self, job: Job) -> Path:
+        return self.path / (hashlib.blake2b(job.name.encode(), digest_size=12).hexdigest() + ".json")
+
+    def _key(self, name: str, files: Sequence[Path]) -> str:
+        return _digest([self._context, name, states_of(files)])
+
+
+def states_of(files: Sequence[Path]) -> list[list[Any]]:
+    """What shows whether files have changed: name, size and time of the last change."""
+    return [[file.name, (state := file.stat()).st_size, state.st_mtime_ns] for file in files]
+
+
+def _digest(values: Any) -> str:
+    text = json.dumps(values, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+@contextmanager
+def work_folder(out: Path, source: str, options: Mapping[str, Any]) -> Iterator[WorkFolder]:
+    """A work folder for as long as it is of use: it goes when the block ends, or fails because of the data.
+
+    It stays after a kill, an interrupt, and the loss of a worker.
+    """
+    work = WorkFolder(out, source, options)
+    try:
+        yield work
+    except WorkerLostError:
+        raise
+    except ManyDGError:
+        work.remove()
+        raise
+    work.remove()
+
+
+def run_jobs(
+    function: Callable[[Any], Any], jobs: Sequence[Job], work: WorkFolder, *, workers: int, title: str
+) -> list[Any]:
+    """Run a function over all jobs that are not done yet, and keep each result as soon as it is there.
+
+    Parameters
+    ----------
+    function : callable
+        From a job's argument to JSON values; importable by name, for other processes to find it.
+    jobs : sequence of Job
+    work : WorkFolder
+    workers : int
+        How many processes; 1 stays in this one. On a cluster (:func:`manydg.sources._preparing.spreading`) 1 sets no
+        limit.
+
+    Returns
+    -------
+    list
+        The results, in the order of the jobs.
+    """
+    if workers < 1:
+        raise ConfigError(f"the number of workers must be 1 or more, not {workers}")
+    results = {job.name: work.load(job) for job in jobs}
+    missing = [job for job in jobs if results[job.name] is None]
+    with Progress(title, total=len(jobs)) as progress:
+        progress.advance(len(jobs) - len(missing))
+        for job, result in current_spread().run(function, missing, workers):
+            work.save(job, result)
+            results[job.name] = result
+            progress.advance()
+    return [results[job.name] for job in jobs]
+
+
+def make_ready(out: Path, *, overwrite: bool) -> None:
+    """Refuse early to replace a folder, and clear away what killed runs left half-written."""
+    if out.exists() and not overwrite:
+        raise StorageError(f"{out} already exists: name another folder or say --overwrite (overwrite=True)")
+    for partial in out.parent.glob(f".{out.name}.partial-*"):
+        process = partial.name.rpartition("-")[2]
+        if process.isdigit() and not _is_running(int(process)):
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _is_running(process: int) -> bool:
+    if os.name == "nt":
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def wrong_folder(raw: Path, expected: str) -> StorageError:
+    """An error for a folder that does not hold the dataset asked for, naming the one it seems to hold."""
+    if not raw.is_dir():
+        return StorageError(f"there is no folder {raw}: name the folder that holds {expected}")
+    return StorageError(f"{raw} does not hold {expected}.{hint_at_another(raw)}")
+
+
+def hint_at_another(raw: Path) -> str:
+    """A sentence that names the dataset which a folder seems to hold, or nothing."""
+    names = sorted({path.name.lower() for path in raw.rglob("*") if path.is_file()})
+    looks = next((name for name, marks in _MARKS.items() if any(_marked(file, marks) for file in names)), None)
+    return f" It looks like {looks}: try 'manydg prepare {looks}'" if looks else ""
+
+
+_MARKS = {
+    "mimic3": ("prescriptions.csv", "diagnoses_icd.csv"),
+    "eicu": ("patient.csv", "physicalexam.csv"),
+    "sleep-edf": ("-psg.edf", "-hypnogram.edf"),
+    "iiic": ("votes.npy", "votes.csv", "signals.npy"),
+    "meds": ("subject_splits.parquet", "codes.parquet"),
+}
+
+
+def _marked(file: str, marks: Sequence[str]) -> bool:
+    return file.removesuffix(".gz").endswith(tuple(marks))

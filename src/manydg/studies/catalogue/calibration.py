@@ -1,0 +1,193 @@
+"""Do stated probabilities, prediction sets and the sign of strange patients hold on unseen patients?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from manydg.data.dataset import DomainDataset
+from manydg.data.splits import load_split
+from manydg.errors import StorageError
+from manydg.evaluation.calibration import (
+    Reliability,
+    brier_score,
+    patient_calibration,
+    reliability,
+    scale_temperature,
+)
+from manydg.evaluation.trust import SetRule, class_coverage, patient_coverage
+from manydg.studies.experiment import Experiment, Figure, Record, Request, Series, curve, mean_and_sd
+from manydg.studies.study import PlannedRun, grid
+from manydg.training.record import TEST, Predictions
+from manydg.training.reliability import CALIBRATION, Calibration, patient_embeddings, read_calibration
+from manydg.training.run import Run, open_run
+
+# How far a finished run's statements about its test patients turned out to be true.
+
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """A run's calibration, and what became of it on test patients.
+
+    Attributes
+    ----------
+    before, after : Reliability
+        Of the probabilities as they are, and after temperature scaling.
+    brier : tuple of float
+        Brier score before and after.
+    patient_error, patient_brier : array ``(patients,)``
+        Calibration error and Brier score within each patient, after.
+    coverage, size : array ``(patients,)``
+        Share of each patient's samples whose set holds the truth, and mean size of the sets; the rule on average.
+    most_coverage, most_size : array ``(patients,)``
+        The same for the rule that is to hold for most patients.
+    worst_class : float
+        The same rule on average: lowest mean coverage of a class, over the patients who have it; for multi-label, of
+        the label with the lowest mean coverage over patients.
+    unlike : array ``(patients,)`` of bool
+        Which are called unlike the training patients.
+    """
+
+    calibration: Calibration
+    before: Reliability
+    after: Reliability
+    brier: tuple[float, float]
+    patient_error: FloatArray
+    patient_brier: FloatArray
+    coverage: FloatArray
+    size: FloatArray
+    most_coverage: FloatArray
+    most_size: FloatArray
+    worst_class: float
+    unlike: npt.NDArray[np.bool_]
+
+    @property
+    def enough(self) -> float:
+        """Share of the test patients of whom the promised share of samples is covered, by the rule for most."""
+        return float((self.most_coverage >= self.calibration.for_most.level - 1e-9).mean())
+
+
+def judge(dataset: DomainDataset, record: Mapping[str, Any], folder: Path) -> Judged:
+    """Hold the calibration of a finished run against its test patients."""
+    place = folder / record["folder"]
+    run, calibration = open_run(place), read_calibration(place)
+    if calibration is None:
+        raise StorageError(f"{place} has no {CALIBRATION}: delete the folder and run the same command again")
+    target = run.algorithm.target
+    truth, given, patients = Predictions.read(place / "predictions.npz").side(TEST)
+    mended = scale_temperature(target, given, calibration.temperature)
+    within = patient_calibration(target, truth, mended, patients)
+
+    def sets(rule: SetRule) -> tuple[FloatArray, FloatArray]:
+        found = patient_coverage(target, truth, given, patients, rule).values()
+        return np.array([one["coverage"] for one in found]), np.array([one["size"] for one in found])
+
+    return Judged(
+        calibration,
+        reliability(target, truth, given),
+        reliability(target, truth, mended),
+        (brier_score(target, truth, given), brier_score(target, truth, mended)),
+        np.array([one["ece"] for one in within.values()]),
+        np.array([one["brier"] for one in within.values()]),
+        *sets(calibration.on_average),
+        *sets(calibration.for_most),
+        min(class_coverage(target, truth, given, patients, calibration.on_average)),
+        _unlike(run, dataset.select(load_split(place / "split.json", dataset).test), calibration),
+    )
+
+
+def _unlike(run: Run, part: DomainDataset, calibration: Calibration) -> npt.NDArray[np.bool_]:
+    if calibration.reference is None:
+        return np.zeros(part.n_patients, bool)
+    _, distances = calibration.reference.distances(*patient_embeddings(run.algorithm, run.prepare(part)))
+    return np.asarray(distances > calibration.limit, bool)
+
+
+NAME = "calibration"
+SHARES = tuple(round(0.05 * step, 2) for step in range(21))
+COLUMNS = (
+    "model", "ECE as given", "ECE calibrated", "Brier as given", "Brier calibrated", "ECE within a patient",
+    "Brier within a patient", "promised coverage", "coverage", "coverage of the worst class", "size of sets",
+    "promised share of patients", "share of patients covered", "size of their sets", "promised false alarms",
+    "called unlike",
+)  # fmt: skip
+
+
+class CalibrationOfUnseen(Experiment):
+    """Temperature, prediction sets and novelty limits from validation patients, held against test patients."""
+
+    title = "Knowing when not to know"
+
+    def plan(self, request: Request) -> list[PlannedRun]:
+        return grid("compare", request.algorithms, range(request.seeds), request.options)
+
+    def fold(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, Figure]:
+        judged: dict[str, list[Judged]] = {}
+        for record in records:
+            judged.setdefault(record["algorithm"], []).append(judge(request.dataset, record, folder))
+        figures = {f"{NAME}-{name}": _reliability(name, found) for name, found in judged.items()}
+        figures[f"{NAME}-coverage"] = _coverage(judged)
+        figures[f"{NAME}-table"] = _table(judged)
+        return figures
+
+
+def _reliability(name: str, judged: Sequence[Judged]) -> Figure:
+    """Share that came true against stated probability, before and after temperature scaling."""
+    series: Series = {"as given": {}, "calibrated": {}, "ideal": {0.0: [0.0], 1.0: [1.0]}}
+    for one in judged:
+        for which, found in (("as given", one.before), ("calibrated", one.after)):
+            bins = len(found.counts)
+            for place, (observed, count) in enumerate(zip(found.observed, found.counts, strict=True)):
+                middle = round((place + 0.5) / bins, 4)
+                series["ideal"][middle] = [middle]
+                if count:
+                    series[which].setdefault(middle, []).append(float(observed))
+    figure = curve(
+        NAME, f"Stated and observed, {name}", "stated probability", "share that came true", series,
+        note="Test patients; the temperature is from validation patients.",
+    )  # fmt: skip
+    return {**figure, "algorithm": name}
+
+
+def _coverage(judged: dict[str, list[Judged]]) -> Figure:
+    """Coverage of each test patient, from the worst to the best."""
+    series: Series = {}
+    for name, found in judged.items():
+        each = np.concatenate([one.coverage for one in found])
+        series[name] = {share: [float(np.quantile(each, share))] for share in SHARES}
+    level = max(one.calibration.on_average.level for found in judged.values() for one in found)
+    series["promised on average"] = {share: [level] for share in SHARES}
+    return curve(
+        NAME, "How many of a patient’s prediction sets hold the truth", "share of test patients, worst first",
+        "coverage within the patient", series,
+        note="The promise is for the average over new patients: the mean of a line is to reach it, not every point.",
+    )  # fmt: skip
+
+
+def _table(judged: dict[str, list[Judged]]) -> Figure:
+    rows = [[name, *(mean_and_sd(column)[0] for column in zip(*map(_cells, found), strict=True))]
+            for name, found in judged.items()]  # fmt: skip
+    note = (
+        "Means over splits; within a patient, the mean over patients. Promises hold for new patients of the same "
+        "population, but for the epoch having been chosen on the patients they come from."
+    )
+    data = {"columns": list(COLUMNS), "rows": rows}
+    return {"kind": "table", "experiment": NAME, "title": "Promised and kept", "data": data, "note": note}
+
+
+def _cells(one: Judged) -> tuple[float, ...]:
+    rules = one.calibration
+    return (
+        one.before.error, one.after.error, *one.brier, float(one.patient_error.mean()),
+        float(one.patient_brier.mean()), rules.on_average.level, float(one.coverage.mean()), one.worst_class,
+        float(one.size.mean()),
+        rules.for_most.share, one.enough, float(one.most_size.mean()), rules.false_alarms, float(one.unlike.mean()),
+    )  # fmt: skip

@@ -1,0 +1,45 @@
+"""How well methods do with fewer patients to train on (appendix B.1)."""
+
+from __future__ import annotations
+
+from manydg.studies.experiment import Experiment, Request
+from manydg.studies.study import PlannedRun
+
+PAPER_PATIENTS = (100, 500, 1000, 1500, 2000)
+PAPER_TOTAL = 2162
+"""Training patients of the paper's seizure data: 80% of 2,702."""
+
+
+class LimitedData(Experiment):
+    """2,000, 1,500, 1,000, 500 and 100 training patients, or those fractions; one test group for all."""
+
+    title = "Fewer patients to train on"
+
+    def plan(self, request: Request) -> list[PlannedRun]:
+        return [
+            PlannedRun(
+                "limited-data",
+                request.options.of(algorithm, seed),
+                {"training patients": size},
+                procedure="limited-data",
+            )
+            for seed in range(request.seeds)
+            for size in self.sizes(request)
+            for algorithm in request.algorithms
+        ]
+
+    def sizes(self, request: Request) -> list[int]:
+        """Numbers of training patients: the paper's where there are enough, else the same fractions."""
+        available = request.training_patients
+        if available >= max(PAPER_PATIENTS):
+            return list(PAPER_PATIENTS)
+        return sorted({max(2, round(size / PAPER_TOTAL * available)) for size in PAPER_PATIENTS})
+
+    def scaled(self, request: Request) -> str:
+        available = request.training_patients
+        if available >= max(PAPER_PATIENTS):
+            return ""
+        return (
+            f"The paper trains on {', '.join(map(str, PAPER_PATIENTS))} of {PAPER_TOTAL} patients; here {available} "
+            f"can train, so the same fractions give {', '.join(map(str, self.sizes(request)))}."
+        )

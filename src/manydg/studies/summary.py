@@ -1,0 +1,607 @@
+"""From records to the table of a comparison: means, intervals over patients, paired tests, the worst patients.
+
+Records alone are enough; with the runs' predictions every metric gets a patient-bootstrap interval.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from manydg.data.dataset import TargetSpec
+from manydg.data.storage import write_atomically
+from manydg.errors import DataError, StorageError
+from manydg.evaluation._weighted import mean_over_runs
+from manydg.evaluation.statistics import (
+    Interval,
+    PairedComparison,
+    PatientResampling,
+    Predictions,
+    compare_paired,
+    holm,
+    patient_percentile,
+)
+from manydg.studies import summary_text as tables
+from manydg.studies.records import views
+from manydg.studies.study import STUDY, read_results
+from manydg.targets import Target, target_of
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+# What a summary holds: one entry for each row and metric, and what a reader must know about them.
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row of the table at one metric, on unseen patients.
+
+    Attributes
+    ----------
+    values : dict of int to float
+        By seed; NaN where undefined.
+    mean, sd : float
+        Over seeds; the standard deviation of a sample, NaN for one seed.
+    interval : Interval, optional
+        Patient bootstrap of the mean over seeds.
+    worst_tenth : float
+        The 10th percentile over patients, each counted once.
+    worst_tenth_patients : int
+        How many patients it rests on.
+    comparison : PairedComparison, optional
+        This row minus the reference over the seeds they share.
+    difference : Interval, optional
+        Patient bootstrap of the same difference.
+    adjusted : dict of str to float
+        Holm-corrected p of each test (``t``, ``wilcoxon``, ``corrected``) over the rows compared.
+    rank : int
+        1 for the best mean, 2 for the second, 0 for the rest.
+    """
+
+    row: str
+    metric: str
+    values: dict[int, float]
+    mean: float
+    sd: float
+    interval: Interval | None
+    worst_tenth: float
+    worst_tenth_patients: int
+    comparison: PairedComparison | None = None
+    difference: Interval | None = None
+    adjusted: Mapping[str, float] | None = None
+    rank: int = 0
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The table of one experiment on one dataset.
+
+    Attributes
+    ----------
+    metrics : tuple of str
+    primary : str
+        The metric that chose the epochs.
+    reference : str or None
+        The row the others are tested against; None where it is not among the rows.
+    entries : dict
+        By (row, metric).
+    seconds : dict of str to float
+        Mean time of a run of each row.
+    patients, samples : dict of str to int
+        Training, validation and test patients of the first run, and their samples.
+    target_kind, target_names
+        What is predicted.
+    rules : tuple of str
+        How epochs and thresholds were chosen.
+    notes : tuple of str
+        Failed runs, missing seeds and whatever else a reader must know.
+    """
+
+    experiment: str
+    dataset: str
+    metrics: tuple[str, ...]
+    primary: str
+    reference: str | None
+    rows: tuple[str, ...]
+    seeds: tuple[int, ...]
+    entries: Mapping[tuple[str, str], Entry]
+    seconds: Mapping[str, float]
+    patients: Mapping[str, int]
+    samples: Mapping[str, int]
+    target_kind: str
+    target_names: tuple[str, ...]
+    rules: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def to_rich(self, width: int | None = None) -> Table:
+        """A table for a terminal of some width; by default that of this one."""
+        from manydg.studies.summary_text import to_rich
+
+        return to_rich(self, width)
+
+    def to_markdown(self) -> str:
+        """The tables and notes as Markdown."""
+        return tables.to_markdown(self)
+
+    def to_csv(self) -> str:
+        """Every number, one line for each row and metric."""
+        return tables.to_csv([self])
+
+
+# Records sorted for a summary: which runs count, which failed or are missing, and their predictions.
+
+
+Record = Mapping[str, Any]
+ORDER = (
+    "base",
+    "prototype",
+    "manydg-random-pairs",
+    "condadv",
+    "dann",
+    "irm",
+    "sagnet",
+    "pcl",
+    "mldg",
+    "simd1",
+    "simd2",
+    "ema",
+    "swad",
+    "coral",
+    "vrex",
+    "groupdro",
+    "eqrm",
+    "mixstyle",
+    "bn-adapt",
+    "arm",
+    "boosting",
+)
+"""The plain model and the controls first, then the rivals, then algorithms not named here; ManyDG ends a table."""
+LAST = "manydg"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The runs of one experiment on one dataset that count, and what has to be said about the others.
+
+    Parameters
+    ----------
+    experiment, dataset : str
+    target : Target
+    rows : dict
+        Row of the table to seed to record, rows in the order they are shown; at least one row has a record.
+    seeds : tuple of int
+        Every seed that any row was asked to run.
+    notes : tuple of str
+    """
+
+    experiment: str
+    dataset: str
+    target: Target
+    rows: dict[str, dict[int, Record]]
+    seeds: tuple[int, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def records(self) -> list[Record]:
+        """Every run that counts."""
+        return [record for runs in self.rows.values() for record in runs.values()]
+
+
+def group_records(records: Iterable[Record]) -> dict[tuple[str, str], list[Record]]:
+    """Records by experiment and dataset, in the order they are met; a run that serves several stands in each."""
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for record in views(records):
+        groups.setdefault((str(record.get("experiment")), str(record.get("dataset"))), []).append(record)
+    return groups
+
+
+def row_name(record: Record) -> str:
+    """What a run is called in a table: its algorithm, and what varies within the experiment.
+
+    Examples
+    --------
+    >>> row_name({"algorithm": "manydg", "variant": {"mmd": 0.1}})
+    'manydg (mmd 0.1)'
+    """
+    variant = record.get("variant") or {}
+    detail = ", ".join(value if isinstance(value, str) else f"{key} {value}" for key, value in variant.items())
+    return f"{record['algorithm']} ({detail})" if detail else str(record["algorithm"])
+
+
+def select(records: Sequence[Record]) -> Selection:
+    """Choose the runs that count among the records of one experiment on one dataset.
+
+    Raises
+    ------
+    DataError
+        If the records are of several experiments or datasets, or no run ended well.
+    """
+    groups = group_records(records)
+    if len(groups) > 1:
+        names = "; ".join(f"{experiment} on {dataset}" for experiment, dataset in groups)
+        raise DataError(f"a summary is of one experiment on one dataset; these records are of {names}")
+    good = [record for record in records if record.get("status") == "ok" and record.get("test")]
+    if not good:
+        errors = list(dict.fromkeys(_last_line(record) for record in records if record.get("status") == "failed"))
+        raise DataError("no run ended well, so there is nothing to sum up" + "".join(f"; {e}" for e in errors[:3]))
+    kept, notes = _of_one_dataset_version(good)
+    failed = [record for record in records if record.get("status") == "failed"]
+    rows, again = _by_row(kept, failed)
+    seeds = tuple(sorted({int(record["seed"]) for record in records}))
+    notes += again + _absences(records, rows, seeds)
+    versions = {str(record.get("code_version")) for record in kept}
+    if len(versions) > 1:
+        notes.append(f"the runs come from {len(versions)} versions of the code")
+    spec = kept[-1]["target"]
+    target = target_of(TargetSpec(spec["kind"], tuple(spec["names"])))
+    experiment, dataset = next(iter(groups))
+    return Selection(experiment, dataset, target, rows, seeds, tuple(notes))
+
+
+def _of_one_dataset_version(good: Sequence[Record]) -> tuple[list[Record], list[str]]:
+    newest = good[-1].get("dataset_hash")
+    kept = [record for record in good if record.get("dataset_hash") == newest]
+    left = len(good) - len(kept)
+    note = f"{left} run{'s' if left > 1 else ''} on another version of the dataset left out"
+    return kept, [note] if left else []
+
+
+def _by_row(records: Sequence[Record], failed: Sequence[Record]) -> tuple[dict[str, dict[int, Record]], list[str]]:
+    """Runs by row and seed; a row of which every run failed stays in the table, empty."""
+    found: dict[str, dict[int, Record]] = {row_name(record): {} for record in failed}
+    notes = []
+    for record in records:
+        seeds = found.setdefault(row_name(record), {})
+        if int(record["seed"]) in seeds:
+            notes.append(f"{row_name(record)}, seed {record['seed']} was run more than once: the last run counts")
+        seeds[int(record["seed"])] = record
+    algorithms = {row_name(record): str(record["algorithm"]) for record in [*records, *failed]}
+    ordered = sorted(found, key=lambda row: _place(algorithms[row]))
+    return {row: dict(sorted(found[row].items())) for row in ordered}, list(dict.fromkeys(notes))
+
+
+def _place(algorithm: str) -> int:
+    if algorithm == LAST:
+        return len(ORDER) + 1
+    return ORDER.index(algorithm) if algorithm in ORDER else len(ORDER)
+
+
+def _absences(records: Sequence[Record], rows: Mapping[str, Mapping[int, Record]], seeds: Sequence[int]) -> list[str]:
+    """One line for each failed run that no later run replaced, and for each row that lacks seeds."""
+    failed: dict[tuple[str, int], str] = {}
+    for record in records:
+        if record.get("status") == "failed":
+            failed[row_name(record), int(record["seed"])] = _last_line(record)
+    lines = [f"{row}, seed {seed} failed: {error}" for (row, seed), error in failed.items() if seed not in rows[row]]
+    for row, runs in rows.items():
+        missing = [str(seed) for seed in seeds if seed not in runs and (row, seed) not in failed]
+        if missing:
+            lines.append(f"{row} has no run for seed{'s' if len(missing) > 1 else ''} {', '.join(missing)}")
+    return lines
+
+
+def _last_line(record: Record) -> str:
+    lines = str(record.get("error") or "no reason given").strip().splitlines()
+    return lines[-1][:200]
+
+
+def value_of(record: Record, metric: str) -> float:
+    """A test metric; NaN where it is undefined or absent."""
+    value = (record.get("test") or {}).get(metric)
+    return math.nan if value is None else float(value)
+
+
+def same_patients(first: Record, second: Record) -> bool:
+    """Whether two runs were tested on the same people; runs that do not say are trusted."""
+    ours, theirs = first.get("per_patient"), second.get("per_patient")
+    return not ours or not theirs or set(ours) == set(theirs)
+
+
+def load_predictions(folder: str | Path, record: Record) -> Predictions | None:
+    """Test predictions of a run of a results folder; None where the run's folder is not here.
+
+    Raises
+    ------
+    StorageError
+        If the file is damaged.
+    """
+    path = Path(folder) / str(record.get("folder") or f"runs/{record['run']}") / "predictions.npz"
+    if record.get("status") != "ok" or not path.is_file():
+        return None
+    spec = record["target"]
+    target = target_of(TargetSpec(spec["kind"], tuple(spec["names"])))
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            test = arrays["split"] == 1
+            people = arrays["pseudonyms"][arrays["patient"][test]]
+            return Predictions(
+                target, arrays["truth"][test], arrays["probabilities"][test], people, record.get("threshold")
+            )
+    except (OSError, ValueError, KeyError, IndexError, zipfile.BadZipFile) as error:
+        raise StorageError(f"{path} cannot be read ({error}): delete the run's folder and run it again") from error
+
+
+# Every run's metrics under one set of resampled patients, so that rows of a table are compared draw by draw.
+
+
+FloatArray = npt.NDArray[np.float64]
+SAMPLE_MEANS = ("accuracy", "jaccard", "f1_samples")
+"""Metrics that are means over samples, so that per-patient values give back the whole without predictions."""
+
+
+@dataclass(frozen=True, eq=False)
+class Draws:
+    """Every run's metrics under one set of resampled patients."""
+
+    plan: PatientResampling
+    runs: Mapping[str, Mapping[str, FloatArray]]
+    """Run id to metric to values under every row of the plan's weights."""
+
+    def mean(self, records: Sequence[Record], metric: str) -> FloatArray | None:
+        """Mean over runs, or None where one of them has no such values."""
+        values = [self.runs.get(str(record["run"]), {}) for record in records]
+        if not values or any(metric not in each for each in values):
+            return None
+        return mean_over_runs([{metric: each[metric]} for each in values])[metric]
+
+
+def resample_runs(
+    chosen: Selection, predictions: Mapping[str, Predictions], resamples: int, seed: int
+) -> tuple[Draws | None, list[str]]:
+    """Resample the patients of all runs together, and say how many runs lack predictions.
+
+    Returns
+    -------
+    draws : Draws or None
+        None where no run names a patient.
+    notes : list of str
+    """
+    records = chosen.records
+    told = {str(record["run"]): predictions.get(str(record["run"])) for record in records}
+    names = {str(name) for run in told.values() if run is not None for name in run.names}
+    names |= {name for record in records for name in record.get("per_patient") or {}}
+    lacking = sum(run is None for run in told.values())
+    note = f"{lacking} of {len(told)} runs have no predictions here, so that some intervals cannot be given"
+    if not names:
+        return None, [note] if lacking else []
+    plan = PatientResampling(np.array(sorted(names)), resamples=resamples, seed=seed)
+    runs = {}
+    for record in records:
+        run = told[str(record["run"])]
+        runs[str(record["run"])] = _from_patients(record, plan) if run is None else plan.evaluate(run)
+    return Draws(plan, runs), [note] if lacking else []
+
+
+def _from_patients(record: Record, plan: PatientResampling) -> dict[str, FloatArray]:
+    """Metrics that are means over samples, resampled from a record's per-patient values."""
+    people = record.get("per_patient") or {}
+    columns = np.searchsorted(plan.names, list(people))
+    found = {}
+    for metric in SAMPLE_MEANS:
+        values = [entry.get(metric) for entry in people.values()]
+        if people and all(value is not None for value in values):
+            samples = np.array([float(entry["samples"]) for entry in people.values()])
+            weights = plan.weights[:, columns]
+            total = weights @ samples
+            hits = weights @ (samples * np.array(values, float))
+            found[metric] = np.divide(hits, total, out=np.full(len(total), np.nan), where=total > 0)
+    return found
+
+
+__all__ = ["Entry", "Summary", "summarize", "summarize_folder", "write_summary"]
+
+TESTS = ("t", "wilcoxon", "corrected")
+
+
+def summarize(
+    records: Sequence[Record],
+    predictions: Mapping[str, Predictions] | None = None,
+    reference: str = "manydg",
+    *,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> Summary:
+    """Sum up the runs of one experiment on one dataset.
+
+    Parameters
+    ----------
+    records : sequence of dict
+        As in ``results.jsonl``.
+    predictions : mapping, optional
+        Test predictions by run id.
+    reference : str
+        The row that the others are tested against; where there is none of that name, the method with context, if it
+        has one row.
+    resamples, seed : int
+        Of the patient bootstrap.
+
+    Raises
+    ------
+    DataError
+        If no run ended well, or the records are of several experiments or datasets.
+    """
+    chosen = select(records)
+    against = _reference(chosen.rows, reference)
+    notes = list(chosen.notes)
+    if against is None and len(chosen.rows) > 1:
+        notes.append(f"no tests: there is no run of the reference {reference}")
+    draws, missing = resample_runs(chosen, predictions or {}, resamples, seed)
+    notes += missing
+    entries = {}
+    for metric in chosen.target.metrics:
+        column = {row: _entry(chosen, row, metric, draws) for row in chosen.rows}
+        if against is not None:
+            column = _with_tests(column, chosen, against, draws, notes)
+        for row, entry in _ranked(column).items():
+            entries[row, metric] = entry
+    counts = [chosen.records[0].get(key) or {} for key in ("patients", "samples")]
+    return Summary(
+        experiment=chosen.experiment,
+        dataset=chosen.dataset,
+        metrics=tuple(chosen.target.metrics),
+        primary=chosen.target.selection,
+        reference=against,
+        rows=tuple(chosen.rows),
+        seeds=chosen.seeds,
+        entries=entries,
+        seconds={row: _mean_seconds(runs.values()) for row, runs in chosen.rows.items()},
+        patients={side: int(count) for side, count in counts[0].items()},
+        samples={side: int(count) for side, count in counts[1].items()},
+        target_kind=chosen.target.kind,
+        target_names=chosen.target.spec.names,
+        rules=_rules(chosen),
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def _reference(rows: Iterable[str], wanted: str) -> str | None:
+    """The row of that name, or the only one of the method with context."""
+    names = list(rows)
+    ours = [row for row in names if row.partition(" (")[0] == "manydg-context"]
+    if wanted in names:
+        return wanted
+    return ours[0] if len(ours) == 1 else None
+
+
+def _entry(chosen: Selection, row: str, metric: str, draws: Draws | None) -> Entry:
+    runs = chosen.rows[row]
+    values = {seed: value_of(record, metric) for seed, record in runs.items()}
+    known = [value for value in values.values() if not math.isnan(value)]
+    resampled = draws.mean(list(runs.values()), metric) if draws else None
+    worst, people = patient_percentile([record.get("per_patient") or {} for record in runs.values()], metric)
+    return Entry(
+        row=row,
+        metric=metric,
+        values=values,
+        mean=float(np.mean(known)) if known else math.nan,
+        sd=float(np.std(known, ddof=1)) if len(known) > 1 else math.nan,
+        interval=draws.plan.interval(resampled) if draws and resampled is not None else None,
+        worst_tenth=worst,
+        worst_tenth_patients=people,
+    )
+
+
+def _with_tests(
+    column: dict[str, Entry], chosen: Selection, reference: str, draws: Draws | None, notes: list[str]
+) -> dict[str, Entry]:
+    """Compare every row with the reference at one metric, and correct the tests for their number."""
+    base = chosen.rows[reference]
+    rivals = [row for row in column if row != reference]
+    compared = {}
+    for row in rivals:
+        shared = [seed for seed in chosen.rows[row] if seed in base]
+        paired = [seed for seed in shared if same_patients(chosen.rows[row][seed], base[seed])]
+        if len(paired) < len(shared):
+            apart = len(shared) - len(paired)
+            notes.append(f"{row}: at {apart} seeds other test patients than {reference}, so these are not paired")
+        ours, theirs = ([entry.values[seed] for seed in paired] for entry in (column[row], column[reference]))
+        entry = replace(column[row], comparison=compare_paired(ours, theirs, _test_share(base)))
+        compared[row] = replace(entry, difference=_difference(chosen, row, reference, paired, entry.metric, draws))
+    adjusted = {test: holm([getattr(compared[row].comparison, f"{test}_p") for row in rivals]) for test in TESTS}
+    for i, row in enumerate(rivals):
+        compared[row] = replace(compared[row], adjusted={test: adjusted[test][i] for test in TESTS})
+    return {row: compared.get(row, entry) for row, entry in column.items()}
+
+
+def _difference(
+    chosen: Selection, row: str, reference: str, seeds: Sequence[int], metric: str, draws: Draws | None
+) -> Interval | None:
+    if draws is None or not seeds:
+        return None
+    ours, theirs = (draws.mean([chosen.rows[name][s] for s in seeds], metric) for name in (row, reference))
+    return draws.plan.interval(ours - theirs) if ours is not None and theirs is not None else None
+
+
+def _test_share(runs: Mapping[int, Record]) -> float | None:
+    """Test patients over training patients of the reference's runs."""
+    counts: list[Mapping[str, Any]] = [record.get("patients") or {} for record in runs.values()]
+    shares = [count["test"] / count["train"] for count in counts if count.get("train") and count.get("test")]
+    return float(np.mean(shares)) if shares else None
+
+
+def _ranked(column: dict[str, Entry]) -> dict[str, Entry]:
+    levels = sorted({round(entry.mean, 10) for entry in column.values() if not math.isnan(entry.mean)}, reverse=True)
+    places = {level: place for place, level in enumerate(levels[:2], start=1)}
+    return {row: replace(entry, rank=places.get(round(entry.mean, 10), 0)) for row, entry in column.items()}
+
+
+def _mean_seconds(records: Any) -> float:
+    times = [float(record["seconds"]) for record in records if record.get("seconds") is not None]
+    return float(np.mean(times)) if times else math.nan
+
+
+def _rules(chosen: Selection) -> tuple[str, ...]:
+    """Every rule by which an epoch or a threshold was chosen, each once."""
+    records = chosen.records
+    found = [f"Epoch: {record['selection_rule']}." for record in records if record.get("selection_rule")]
+    found += [f"Decision: {record['threshold_rule']}." for record in records if record.get("threshold_rule")]
+    return tuple(dict.fromkeys(found))
+
+
+def summarize_folder(results: str | Path, reference: str = "manydg", *, resamples: int = 1000) -> list[Summary]:
+    """One summary for each experiment and dataset of a results folder, with intervals from the runs' predictions.
+
+    A group of which no run ended well is left out, unless it is the only one.
+    """
+    groups = group_records(read_results(results))
+    found, problems = [], []
+    for records in groups.values():
+        try:
+            found.append(_summary_of(Path(results), json.dumps(list(records)), reference, resamples))
+        except DataError as error:
+            problems.append(str(error))
+    if not found:
+        raise DataError(f"{results}: " + (problems[0] if problems else "results.jsonl is empty; run the study again"))
+    return found
+
+
+@lru_cache(maxsize=64)
+def _summary_of(results: Path, records: str, reference: str, resamples: int) -> Summary:
+    """The summary of one group of records, as JSON; a command asks for the same one several times."""
+    group: list[Record] = json.loads(records)
+    told = {str(record["run"]): load_predictions(results, record) for record in group}
+    known = {run: value for run, value in told.items() if value is not None}
+    return summarize(group, known, reference, resamples=resamples)
+
+
+def write_summary(results: str | Path, reference: str = "manydg") -> list[Path]:
+    """Write ``summary.csv`` and ``summary.md`` into a results folder; the paper's figures stand beside ours.
+
+    Returns
+    -------
+    list of Path
+        The files written.
+    """
+    from manydg.studies.paper_figures import beside
+
+    summaries = summarize_folder(results, reference)
+    csv, markdown = Path(results) / "summary.csv", Path(results) / "summary.md"
+    sections = []
+    for summary in summaries:
+        sections.append(tables.to_markdown(summary))
+        paper = beside(summary, source=_source(Path(results), summary.dataset))
+        if paper is not None:
+            sections.append(paper.to_markdown())
+    write_atomically(csv, tables.to_csv(summaries))
+    write_atomically(markdown, "\n".join(sections))
+    return [csv, markdown]
+
+
+def _source(results: Path, dataset: str) -> str | None:
+    """What a dataset was prepared from, as ``study.json`` has it; None where it does not say."""
+    try:
+        study = json.loads((results / STUDY).read_text())
+        found = study["datasets"][dataset]["provenance"]["source"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return str(found)

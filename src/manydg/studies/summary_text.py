@@ -1,0 +1,263 @@
+"""A summary as text: CSV for machines, Markdown for pages, rich for the terminal."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from manydg.evaluation.statistics import Interval
+
+if TYPE_CHECKING:
+    from manydg.studies.summary import Entry, Summary
+
+
+NONE = "–"
+METRIC_NAMES = {
+    "accuracy": "Accuracy",
+    "kappa": "Kappa",
+    "f1_macro": "Macro F1",
+    "auprc": "AUPRC",
+    "auroc": "AUROC",
+    "f1": "F1",
+    "jaccard": "Jaccard",
+    "auprc_samples": "AUPRC per sample",
+    "f1_samples": "F1 per sample",
+}
+_COLUMNS = (
+    "experiment", "dataset", "row", "metric", "seeds", "mean", "sd", "low", "high", "rank", "worst_tenth",
+    "worst_tenth_patients", "reference", "difference", "difference_low", "difference_high", "t_p", "t_p_holm",
+    "wilcoxon_p", "wilcoxon_p_holm", "corrected_p", "corrected_p_holm", "cohens_d", "hedges_g", "seconds", "note",
+)  # fmt: skip
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """A number for a table; an en dash where there is none."""
+    return NONE if value is None or math.isnan(value) else f"{value:.{digits}f}"
+
+
+def p_text(value: float | None) -> str:
+    """A p-value for a table.
+
+    Examples
+    --------
+    >>> p_text(0.00001), p_text(0.0312), p_text(None)
+    ('<0.001', '0.031', '–')
+    """
+    if value is None or math.isnan(value):
+        return NONE
+    return "<0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def interval_text(interval: Interval | None, digits: int = 3) -> str:
+    """Bounds in brackets, or an en dash."""
+    if interval is None or math.isnan(interval.low):
+        return NONE
+    return f"[{interval.low:.{digits}f}, {interval.high:.{digits}f}]"
+
+
+def mean_text(entry: Entry, digits: int = 4) -> str:
+    """Mean and standard deviation over seeds."""
+    if math.isnan(entry.mean):
+        return NONE
+    return number(entry.mean, digits) + ("" if math.isnan(entry.sd) else f" ± {number(entry.sd, digits)}")
+
+
+def seeds_text(summary: Summary, row: str) -> str:
+    """How many seeds stand behind a row, and of how many."""
+    done = len(summary.entries[row, summary.primary].values)
+    return str(done) if done == len(summary.seeds) else f"{done} of {len(summary.seeds)}"
+
+
+def to_csv(summaries: Sequence[Summary]) -> str:
+    """Every number of several summaries, one line for each row and metric; an undefined one is empty."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(_COLUMNS)
+    for summary in summaries:
+        for (row, metric), entry in summary.entries.items():
+            writer.writerow([summary.experiment, summary.dataset, row, metric, *_csv_values(summary, entry)])
+    return text.getvalue()
+
+
+def _csv_values(summary: Summary, entry: Entry) -> list[str]:
+    interval, gap, tests = entry.interval, entry.difference, entry.comparison
+    adjusted = entry.adjusted or {}
+    values: list[float | None] = [entry.mean, entry.sd, interval.low if interval else None]
+    values += [interval.high if interval else None, entry.rank or None, entry.worst_tenth, entry.worst_tenth_patients]
+    compared: list[float | None] = [tests.difference if tests else None]
+    compared += [gap.low if gap else None, gap.high if gap else None]
+    for test in ("t", "wilcoxon", "corrected"):
+        compared += [getattr(tests, f"{test}_p") if tests else None, adjusted.get(test)]
+    compared += [tests.cohens_d if tests else None, tests.hedges_g if tests else None, summary.seconds.get(entry.row)]
+    note = "; ".join(filter(None, [interval.note if interval else "", tests.note if tests else ""]))
+    reference = (summary.reference or "") if tests else ""
+    seeds = " ".join(str(seed) for seed in entry.values)
+    return [seeds, *map(_plain, values), reference, *map(_plain, compared), note]
+
+
+def _plain(value: float | None) -> str:
+    return "" if value is None or math.isnan(value) else f"{value:.10g}"
+
+
+def to_markdown(summary: Summary) -> str:
+    """The results, the tests against the reference, how to read them, and what is missing."""
+    parts = [f"## {summary.experiment} on {summary.dataset}", "", _cohort(summary), "", *_results(summary)]
+    if summary.reference and len(summary.rows) > 1:
+        title = f"Against {summary.reference} (difference = row minus {summary.reference}):"
+        parts += ["", title, "", *_tests(summary)]
+    parts += ["", *_reading(summary)]
+    if summary.notes:
+        parts += ["", "Missing or worth knowing:", "", *(f"- {note}" for note in summary.notes)]
+    return "\n".join(parts) + "\n"
+
+
+def _cohort(summary: Summary) -> str:
+    sides = ", ".join(
+        f"{summary.patients[side]:,} {name}"
+        for side, name in (("train", "train"), ("val", "validate"), ("test", "are unseen until the test"))
+        if side in summary.patients
+    )
+    seeds = len(summary.seeds)
+    splits = f"{seeds} split{'s' if seeds > 1 else ''} by patient"
+    return f"{splits}; of the patients of a split {sides}." if sides else f"{splits}."
+
+
+def _results(summary: Summary) -> Iterable[str]:
+    names = [METRIC_NAMES.get(metric, metric) for metric in summary.metrics]
+    primary = METRIC_NAMES.get(summary.primary, summary.primary)
+    yield _line(["", "Seeds", *names, f"{primary}, 10th-percentile patient", "Seconds a run"])
+    yield _line(["---", "---:", *("---" for _ in names), "---:", "---:"])
+    for row in summary.rows:
+        cells = [_markdown_cell(summary.entries[row, metric]) for metric in summary.metrics]
+        worst = number(summary.entries[row, summary.primary].worst_tenth)
+        yield _line([row, seeds_text(summary, row), *cells, worst, number(summary.seconds.get(row), 1)])
+
+
+def _markdown_cell(entry: Entry) -> str:
+    marks = {1: ("**", "**"), 2: ("<u>", "</u>")}.get(entry.rank, ("", ""))
+    bounds = interval_text(entry.interval)
+    return f"{marks[0]}{mean_text(entry)}{marks[1]}" + ("" if bounds == NONE else f"<br>{bounds}")
+
+
+def _tests(summary: Summary) -> Iterable[str]:
+    yield _line(
+        ["Metric", "", "Difference", "95% over patients", "p (t)", "p (Wilcoxon)", "p (corrected t)", "Hedges g"]
+    )
+    yield _line(["---", "---", "---:", "---", "---:", "---:", "---:", "---:"])
+    for metric in summary.metrics:
+        for row in summary.rows:
+            entry = summary.entries[row, metric]
+            if entry.comparison is None or entry.adjusted is None:
+                continue
+            tests = [
+                f"{p_text(getattr(entry.comparison, f'{name}_p'))} ({p_text(entry.adjusted[name])})"
+                for name in ("t", "wilcoxon", "corrected")
+            ]
+            gap = [number(entry.comparison.difference), interval_text(entry.difference, 4)]
+            yield _line([METRIC_NAMES.get(metric, metric), row, *gap, *tests, number(entry.comparison.hedges_g, 2)])
+
+
+def _reading(summary: Summary) -> Iterable[str]:
+    yield "Mean ± standard deviation over seeds on unseen patients; **best**, <u>second</u>."
+    yield "Brackets: 95% interval of that mean over patients (BCa bootstrap that resamples patients, not samples)."
+    if summary.reference and len(summary.rows) > 1:
+        yield "All p-values are two-sided and paired over seeds; in parentheses after Holm's correction for the number"
+        yield "of rows compared at the metric. Splits share patients, which makes the plain t-test optimistic; the"
+        yield "corrected t-test (Nadeau and Bengio) allows for it."
+        if 2 <= len(summary.seeds) <= 5:
+            yield f"With {len(summary.seeds)} seeds the Wilcoxon p cannot fall below {2 / 2 ** len(summary.seeds):g}."
+    yield from summary.rules
+
+
+def _line(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+# A summary for the terminal: what matters always, the rest as far as the width goes.
+
+
+@dataclass(frozen=True)
+class _Column:
+    header: str
+    cells: list[Text]
+    justify: str = "right"
+
+    @property
+    def width(self) -> int:
+        lines = [*self.header.splitlines(), *(line for cell in self.cells for line in cell.plain.splitlines())]
+        return max(map(len, lines), default=0) + 2
+
+
+def to_rich(summary: Summary, width: int | None = None) -> Table:
+    """The results for a terminal; tests of the primary metric only, the rest is in the files.
+
+    Parameters
+    ----------
+    summary : Summary
+    width : int, optional
+        Characters to fill; the terminal's by default. Columns of lesser weight are left out where it is too small.
+    """
+    room = width or shutil.get_terminal_size((100, 24)).columns
+    columns = list(_needed(summary))
+    for extra in _extras(summary):
+        if sum(column.width for column in [*columns, extra]) + 2 <= room:
+            columns.append(extra)
+    table = Table(title=_title(summary), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for place, column in enumerate(columns):
+        # Names of rows are never cut: where it is too narrow, numbers go over two lines.
+        justify: Literal["left", "right"] = "left" if column.justify == "left" else "right"
+        table.add_column(column.header, justify=justify, no_wrap=place == 0)
+    for cells in zip(*(column.cells for column in columns), strict=True):
+        table.add_row(*cells)
+    table.caption = "\n".join(summary.notes) or None
+    return table
+
+
+def _title(summary: Summary) -> str:
+    seeds = len(summary.seeds)
+    over = f"mean ± sd over {seeds} seeds" if seeds > 1 else "one seed"
+    return f"{summary.experiment} on {summary.dataset}: unseen patients, {over} [95% over patients]"
+
+
+def _needed(summary: Summary) -> Iterator[_Column]:
+    yield _Column("", [Text(row) for row in summary.rows], "left")
+    for metric in summary.metrics:
+        cells = [_metric_cell(summary.entries[row, metric]) for row in summary.rows]
+        yield _Column(METRIC_NAMES.get(metric, metric), cells, "left")
+    if any(len(summary.entries[row, summary.primary].values) < len(summary.seeds) for row in summary.rows):
+        yield _Column("seeds", [Text(seeds_text(summary, row)) for row in summary.rows])
+    if summary.reference and len(summary.rows) > 1:
+        primary = METRIC_NAMES.get(summary.primary, summary.primary)
+        header = f"p vs {summary.reference}\n{primary}, Holm\nt, corrected"
+        yield _Column(header, [_test_cell(summary.entries[row, summary.primary]) for row in summary.rows])
+
+
+def _extras(summary: Summary) -> Iterator[_Column]:
+    entries = [summary.entries[row, summary.primary] for row in summary.rows]
+    yield _Column("10th pct.\npatient", [Text(number(entry.worst_tenth, 3)) for entry in entries])
+    if summary.reference and len(summary.rows) > 1:
+        sizes = [number(entry.comparison.hedges_g, 2) if entry.comparison else NONE for entry in entries]
+        yield _Column("Hedges\ng", [Text(size) for size in sizes])
+    yield _Column("s/run", [Text(number(summary.seconds.get(row), 1)) for row in summary.rows])
+
+
+def _metric_cell(entry: Entry) -> Text:
+    cell = Text(mean_text(entry, 3), style={1: "bold", 2: "underline"}.get(entry.rank, ""))
+    bounds = interval_text(entry.interval)
+    return cell if bounds == NONE else Text("\n").join([cell, Text(bounds, style="dim")])
+
+
+def _test_cell(entry: Entry) -> Text:
+    adjusted = entry.adjusted or {}
+    if entry.comparison is None:
+        return Text(NONE)
+    return Text(f"{p_text(adjusted.get('t'))}\n{p_text(adjusted.get('corrected'))}")

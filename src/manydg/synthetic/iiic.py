@@ -1,0 +1,163 @@
+"""A synthetic twin of the IIIC hand-out: signals, expert votes and patient keys as arrays, written as a stream."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from manydg.errors import ConfigError, StorageError
+from manydg.files import NpyStream
+from manydg.sources._preparing import Progress
+from manydg.synthetic._signals import PatientFactors, check_request, draw_factors, draw_signals, spectra
+
+_CHANNELS, _SAMPLES, _RATE, _CLASSES = 16, 2000, 200, 6
+_LEFT = np.isin(np.arange(16) % 8, (0, 1, 2, 3))
+_SHARES = np.array([0.264, 0.037, 0.197, 0.242, 0.144, 0.117])
+# Delta, theta, alpha, beta: centre and width in hertz. Rows: OTHER, ESZ, LPD, GPD, LRDA, GRDA.
+_BANDS = ((2.0, 0.5), (5.5, 1.3), (9.5, 1.2), (20.0, 4.0))
+_BACKGROUND = np.array([45.0, 35.0, 40.0, 40.0, 38.0, 38.0])
+_RHYTHMS = np.array(
+    [[3, 4, 8, 4], [10, 42, 12, 6], [5, 5, 3, 3], [5, 4, 3, 3], [10, 4, 3, 2], [10, 4, 3, 2]], dtype=float
+)
+
+
+def synthesize(
+    out: Path, *, patients: int, seed: int = 0, samples_per_patient: int = 61, layout: str = "array"
+) -> Path:
+    """Write arrays that ``prepare`` reads as if they came from the IIIC team.
+
+    Parameters
+    ----------
+    out : path
+        A new or empty folder; ``truth.json`` in it holds every patient's factors and every sample's true class.
+    patients : int
+    seed : int
+        Decides every byte.
+    samples_per_patient : int
+        On average; people differ widely, some have a single sample.
+    layout : {"array", "patients"}
+        One large array, or a folder for each patient.
+    """
+    check_request(patients, 1_000_000, "IIIC")
+    if layout not in ("array", "patients"):
+        raise ConfigError(f"unknown layout '{layout}'; known: array, patients")
+    if samples_per_patient < 1:
+        raise ConfigError(f"the samples per patient must be 1 or more, not {samples_per_patient}")
+    out = Path(out)
+    if out.exists() and any(out.iterdir()):
+        raise StorageError(f"{out} is not empty: name another folder")
+    rng = np.random.default_rng([seed, patients])
+    counts = 1 + rng.negative_binomial(1, 1 / samples_per_patient, patients) if samples_per_patient > 1 else None
+    sizes = np.ones(patients, np.int64) if counts is None else np.minimum(counts, 20 * samples_per_patient)
+    try:
+        truth = _write(out, sizes, seed, layout)
+        (out / "truth.json").write_text(json.dumps({"source": "iiic", "seed": seed, "patients": truth}))
+    except OSError as error:
+        from manydg.data.storage import disk_error
+
+        raise disk_error(error, out) from error
+    return out
+
+
+def _write(out: Path, sizes: npt.NDArray[np.int64], seed: int, layout: str) -> dict[str, Any]:
+    out.mkdir(parents=True, exist_ok=True)
+    names = [f"IIIC{person:05d}" for person in range(len(sizes))]
+    truth: dict[str, Any] = {}
+    votes: list[npt.NDArray[np.int64]] = []
+    whole = _open(out) if layout == "array" else None
+    with Progress("writing patients", total=len(sizes)) as progress:
+        for person, size in enumerate(sizes.tolist()):
+            rng = np.random.default_rng([seed, person])
+            factors = draw_factors(rng, _CHANNELS, _CLASSES, (40.0, 70.0))
+            labels = _draw_labels(rng, size, factors)
+            votes.append(_draw_votes(rng, labels))
+            stream = whole or _open(out / names[person])
+            for first in range(0, size, 64):
+                stream.append(_draw_samples(rng, labels[first : first + 64], factors))
+            if whole is None:
+                stream.close()
+                np.save(out / names[person] / "votes.npy", votes[-1])
+            truth[names[person]] = factors.to_json() | {"labels": labels.tolist()}
+            progress.advance()
+    if whole is not None:
+        whole.close()
+        np.save(out / "votes.npy", np.concatenate(votes))
+        np.save(out / "patients.npy", np.repeat(names, sizes))
+    return truth
+
+
+def _open(folder: Path) -> NpyStream:
+    folder.mkdir(exist_ok=True)
+    return NpyStream(folder / "signals.npy", np.dtype(np.float32), (_CHANNELS, _SAMPLES))
+
+
+def _draw_labels(rng: np.random.Generator, size: int, factors: PatientFactors) -> npt.NDArray[np.int64]:
+    """Runs of one class, with the patient's own taste for some classes."""
+    odds = _SHARES * np.exp(2.0 * np.asarray(factors.preferences))
+    runs = rng.choice(_CLASSES, size=size, p=odds / odds.sum())
+    follows = rng.random(size) < 0.6
+    place = np.maximum.accumulate(np.where(follows, 0, np.arange(size)))
+    return np.asarray(runs[place], np.int64)
+
+
+def _draw_votes(rng: np.random.Generator, labels: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Counts over six classes: experts mostly see the true class, and in some samples too few of them looked."""
+    agreement = rng.beta(5.0, 1.5, len(labels))[:, None]
+    doubt = rng.dirichlet(np.full(_CLASSES, 0.5), len(labels))
+    chances = agreement * np.eye(_CLASSES)[labels] + (1 - agreement) * doubt
+    voters = np.where(rng.random(len(labels)) < 0.08, rng.integers(1, 5, len(labels)), 5 + rng.poisson(7, len(labels)))
+    return rng.multinomial(voters, chances / chances.sum(axis=1, keepdims=True))
+
+
+def _draw_samples(
+    rng: np.random.Generator, labels: npt.NDArray[np.int64], factors: PatientFactors
+) -> npt.NDArray[np.float32]:
+    """Samples in microvolts, ``(rows, 16, 2000)``: coloured noise and, by class, discharges or rhythms on some side."""
+    everywhere = np.ones((1, _CHANNELS))
+    table = spectra(
+        factors,
+        _BACKGROUND[:, None] * everywhere,
+        _RHYTHMS[:, None, :] * everywhere[..., None],
+        _BANDS,
+        _SAMPLES,
+        _RATE,
+    )
+    loudness = np.exp(rng.normal(0, 0.2, (len(labels), 1, 1))).astype(np.float32)
+    signals = draw_signals(rng, table[labels] * loudness, _SAMPLES)
+    time = np.arange(_SAMPLES) / _RATE
+    gains = np.asarray(factors.gains, np.float32)[:, None]
+    for row, label in enumerate(labels.tolist()):
+        side = _LEFT if rng.random() < 0.5 else ~_LEFT
+        reach = np.where(side, 1.0, 0.2 if label in (2, 4) else 1.0)[:, None]
+        signals[row] += gains * (reach * _pattern(rng, label, time, factors.shift)).astype(np.float32)
+    _spoil(rng, signals)
+    return signals
+
+
+def _pattern(
+    rng: np.random.Generator, label: int, time: npt.NDArray[np.float64], shift: float
+) -> npt.NDArray[np.float64]:
+    phase = rng.uniform(0, 1)
+    height = rng.uniform(30, 70)
+    if label in (2, 3):
+        beat = (time * rng.uniform(0.8, 1.6) * shift + phase) % 1.0
+        return np.asarray(height * (np.exp(-0.5 * ((beat - 0.5) / 0.03) ** 2) - 0.3 * (beat > 0.55) * (beat < 0.8)))
+    if label in (4, 5):
+        return np.asarray(height * np.sin(2 * np.pi * (time * rng.uniform(1.5, 2.5) * shift + phase)))
+    if label == 1:
+        speed = np.linspace(rng.uniform(6, 8), rng.uniform(3, 4), len(time)) * shift
+        return np.asarray(1.4 * height * np.sin(2 * np.pi * (np.cumsum(speed) / _RATE + phase)))
+    return np.zeros(len(time))
+
+
+def _spoil(rng: np.random.Generator, signals: npt.NDArray[np.float32]) -> None:
+    """What electrodes do: now and then a channel is dead, or jumps by millivolts."""
+    fate = rng.random(len(signals))
+    for row in np.nonzero(fate < 0.015)[0]:
+        signals[row, rng.integers(_CHANNELS)] = 0.0
+    for row in np.nonzero(fate > 0.985)[0]:
+        signals[row, rng.integers(_CHANNELS), int(rng.integers(_SAMPLES)) :] += 3000.0

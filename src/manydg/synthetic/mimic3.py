@@ -1,0 +1,218 @@
+"""A synthetic twin of MIMIC-III: the four tables with their columns, types and blemishes, of any size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from manydg.synthetic._records import (
+    CHUNK,
+    FACTORS,
+    CodeModel,
+    CsvFiles,
+    FloatArray,
+    IntArray,
+    blank_out,
+    check_patients,
+    each_once,
+    new_tables,
+    pick,
+    repeat_rows,
+    write_truth,
+)
+
+MAP_NAME = "ndc_to_atc.csv"
+_STATES = 10
+_DRUGS, _PRODUCTS = 150, 12
+_DIAGNOSES, _PROCEDURES = 2500, 1200
+_DRUGS_A_VISIT = 80
+_BACKWARD, _UNMAPPED, _NO_NDC = 0.002, 0.10, 0.08
+
+_ADMISSION_TEXTS: dict[str, list[str | None]] = {
+    "ADMISSION_TYPE": ["EMERGENCY", "ELECTIVE", "URGENT"],
+    "ADMISSION_LOCATION": ["EMERGENCY ROOM ADMIT", "TRANSFER FROM HOSP/EXTRAM"],
+    "DISCHARGE_LOCATION": ["HOME", "SNF", "HOME HEALTH CARE"],
+    "INSURANCE": ["Medicare", "Private", "Medicaid"],
+    "LANGUAGE": ["ENGL", "SPAN", None],
+    "RELIGION": ["CATHOLIC", "NOT SPECIFIED", None],
+    "MARITAL_STATUS": ["MARRIED", "SINGLE", None],
+    "ETHNICITY": ["WHITE", "BLACK/AFRICAN AMERICAN", "UNKNOWN/NOT SPECIFIED"],
+}
+_PRESCRIPTION_TEXTS: dict[str, list[str | None]] = {
+    "PROD_STRENGTH": ["5mg Tab", "25mcg/0.5mL Vial", "1,000 mL Bag"],
+    "DOSE_VAL_RX": ["5", "0.5", "10-20", "1,000"],
+    "DOSE_UNIT_RX": ["mg", "mL", "UNIT"],
+    "FORM_VAL_DISP": ["1", "0.5", "2"],
+    "FORM_UNIT_DISP": ["TAB", "VIAL", None],
+    "ROUTE": ["IV", "PO", "IM"],
+}
+
+
+@dataclass(frozen=True)
+class _World:
+    """The parts of the model that all patients share."""
+
+    diagnoses: CodeModel
+    procedures: CodeModel
+    drugs: CodeModel
+    diagnosis_codes: pl.Series
+    procedure_codes: pl.Series
+    atc: list[str]
+    ndc: pl.Series
+
+    @staticmethod
+    def make(rng: np.random.Generator) -> _World:
+        # Products lie far apart, so that no two drugs share a code.
+        ndc = [
+            f"{1_000_003 * number + int(rng.integers(1, 1_000_000)):011d}"
+            for number in range(1, _DRUGS * _PRODUCTS + 1)
+        ]
+        return _World(
+            CodeModel(rng, _DIAGNOSES, _STATES),
+            CodeModel(rng, _PROCEDURES, _STATES),
+            CodeModel(rng, _DRUGS, _STATES, patient_strength=1.0),
+            pl.Series([f"{100 + number // 3}{number % 3}" for number in range(_DIAGNOSES)]),
+            pl.Series([f"{number:04d}" for number in range(_PROCEDURES)]),
+            [f"{'ABCDGHJLMNPRSV'[n % 14]}{1 + n // 14:02d}{'ABCDE'[n % 5]}{'ABX'[n % 3]}" for n in range(_DRUGS)],
+            pl.Series(ndc),
+        )
+
+
+def synthesize(out: str | Path, *, patients: int, seed: int = 0, ending: str = ".csv.gz") -> Path:
+    """Write a synthetic MIMIC-III.
+
+    Patients' factors change which codes they get; a visit's latent state decides diagnoses, procedures and drugs
+    together. Five in six patients have one visit; admission numbers are not in the order of time; a few admissions end
+    before they start, some prescriptions have no NDC, and one in ten products is missing from the mapping
+    ``ndc_to_atc.csv`` that is written beside the tables. The factors themselves are in ``truth.parquet``.
+
+    Parameters
+    ----------
+    out : path
+        A folder that does not exist yet.
+    patients : int
+        The full database has 46,520.
+    seed : int
+    ending : {".csv.gz", ".csv"}
+
+    Returns
+    -------
+    Path
+        The folder.
+    """
+    check_patients(patients)
+    rng = np.random.default_rng(seed)
+    world = _World.make(rng)
+    visits = np.where(rng.random(patients) < 0.84, 1, 1 + rng.geometric(0.6, patients))
+    admissions = 100_000 + rng.permutation(int(visits.sum()))
+    factors = rng.normal(size=(patients, FACTORS))
+    with new_tables(Path(out), ending) as files:
+        done = 0
+        for start in range(0, patients, CHUNK):
+            count = visits[start : start + CHUNK]
+            ids = admissions[done : done + int(count.sum())]
+            _write_chunk(files, rng, world, start, count, ids, factors[start : start + CHUNK])
+            done += len(ids)
+        _write_map(files.folder, rng, world)
+        write_truth(files.folder, list(range(1, patients + 1)), factors)
+    return Path(out)
+
+
+def _write_map(folder: Path, rng: np.random.Generator, world: _World) -> None:
+    atc = pl.Series([code for code in world.atc for _ in range(_PRODUCTS)])
+    known = pl.Series(rng.random(len(atc)) >= _UNMAPPED)
+    pl.DataFrame({"ndc": world.ndc, "atc": atc}).filter(known).write_csv(folder / MAP_NAME)
+
+
+def _write_chunk(
+    files: CsvFiles,
+    rng: np.random.Generator,
+    world: _World,
+    first: int,
+    count: IntArray,
+    hadm: IntArray,
+    factors: FloatArray,
+) -> None:
+    patient = np.repeat(np.arange(len(count)), count)
+    state, factor = rng.normal(size=(len(patient), _STATES)), factors[patient]
+    subject = first + 1 + patient
+    files.append("ADMISSIONS", _admissions(rng, subject, hadm, count))
+    for name, model, codes, mean in (
+        ("DIAGNOSES_ICD", world.diagnoses, world.diagnosis_codes, 16),
+        ("PROCEDURES_ICD", world.procedures, world.procedure_codes, 5),
+    ):
+        visit, code = each_once(*model.draw(rng, state, factor, rng.poisson(mean, len(patient))), model.size)
+        rows = _numbered(rng, subject, hadm, visit).with_columns(ICD9_CODE=codes[code])
+        files.append(name, repeat_rows(rng, blank_out(rng, rows, {"ICD9_CODE": 0.0005}), 0.001))
+    visit, drug = world.drugs.draw(rng, state, factor, rng.poisson(_DRUGS_A_VISIT, len(patient)))
+    files.append("PRESCRIPTIONS", _prescriptions(rng, world, subject, hadm, visit, drug))
+
+
+def _numbered(rng: np.random.Generator, subject: IntArray, hadm: IntArray, visit: IntArray) -> pl.DataFrame:
+    return pl.DataFrame(
+        {
+            "ROW_ID": rng.integers(1, 1 << 40, len(visit)),
+            "SUBJECT_ID": subject[visit],
+            "HADM_ID": hadm[visit],
+            "SEQ_NUM": np.arange(len(visit)) - np.searchsorted(visit, visit) + 1,
+        }
+    )
+
+
+def _admissions(rng: np.random.Generator, subject: IntArray, hadm: IntArray, count: IntArray) -> pl.DataFrame:
+    birth = np.repeat(rng.integers(4_200_000_000, 7_200_000_000, len(count)), count)
+    within = np.arange(len(subject)) - np.repeat(np.cumsum(count) - count, count)
+    start = birth + within * 86400 * 120 + rng.integers(0, 86400 * 90, len(subject))
+    stay = rng.exponential(9 * 86400, len(subject)).astype(np.int64) + 3600
+    backward = rng.random(len(subject)) < _BACKWARD
+    end = np.where(backward, start - 7200, start + stay)
+    died = rng.random(len(subject)) < 0.1
+    frame = pl.DataFrame(
+        {
+            "ROW_ID": rng.integers(1, 1 << 40, len(subject)),
+            "SUBJECT_ID": subject,
+            "HADM_ID": hadm,
+            "ADMITTIME": _stamps(start),
+            "DISCHTIME": _stamps(end),
+            "DEATHTIME": pl.select(pl.when(pl.Series(died)).then(_stamps(end))).to_series(),
+            **{name: pick(rng, values, len(subject)) for name, values in _ADMISSION_TEXTS.items()},
+            "EDREGTIME": _stamps(start - 3600),
+            "EDOUTTIME": _stamps(start + 1800),
+            "DIAGNOSIS": pick(rng, ["SEPSIS", 'PNEUMONIA, "SEVERE"', "CHEST PAIN"], len(subject)),
+            "HOSPITAL_EXPIRE_FLAG": died.astype(np.int64),
+            "HAS_CHARTEVENTS_DATA": np.ones(len(subject), np.int64),
+        }
+    )
+    frame = repeat_rows(rng, blank_out(rng, frame, {"EDREGTIME": 0.4, "EDOUTTIME": 0.4}), 0.001)
+    return frame[rng.permutation(frame.height)]
+
+
+def _prescriptions(
+    rng: np.random.Generator, world: _World, subject: IntArray, hadm: IntArray, visit: IntArray, drug: IntArray
+) -> pl.DataFrame:
+    product = drug * _PRODUCTS + np.minimum(rng.geometric(0.4, len(drug)) - 1, _PRODUCTS - 1)
+    no_ndc = pl.Series(rng.random(len(drug)) < _NO_NDC)
+    day = rng.integers(4_200_000_000 // 86400, 7_200_000_000 // 86400, len(drug)) * 86400
+    rows = _numbered(rng, subject, hadm, visit).drop("SEQ_NUM")
+    name = pl.Series([f"Drug {code}" for code in world.atc])[drug]
+    formulary = pl.Series([f"{code}1I" for code in world.atc])[drug]
+    rows = rows.with_columns(
+        pl.Series("ICUSTAY_ID", 200_000 + hadm[visit] % 99_999),
+        _stamps(day).alias("STARTDATE"),
+        _stamps(day + 86400).alias("ENDDATE"),
+        pl.Series("DRUG_TYPE", ["MAIN", "BASE", "ADDITIVE"])[rng.choice(3, len(drug), p=[0.74, 0.25, 0.01])],
+        *(name.alias(column) for column in ("DRUG", "DRUG_NAME_POE", "DRUG_NAME_GENERIC")),
+        formulary.alias("FORMULARY_DRUG_CD"),
+        pl.Series("GSN", [f"{number:06d}" for number in range(_DRUGS)])[drug],
+        pl.when(no_ndc).then(pl.lit("0")).otherwise(world.ndc[product]).alias("NDC"),
+        *(pick(rng, values, len(drug)).alias(column) for column, values in _PRESCRIPTION_TEXTS.items()),
+    )
+    missing = {"ICUSTAY_ID": 0.3, "NDC": 0.001, "ENDDATE": 0.0005, "DRUG_NAME_POE": 0.4, "GSN": 0.1}
+    return repeat_rows(rng, blank_out(rng, rows, missing), 0.001)
+
+
+def _stamps(seconds: IntArray) -> pl.Series:
+    return pl.Series(seconds * 1_000_000).cast(pl.Datetime("us")).dt.strftime("%Y-%m-%d %H:%M:%S")

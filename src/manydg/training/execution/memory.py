@@ -1,0 +1,313 @@
+"""How much memory there is, and training on data that do not fit in it."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import math
+import os
+import resource
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from manydg.algorithms import Algorithm
+from manydg.data.columns import Column, Ragged
+from manydg.data.dataset import DomainDataset
+from manydg.data.sampling import EpochPlan, plan_epoch
+from manydg.training.execution.distributed import processes_here
+
+# Epochs for data that do not fit in memory: patients who lie together on disk are read together.
+#
+# Patients are cut into blocks of neighbours on disk. Every epoch puts the blocks in a new random order and takes
+# several at a time: a window, which is read in long stretches, fits in memory, and is shuffled as a small dataset
+# would be.
+#
+# What this does to training: every sample still occurs in every epoch, every pair is still of one patient, and which
+# blocks meet in a window changes from epoch to epoch. But the samples of a step come from the ``m`` patients of one
+# window instead of all. If the patients' mean gradients have variance ``s``, that of a step's gradient grows by about
+# ``s / m``, and steps of one window lean the same way; over an epoch the leanings cancel, because the windows make up
+# all patients. With hundreds of patients to a window this is small beside the noise of sampling a batch.
+
+
+BLOCKS_PER_WINDOW = 8
+_PAGE = 4096
+Index = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """An epoch in windows.
+
+    Parameters
+    ----------
+    plan : EpochPlan
+    windows : tuple of array
+        The rows of the training set that each window holds, in the order in which they lie on disk.
+    first_steps : tuple of int
+        The step at which each window begins.
+    """
+
+    plan: EpochPlan
+    windows: tuple[Index, ...]
+    first_steps: tuple[int, ...]
+
+
+def plan_in_blocks(
+    sampling: str, dataset: DomainDataset, batch_size: int, seed: int, epoch: int, window_rows: int
+) -> BlockPlan:
+    """Plan one epoch by windows of blocks of whole patients.
+
+    Parameters
+    ----------
+    sampling : {"samples", "pairs", "random-pairs", "episodes"}
+    dataset : DomainDataset
+        The training patients. It helps if the samples of a patient lie together on disk, as 'prepare' writes them.
+    batch_size, seed, epoch : int
+    window_rows : int
+        About how many rows fit in memory at a time.
+    """
+    blocks = cut_into_blocks(dataset, max(1, window_rows // BLOCKS_PER_WINDOW))
+    order = np.random.default_rng([seed, epoch, 11]).permutation(len(blocks))
+    count = max(1, round(sum(map(len, blocks)) / max(window_rows, 2 * batch_size)))
+    groups = np.array_split(order, min(count, len(blocks)))
+    windows = tuple(np.concatenate([blocks[block] for block in sorted(group.tolist())]) for group in groups)
+    parts: list[EpochPlan] = []
+    for place, window in enumerate(windows):
+        rows = torch.from_numpy(window)
+        # Each window its own stream of random numbers.
+        part = plan_epoch(sampling, dataset.domains.cpu()[rows], batch_size, seed, epoch * 1_000_003 + place)
+        parts.append(EpochPlan(rows[part.indices], part.bounds, part.pairs))
+    starts = [0, *itertools.accumulate(len(part) for part in parts)]
+    return BlockPlan(_join(parts), windows, tuple(starts[:-1]))
+
+
+def cut_into_blocks(dataset: DomainDataset, rows: int) -> list[Index]:
+    """Positions of the samples in blocks of about so many rows; patients are whole and neighbours on disk together."""
+    who = dataset.domains.cpu().numpy()
+    stored = np.arange(len(who)) if dataset.rows is None else dataset.rows.cpu().numpy()
+    first = np.full(int(who.max()) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(first, who, stored)
+    order = np.lexsort((stored, first[who]))
+    new_patient = np.flatnonzero(np.diff(who[order], prepend=-1))
+    # A block ends with the patient who fills it.
+    ends = np.flatnonzero(np.diff(new_patient // rows)) + 1
+    return [block for block in np.split(order, new_patient[ends]) if len(block)]
+
+
+def read_ahead(dataset: DomainDataset, positions: Index) -> int:
+    """Bring rows from disk to memory in long stretches; returns how many bytes were looked at.
+
+    Parameters
+    ----------
+    dataset : DomainDataset
+        Its columns are memory maps.
+    positions : array
+    """
+    stored = np.sort(positions if dataset.rows is None else dataset.rows.cpu().numpy()[positions])
+    cuts = np.flatnonzero(np.diff(stored) > 1) + 1
+    runs = [(int(run[0]), int(run[-1]) + 1) for run in np.split(stored, cuts) if len(run)]
+    return sum(_touch(column, start, stop) for column in dataset.columns.values() for start, stop in runs)
+
+
+def _touch(column: Column, start: int, stop: int) -> int:
+    while isinstance(column, Ragged):
+        start, stop = int(column.offsets[start]), int(column.offsets[stop])
+        column = column.values
+    part = column[start:stop]
+    if part.numel() == 0 or not part.is_contiguous():
+        return 0
+    # A byte of every page: the kernel reads far ahead of whoever goes straight on.
+    part.reshape(-1).view(torch.uint8)[::_PAGE].sum(dtype=torch.int64)
+    return int(part.nbytes)
+
+
+def _join(parts: list[EpochPlan]) -> EpochPlan:
+    bounds: list[int] = [0]
+    for part in parts:
+        start = bounds[-1]
+        bounds += [start + bound for bound in part.bounds[1:]]
+    pairs = tuple(itertools.chain.from_iterable(part.pairs for part in parts))
+    return EpochPlan(torch.cat([part.indices for part in parts]), tuple(bounds), pairs)
+
+
+def bytes_per_row(dataset: DomainDataset) -> float:
+    """How many bytes a row takes on disk, on average."""
+    total = 0.0
+    for column in dataset.columns.values():
+        rows, inner = max(len(column), 1), column
+        while isinstance(inner, Ragged):
+            inner = inner.values
+        assert isinstance(inner, Tensor)
+        total += inner.nbytes / rows
+    return total
+
+
+T = TypeVar("T")
+_SHARE_OF_DATA = 0.5
+_SHARE_OF_WINDOW = 0.125
+_SHARE_OF_FREED = 0.125
+_TRIM_THRESHOLD, _MOST_MAPPED = -1, -4
+_FACTORIES = {
+    torch.ops.aten.empty.memory_format,
+    torch.ops.aten.full.default,
+    torch.ops.aten.ones.default,
+    torch.ops.aten.rand.default,
+    torch.ops.aten.randn.default,
+    torch.ops.aten.zeros.default,
+}
+_USUAL_TRIM_THRESHOLD, _USUAL_MOST_MAPPED = 64 * 2**20, 65_536
+
+
+def memory_of_machine() -> int:
+    """Bytes of memory, or fewer where the process or its container has a limit.
+
+    Not what is free at the moment, so that every run does the same.
+    """
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA)]
+    known = [limit for limit in limits if limit != resource.RLIM_INFINITY]
+    return min([physical, *known, *_container_limits()])
+
+
+def _container_limits() -> list[int]:
+    """Limits of the control groups this process is in, of either version; none where there are none."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        _, kinds, place = line.split(":", 2)
+        root, name = ("", "memory.max") if not kinds else ("memory", "memory.limit_in_bytes")
+        if kinds and "memory" not in kinds.split(","):
+            continue
+        # Within a container the group's own folder is the root.
+        for folder in (place.strip("/"), ""):
+            try:
+                text = (Path("/sys/fs/cgroup") / root / folder / name).read_text().strip()
+            except OSError:
+                continue
+            found += [int(text)] if text.isdigit() else []
+    return found
+
+
+@contextmanager
+def refusing_what_does_not_fit() -> Iterator[None]:
+    """What is built within must fit in memory; it is told so before the system has none left."""
+    with _Counting(memory_of_machine()):
+        yield
+
+
+class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts what new tensors take, four bytes a value, and raises before more than all memory is taken."""
+
+    def __init__(self, memory: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.memory, self.taken = memory, 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in _FACTORIES:
+            self.taken += 4 * math.prod(args[0])
+            if self.taken > self.memory:
+                there = f"there are {self.memory / 1e9:,.0f} GB of memory"
+                raise MemoryError(f"it takes {self.taken / 1e9:,.0f} GB or more, and {there}: make it smaller")
+        return function(*args, **(kwargs or {}))
+
+
+def rows_of_window(train: DomainDataset) -> int | None:
+    """How many rows to hold in memory at a time, where a dataset on disk exceeds half of the memory; else ``None``."""
+    if train.device.type != "cpu":
+        return None
+    memory, each = memory_of_machine(), bytes_per_row(train)
+    if each * len(train) <= _SHARE_OF_DATA * memory:
+        return None
+    return max(2, int(_SHARE_OF_WINDOW * memory / each))
+
+
+def reading_ahead(dataset: DomainDataset, blocks: BlockPlan, steps: Iterator[T]) -> Iterator[T]:
+    """The same steps; while those of one window are done, the next window is read from disk."""
+    with ThreadPoolExecutor(max_workers=1) as reader:
+        coming, ahead = 0, reader.submit(read_ahead, dataset, blocks.windows[0])
+        for number, step in enumerate(steps):
+            if coming < len(blocks.windows) and number == blocks.first_steps[coming]:
+                ahead.result()
+                coming += 1
+                if coming < len(blocks.windows):
+                    ahead = reader.submit(read_ahead, dataset, blocks.windows[coming])
+            yield step
+
+
+@contextmanager
+def keeping_freed_memory() -> Iterator[None]:
+    """Memory that a step frees is kept for the next one, an eighth of the machine's at most.
+
+    The steps of a training on a CPU ask for the same blocks again and again. The C library gives the large ones back to
+    the system every time, which then hands them out anew page by page: a quarter of the time of the sleep network.
+    Afterwards the library does as it did, and what is free is given back. Nothing happens where it is not glibc.
+    """
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "mallopt") or not hasattr(library, "malloc_trim"):
+        yield
+        return
+    kept = min(2**31 - 1, int(_SHARE_OF_FREED * memory_of_machine()))
+    library.mallopt(_MOST_MAPPED, 0)
+    library.mallopt(_TRIM_THRESHOLD, kept)
+    try:
+        yield
+    finally:
+        library.mallopt(_MOST_MAPPED, _USUAL_MOST_MAPPED)
+        library.mallopt(_TRIM_THRESHOLD, _USUAL_TRIM_THRESHOLD)
+        library.malloc_trim(0)
+
+
+# Where the data live during training: on the GPU where they fit, and worked out once where that fits.
+
+
+_SHARE_OF_MEMORY = 8
+
+
+def place(dataset: DomainDataset, algorithm: Algorithm, device: torch.device) -> DomainDataset:
+    """The dataset ready for many epochs: on the GPU where it fits in half of its free memory, else where it is.
+
+    What the backbone works out of its inputs before the first weight (a spectrogram) is worked out now, where it fits:
+    on a GPU in half of the free memory, else in an eighth of the machine's.
+    """
+    if device.type != "cuda":
+        return algorithm.backbone.precompute(
+            dataset, device, memory_of_machine() // (_SHARE_OF_MEMORY * processes_here())
+        )
+    # Convolutions of few channels are fastest with the channels last, in the data and in the weights.
+    algorithm.backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    free, _ = torch.cuda.mem_get_info(device)
+    ready = algorithm.backbone.precompute(dataset, device, free // 2)
+    if ready.device.type == "cuda":
+        return ready
+    free, _ = torch.cuda.mem_get_info(device)
+    return ready.to(device) if _bytes_of(ready) < free / 2 else ready
+
+
+def _bytes_of(dataset: DomainDataset) -> int:
+    share = 1.0 if dataset.rows is None else len(dataset) / max(1, _rows_stored(dataset))
+    return int(share * sum(_bytes(column) for column in dataset.columns.values()))
+
+
+def _rows_stored(dataset: DomainDataset) -> int:
+    return len(next(iter(dataset.columns.values())))
+
+
+def _bytes(column: Column) -> int:
+    total = 0
+    while isinstance(column, Ragged):
+        total, column = total + column.offsets.nbytes, column.values
+    assert isinstance(column, Tensor)
+    return int(total + column.nbytes)

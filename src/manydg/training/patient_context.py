@@ -1,0 +1,92 @@
+"""Which patient context a run uses, in training and whenever its model predicts."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from manydg.algorithms import ALGORITHMS
+from manydg.backbones import build_backbone
+from manydg.config import TrainingConfig
+from manydg.data.context import ContextOptions, add_context, has_context, has_signals, known_after, unsupported
+from manydg.data.dataset import DomainDataset
+from manydg.data.schema import InputSchema
+from manydg.errors import ConfigError
+from manydg.training.fit import auto_backbone
+
+NONE, AUTO, CAUSAL = "none", "auto", "causal"
+
+
+def context_mode(config: TrainingConfig, dataset: DomainDataset) -> str:
+    """``none``, ``offline`` or ``causal``.
+
+    Left open, it is what the algorithm is made for, where the inputs allow it.
+    """
+    if reason := looks_ahead(config.algorithm, config.context):
+        raise ConfigError(f"{config.algorithm} cannot be used with causal context: {reason}")
+    if config.context != AUTO:
+        return config.context
+    wanted: str = getattr(ALGORITHMS.get(config.algorithm), "context", NONE)
+    return NONE if wanted == NONE or has_context(dataset) or unsupported(dataset) else wanted
+
+
+def looks_ahead(algorithm: str, context: str) -> str | None:
+    """Why an algorithm would break the promise of a context; ``None`` where it keeps it."""
+    if context == CAUSAL and ALGORITHMS.get(algorithm).uses_patients:
+        return "it adapts to all samples of a patient when it predicts, to later ones too; take 'offline' or 'none'"
+    return None
+
+
+def with_context(
+    dataset: DomainDataset,
+    config: TrainingConfig,
+    device: torch.device,
+    backbone: nn.Module | None = None,
+    training: npt.NDArray[np.int64] | None = None,
+) -> DomainDataset:
+    """The dataset with the context that a configuration asks for; made on the GPU where it fits.
+
+    Parameters
+    ----------
+    training : array, optional
+        Rows of the training patients, off which the strength of context is read where the configuration leaves it
+        open; all rows if not given.
+    backbone : nn.Module, optional
+        Whose spectrograms the context of signals is made of; that of the configuration if not given.
+    """
+    mode = context_mode(config, dataset)
+    if mode == NONE:
+        return dataset
+    spectrum = None
+    if has_signals(dataset):
+        spectrum = getattr(backbone or _backbone_of(config, dataset), "spectrogram", None)
+        if spectrum is None and config.context == AUTO:
+            return dataset
+    placed = dataset
+    if device.type == "cuda" and spectrum is None:
+        needed = 40 * sum(column.nbytes for column in dataset.columns.values() if isinstance(column, torch.Tensor))
+        placed = dataset.to(device) if needed < torch.cuda.mem_get_info(device)[0] else dataset
+    options = ContextOptions.from_mapping(mode, config.context_options)
+    if options.strength is None:
+        known = placed if training is None else placed.select(training)
+        options = dataclasses.replace(options, strength=known_after(known, spectrum))
+    return add_context(placed, spectrum=spectrum, **options.to_json())
+
+
+def as_trained(dataset: DomainDataset, schema: InputSchema, backbone: nn.Module | None = None) -> DomainDataset:
+    """A dataset with the same context as the data that a model of this schema, with this backbone, was trained on."""
+    known: dict[str, Any] | None = schema.settings.get("context")
+    if known is None or has_context(dataset):
+        return dataset
+    return add_context(dataset, spectrum=getattr(backbone, "spectrogram", None), **known)
+
+
+def _backbone_of(config: TrainingConfig, dataset: DomainDataset) -> nn.Module:
+    schema = InputSchema.of(dataset)
+    name = auto_backbone(schema) if config.backbone == AUTO else config.backbone
+    return build_backbone(name, schema, config.backbone_options)

@@ -1,0 +1,148 @@
+"""What a run leaves for later predictions to be judged by: temperature, prediction sets, and who is like its patients.
+
+Everything is fitted on validation patients, or for the reference of embeddings on training patients; it is kept beside
+the model as a few small arrays in which no patient can be recognised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from manydg.algorithms import Algorithm
+from manydg.data.dataset import DomainDataset
+from manydg.errors import StorageError
+from manydg.evaluation.calibration import fit_temperature
+from manydg.evaluation.trust import (
+    Reference,
+    SetRule,
+    fit_for_most_patients,
+    fit_on_average,
+    fit_reference,
+    novelty_threshold,
+)
+from manydg.training.checkpoint import read_tensors, write_tensors
+from manydg.training.inference import embed_dataset
+from manydg.training.record import VAL, Predictions
+
+CALIBRATION = "calibration.safetensors"
+SAMPLES_OF_A_PATIENT, MOST_SAMPLES = 200, 50_000
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """How far to trust the predictions of a run.
+
+    Attributes
+    ----------
+    temperature : float
+        What logits are divided by to make probabilities mean what they say.
+    on_average, for_most : SetRule
+        Rules of prediction sets, of the probabilities as the model gives them.
+    reference : Reference, optional
+        Where training patients' mean embeddings lie; ``None`` with fewer than two.
+    limit : float
+        Distance from which a patient is unlike those of the training.
+    false_alarms : float
+        Probability, at most, that a patient of the same population is called so.
+    patients : int
+        Number of validation patients it comes from.
+    """
+
+    temperature: float
+    on_average: SetRule
+    for_most: SetRule
+    reference: Reference | None
+    limit: float
+    false_alarms: float
+    patients: int
+
+
+def fit_calibration(algorithm: Algorithm, sides: Mapping[str, DomainDataset], predictions: Predictions) -> Calibration:
+    """Learn from the validation patients how far predictions can be trusted; test patients are not looked at."""
+    target = algorithm.target
+    truth, probabilities, patients = predictions.side(VAL)
+    reference, limit, false_alarms = None, np.inf, 0.0
+    if sides["train"].n_patients > 1:
+        reference = fit_reference(*patient_embeddings(algorithm, sides["train"]))
+        _, distances = reference.distances(*patient_embeddings(algorithm, sides["val"]))
+        limit, false_alarms = novelty_threshold(distances)
+    return Calibration(
+        fit_temperature(target, truth, probabilities),
+        fit_on_average(target, truth, probabilities, patients),
+        fit_for_most_patients(target, truth, probabilities, patients),
+        reference,
+        limit,
+        false_alarms,
+        sides["val"].n_patients,
+    )
+
+
+def patient_embeddings(
+    algorithm: Algorithm, dataset: DomainDataset
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    """Embeddings of samples spread evenly over each patient's, at most two hundred of each, and their patients.
+
+    They are the features v and, where the algorithm has it, the domain factor z beside them.
+    """
+    domains = dataset.domains.cpu().numpy()
+    each = max(1, min(SAMPLES_OF_A_PATIENT, MOST_SAMPLES // max(dataset.n_patients, 1)))
+    order = np.argsort(domains, kind="stable")
+    counts = np.bincount(domains, minlength=dataset.n_patients)
+    place = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+    taken = np.minimum(counts, each)[domains[order]]
+    # The n-th sample is taken where n times the share taken passes a whole number.
+    share = taken / counts[domains[order]]
+    chosen = order[np.floor((place + 1) * share + 1e-9) > np.floor(place * share + 1e-9)]
+    part = dataset.select(np.sort(chosen))
+    found = embed_dataset(algorithm, part)
+    values = torch.cat([found[name] for name in ("v", "z") if name in found], dim=1)
+    return values.numpy(), domains[np.sort(chosen)]
+
+
+def write_calibration(folder: Path, calibration: Calibration) -> None:
+    """Keep a calibration in a run folder."""
+    arrays: dict[str, npt.NDArray[Any]] = {
+        "on_average.thresholds": calibration.on_average.thresholds,
+        "for_most.thresholds": calibration.for_most.thresholds,
+    }
+    if calibration.reference is not None:
+        for name, values in vars(calibration.reference).items():
+            arrays[f"reference.{name}"] = values.astype(np.float32)
+    meta = {
+        "temperature": calibration.temperature,
+        "on_average": {"level": calibration.on_average.level, "share": calibration.on_average.share},
+        "for_most": {"level": calibration.for_most.level, "share": calibration.for_most.share},
+        "limit": calibration.limit if np.isfinite(calibration.limit) else None,
+        "false_alarms": calibration.false_alarms,
+        "patients": calibration.patients,
+    }
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in arrays.items()}
+    write_tensors(folder / CALIBRATION, tensors, meta)
+
+
+def read_calibration(folder: str | Path) -> Calibration | None:
+    """The calibration of a run folder; ``None`` for a run that was made without one."""
+    path = Path(folder) / CALIBRATION
+    if not path.exists():
+        return None
+    tensors, meta = read_tensors(path)
+    arrays = {name: tensor.to(torch.float64).numpy() for name, tensor in tensors.items()}
+    try:
+        rules = {name: SetRule(arrays[f"{name}.thresholds"], **meta[name]) for name in ("on_average", "for_most")}
+        reference = None
+        if "reference.mean" in arrays:
+            reference = Reference(*(arrays[f"reference.{name}"] for name in ("mean", "axes", "within")))
+        limit = np.inf if meta["limit"] is None else float(meta["limit"])
+        return Calibration(
+            meta["temperature"], rules["on_average"], rules["for_most"], reference, limit, meta["false_alarms"],
+            meta["patients"],
+        )  # fmt: skip
+    except (KeyError, TypeError) as error:
+        raise StorageError(f"{path} lacks {error}: delete it, and predictions go without it") from error

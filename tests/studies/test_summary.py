@@ -1,0 +1,280 @@
+"""Summaries of results folders whose predictions and records are made here, run by run."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+from scipy import stats
+
+from manydg.cli.compare import show_summary
+from manydg.data.dataset import TargetSpec
+from manydg.errors import DataError, StorageError
+from manydg.evaluation.metrics import null_for_nan, score, score_patients
+from manydg.evaluation.statistics import patient_difference, patient_intervals
+from manydg.studies.summary import load_predictions, summarize, summarize_folder, write_summary
+from manydg.targets import target_of
+
+SKILL = {"base": 0.8, "prototype": 0.9, "dann": 0.7, "manydg": 1.4}
+
+
+def write_run(folder: Path, algorithm: str, seed: int, kind: str = "classes", **changes: Any) -> dict[str, Any]:
+    """One run on the split of its seed: predictions on disk and a record made from them."""
+    target = target_of(TargetSpec(kind, ("a", "b", "c")[: 2 if kind == "binary" else 3]))
+    people = np.random.default_rng(seed).permutation(30)[:10]
+    patient = np.repeat(np.arange(10), 12)
+    truth = np.random.default_rng(seed + 100).integers(0, target.size, 120)
+    noise = np.random.default_rng(abs(hash((len(algorithm), seed))) % 2**32).normal(size=(120, target.size))
+    logits = noise + SKILL.get(algorithm, 1.0) * np.eye(target.size)[truth]
+    if kind == "multilabel":
+        truth, probabilities = np.eye(3, dtype=int)[truth], 1 / (1 + np.exp(-logits))
+    else:
+        probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    names = np.array([f"P-{person:04x}" for person in people])
+    run = f"{algorithm}-{seed}"
+    place = folder / "runs" / run
+    place.mkdir(parents=True, exist_ok=True)
+    arrays = {"split": np.ones(120, np.int8), "row": np.arange(120), "patient": patient, "pseudonyms": names}
+    np.savez(place / "predictions.npz", **arrays, probabilities=probabilities.astype(np.float32), truth=truth)
+    each = score_patients(target, truth, probabilities, patient)
+    return {
+        "schema": 1, "run": run, "experiment": "compare", "variant": {}, "algorithm": algorithm, "seed": seed,
+        "dataset": "toy", "dataset_hash": "abc", "target": {"kind": kind, "names": list(target.spec.names)},
+        "patients": {"train": 16, "val": 4, "test": 10}, "code_version": "1", "threshold": None,
+        "selection_rule": f"epoch with the highest validation {target.selection}",
+        "threshold_rule": "highest probability",
+        "test": null_for_nan(score(target, truth, probabilities)),
+        "per_patient": {str(names[code]): null_for_nan(values) for code, values in each.items()},
+        "seconds": 2.0, "status": "ok", "error": None, "folder": f"runs/{run}",
+    } | changes  # fmt: skip
+
+
+def write_study(folder: Path, kind: str = "classes", seeds: int = 4) -> list[dict[str, Any]]:
+    records = [write_run(folder, algorithm, seed, kind) for algorithm in reversed(SKILL) for seed in range(seeds)]
+    (folder / "results.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return records
+
+
+def failure(algorithm: str, seed: int, error: str = "Traceback\nValueError: the loss is not finite") -> dict[str, Any]:
+    return {"run": "x", "experiment": "compare", "algorithm": algorithm, "seed": seed, "dataset": "toy",
+            "status": "failed", "error": error, "variant": {}}  # fmt: skip
+
+
+def test_rows_run_from_base_over_controls_and_rivals_to_manydg(tmp_path: Path) -> None:
+    records = write_study(tmp_path) + [write_run(tmp_path, "own-idea", 0)]
+    assert summarize(records).rows == ("base", "prototype", "dann", "own-idea", "manydg")
+
+
+def test_means_tests_and_intervals_are_those_computed_one_by_one(tmp_path: Path) -> None:
+    records = write_study(tmp_path)
+    summary = summarize_folder(tmp_path)[0]
+    entry = summary.entries["dann", "kappa"]
+    ours, theirs = ([r for r in records if r["algorithm"] == name] for name in ("dann", "manydg"))
+    first, second = ([r["test"]["kappa"] for r in runs] for runs in (ours, theirs))
+    assert entry.mean == pytest.approx(np.mean(first))
+    assert entry.sd == pytest.approx(np.std(first, ddof=1))
+    assert entry.comparison is not None
+    assert entry.comparison.t_p == pytest.approx(stats.ttest_rel(first, second).pvalue)
+    assert entry.comparison.corrected_p > entry.comparison.t_p
+    loaded = [[load_predictions(tmp_path, record) for record in runs] for runs in (ours, theirs)]
+    alone = patient_intervals([run for run in loaded[0] if run])["kappa"]
+    assert entry.interval is not None
+    assert entry.interval.estimate == pytest.approx(entry.mean)
+    assert (entry.interval.low, entry.interval.high) == pytest.approx((alone.low, alone.high), abs=0.02)
+    gap = patient_difference([run for run in loaded[0] if run], [run for run in loaded[1] if run])["kappa"]
+    assert entry.difference is not None
+    assert entry.difference.estimate == pytest.approx(entry.comparison.difference)
+    assert (entry.difference.low, entry.difference.high) == pytest.approx((gap.low, gap.high), abs=0.02)
+
+
+def test_holm_counts_the_rows_compared(tmp_path: Path) -> None:
+    summary = summarize(write_study(tmp_path))
+    plain = [summary.entries[row, "kappa"].comparison.t_p for row in summary.rows[:-1]]  # type: ignore[union-attr]
+    smallest = int(np.argmin(plain))
+    adjusted = summary.entries[summary.rows[smallest], "kappa"].adjusted
+    assert adjusted is not None
+    assert adjusted["t"] == pytest.approx(min(1.0, 3 * plain[smallest]))
+    assert summary.entries["manydg", "kappa"].comparison is None
+
+
+@pytest.mark.parametrize("kind", ["classes", "votes", "binary", "multilabel"])
+def test_every_target_kind_is_summed_up_in_its_own_metrics(tmp_path: Path, kind: str) -> None:
+    write_study(tmp_path, kind, seeds=2)
+    summary = summarize_folder(tmp_path, resamples=50)[0]
+    target = target_of(TargetSpec(kind, ("a", "b", "c")[: 2 if kind == "binary" else 3]))
+    assert summary.metrics == target.metrics
+    assert all(entry.interval is not None for entry in summary.entries.values())
+    Console(file=io.StringIO(), width=200).print(summary.to_rich())
+
+
+def test_records_alone_give_intervals_where_patients_values_suffice(tmp_path: Path) -> None:
+    records = write_study(tmp_path)
+    with_predictions, alone = summarize_folder(tmp_path)[0], summarize(records)
+    for row in alone.rows:
+        found, wanted = (each.entries[row, "accuracy"].interval for each in (alone, with_predictions))
+        assert found is not None
+        assert wanted is not None
+        assert (found.low, found.high) == pytest.approx((wanted.low, wanted.high))
+        assert alone.entries[row, "kappa"].interval is None
+    assert any("16 of 16 runs have no predictions" in note for note in alone.notes)
+    assert with_predictions.notes == ()
+
+
+def test_a_failed_run_is_named_with_its_reason_and_its_row_says_how_many_seeds(tmp_path: Path) -> None:
+    records = [r for r in write_study(tmp_path) if r["run"] != "dann-2"] + [failure("dann", 2)]
+    summary = summarize(records)
+    assert "dann, seed 2 failed: ValueError: the loss is not finite" in summary.notes
+    assert "| dann | 3 of 4 |" in summary.to_markdown()
+    assert summary.entries["dann", "kappa"].comparison.pairs == 3  # type: ignore[union-attr]
+
+
+def test_an_algorithm_that_failed_everywhere_stays_in_the_table(tmp_path: Path) -> None:
+    summary = summarize([*write_study(tmp_path), *(failure("irm", seed) for seed in range(4))])
+    assert "| irm | 0 of 4 | – | – | – |" in summary.to_markdown()
+    assert summary.rows[-1] == "manydg"
+
+
+def test_a_failure_that_a_later_run_made_good_is_not_mentioned(tmp_path: Path) -> None:
+    assert not any("failed" in note for note in summarize([failure("dann", 2), *write_study(tmp_path)]).notes)
+
+
+def test_a_missing_seed_is_said(tmp_path: Path) -> None:
+    records = [r for r in write_study(tmp_path) if r["run"] not in ("base-1", "base-3")]
+    assert "base has no run for seeds 1, 3" in summarize(records).notes
+
+
+def test_seeds_with_other_test_patients_are_not_paired(tmp_path: Path) -> None:
+    records = write_study(tmp_path)
+    changed = next(r for r in records if r["run"] == "base-0")
+    changed["per_patient"] = {"P-ffff": next(iter(changed["per_patient"].values()))}
+    summary = summarize(records)
+    assert summary.entries["base", "kappa"].comparison.pairs == 3  # type: ignore[union-attr]
+    assert any("not paired" in note for note in summary.notes)
+
+
+def test_runs_on_an_older_version_of_the_data_are_left_out_and_counted(tmp_path: Path) -> None:
+    records = [write_run(tmp_path, "base", 9, dataset_hash="old"), *write_study(tmp_path)]
+    summary = summarize(records)
+    assert 9 not in summary.entries["base", "kappa"].values
+    assert "1 run on another version of the dataset left out" in summary.notes
+
+
+def test_without_the_reference_there_are_no_tests_and_it_is_said(tmp_path: Path) -> None:
+    records = [r for r in write_study(tmp_path) if r["algorithm"] != "manydg"]
+    summary = summarize(records)
+    assert summary.reference is None
+    assert "no tests: there is no run of the reference manydg" in summary.notes
+    assert "Against" not in summary.to_markdown()
+
+
+def test_one_seed_has_no_deviation_and_no_test_but_a_table(tmp_path: Path) -> None:
+    summary = summarize(write_study(tmp_path, seeds=1))
+    entry = summary.entries["base", "kappa"]
+    assert math.isnan(entry.sd)
+    assert "±" not in summary.to_markdown().split("Mean ±")[0]
+    assert entry.comparison is not None
+    assert "fewer than two seeds" in entry.comparison.note
+
+
+def test_an_undefined_metric_is_an_empty_cell_and_not_a_crash(tmp_path: Path) -> None:
+    records = write_study(tmp_path, "binary", seeds=2)
+    for record in records:
+        record["test"]["auroc"] = None
+    summary = summarize(records)
+    assert math.isnan(summary.entries["base", "auroc"].mean)
+    assert summary.entries["base", "auroc"].rank == 0
+    rows = [row for row in csv.DictReader(io.StringIO(summary.to_csv())) if row["metric"] == "auroc"]
+    assert {row["mean"] for row in rows} == {""}
+
+
+def test_the_best_is_bold_the_second_underlined_and_equals_share(tmp_path: Path) -> None:
+    records = write_study(tmp_path)
+    for record in records:
+        record["test"]["kappa"] = {"base": 0.5, "prototype": 0.7, "dann": 0.6, "manydg": 0.7}[record["algorithm"]]
+    ranks = {row: summarize(records).entries[row, "kappa"].rank for row in SKILL}
+    assert ranks == {"base": 0, "prototype": 1, "dann": 2, "manydg": 1}
+    text = summarize(records).to_markdown()
+    assert text.count("**0.7000 ± 0.0000**") == 2
+    assert "<u>0.6000 ± 0.0000</u>" in text
+
+
+def test_variants_of_one_algorithm_are_rows_of_their_own(tmp_path: Path) -> None:
+    records = write_study(tmp_path) + [write_run(tmp_path, "manydg", 0, variant={"mmd": 0.1})]
+    assert summarize(records).rows[-2:] == ("manydg", "manydg (mmd 0.1)")
+
+
+def test_the_files_hold_every_row_and_the_rules(tmp_path: Path) -> None:
+    write_study(tmp_path)
+    written = write_summary(tmp_path)
+    assert [path.name for path in written] == ["summary.csv", "summary.md"]
+    rows = list(csv.DictReader(written[0].open()))
+    assert len(rows) == 4 * 3
+    assert float(rows[0]["low"]) < float(rows[0]["mean"]) < float(rows[0]["high"])
+    text = written[1].read_text()
+    assert "epoch with the highest validation kappa" in text
+    assert "With 4 seeds the Wilcoxon p cannot fall below 0.125." in text
+    assert "4 splits by patient; of the patients of a split 16 train, 4 validate" in text
+
+
+def test_a_folder_of_several_experiments_gets_a_section_each(tmp_path: Path) -> None:
+    records = write_study(tmp_path, seeds=2) + [write_run(tmp_path, "base", 0, experiment="weights")]
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    text = write_summary(tmp_path)[1].read_text()
+    assert "## compare on toy" in text
+    assert "## weights on toy" in text
+    with pytest.raises(DataError, match="one experiment on one dataset"):
+        summarize(records)
+
+
+def test_nothing_but_failures_is_an_error_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no run ended well.*not finite"):
+        summarize([failure("base", 0)])
+    (tmp_path / "results.jsonl").write_text("")
+    with pytest.raises(DataError, match="is empty"):
+        write_summary(tmp_path)
+
+
+def test_damaged_predictions_are_named(tmp_path: Path) -> None:
+    write_study(tmp_path, seeds=1)
+    (tmp_path / "runs" / "base-0" / "predictions.npz").write_bytes(b"PK\x03\x04 not a zip")
+    with pytest.raises(StorageError, match=r"base-0.predictions\.npz cannot be read"):
+        write_summary(tmp_path)
+
+
+@pytest.mark.parametrize(("width", "extras"), [(70, []), (140, ["10th pct.", "Hedges", "s/run"])])
+def test_a_narrow_terminal_gets_what_matters_and_a_wide_one_the_rest(
+    tmp_path: Path, width: int, extras: list[str]
+) -> None:
+    write_study(tmp_path)
+    text = io.StringIO()
+    Console(file=text, width=width).print(summarize_folder(tmp_path)[0].to_rich(width))
+    shown = text.getvalue()
+    assert "t, corrected" in shown
+    assert "[0." in shown
+    assert [name for name in ("10th pct.", "Hedges", "s/run") if name in shown] == extras
+    assert not any(line.rstrip().endswith("±") for line in shown.splitlines())
+
+
+def test_a_table_that_goes_to_a_file_is_not_squeezed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_study(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    show_summary(tmp_path)
+    shown = capsys.readouterr().out
+    assert "t, corrected" in shown
+    assert "s/run" in shown
+
+
+def test_names_of_rows_are_never_cut(tmp_path: Path) -> None:
+    write_study(tmp_path)
+    text, summary = io.StringIO(), summarize_folder(tmp_path)[0]
+    Console(file=text, width=45).print(summary.to_rich(45))
+    assert all(row in text.getvalue() for row in summary.rows)
