@@ -1,210 +1,173 @@
-"""Writing files so that what stands under its final name is whole, and what stood there before is not lost."""
+"""The only place that writes files: atomic, checksummed where it matters, and with errors a user can act on.
+
+A file or folder is written under a hidden temporary name beside its final one (``.NAME.partial-PID``), flushed to the
+disk and then renamed, so that whatever has its final name is complete. :func:`remove_partial_files` and
+:func:`recover_folder` clean up after processes that were killed in between.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import hashlib
+import json
 import os
 import shutil
+import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, Protocol, TypeVar, Union
 
 import numpy as np
 import numpy.typing as npt
 
 from manydg.errors import DataError, StorageError
 
-# Work that goes on in a thread of its own, behind the one that hands it over or ahead of the one that takes it.
+Json = Union[None, bool, int, float, str, Sequence["Json"], Mapping[str, "Json"]]  # noqa: UP007 - recursive
+"""A value that JSON can hold."""
+JsonObject = Mapping[str, Json]
 
-
-_MOST_BYTES = 1 << 26
-_SMALL = 1 << 16
 A = TypeVar("A")
 T = TypeVar("T")
 
 
-class HashingThread:
-    """Adds bytes to checksums behind the caller's back, in the order given; hashing does not hold the interpreter.
-
-    At most 64 MB wait at a time, or a single piece if it is larger. What waits must not change until :meth:`settle`.
-    """
-
-    def __init__(self) -> None:
-        self._pool: ThreadPoolExecutor | None = None
-        self._waiting: deque[tuple[Future[None], int]] = deque()
-        self._bytes = 0
-
-    def add(self, digest: Any, data: memoryview) -> None:
-        """Have ``digest.update(data)`` done; waits only for room."""
-        if data.nbytes < _SMALL and not self._waiting:
-            digest.update(data)
-            return
-        self._make_room(data.nbytes)
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, thread_name_prefix="checksums")
-        self._waiting.append((self._pool.submit(digest.update, data), data.nbytes))
-        self._bytes += data.nbytes
-
-    def _make_room(self, coming: int) -> None:
-        while self._waiting and (self._waiting[0][0].done() or self._bytes + coming > _MOST_BYTES):
-            done, length = self._waiting.popleft()
-            done.result()
-            self._bytes -= length
-
-    def settle(self) -> None:
-        """Wait until all that was given is part of its checksum."""
-        self._make_room(_MOST_BYTES + 1)
-
-    def close(self) -> None:
-        """End the thread; what still waits is dropped."""
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-
-
-def made_ahead(make: Callable[[A], T], items: Iterable[A], threads: int = 2) -> Iterator[T]:
-    """``map(make, items)``, of which threads make the next few while the caller works on the one it has.
-
-    Worth it where ``make`` does not hold the interpreter, as numpy's sorting does not.
-    """
-    with ThreadPoolExecutor(threads, thread_name_prefix="ahead") as pool:
-        waiting: deque[Future[T]] = deque()
-        for item in items:
-            waiting.append(pool.submit(make, item))
-            if len(waiting) > threads:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-
-
-HEADER_BYTES = 256
-LARGE_FILE = 1 << 31
-"""Bytes from which a file is not kept in memory while it is read or written once from end to end."""
-_STEP = 1 << 25
-
-
-def let_go(file: int, start: int, stop: int) -> None:
-    """Have memory forget a part of a file that the disk has, and the disk take what it has not.
-
-    Otherwise a file of many gigabytes pushes everything else out of memory, only to be pushed out by its own end.
-    """
-    if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(file, start, stop - start, os.POSIX_FADV_DONTNEED)
-
-
-class NpyStream:
-    """A ``.npy`` file that grows by rows and gets its true length when closed."""
-
-    def __init__(self, path: Path, dtype: np.dtype[Any], row_shape: tuple[int, ...]) -> None:
-        self.path, self.dtype, self.row_shape, self.rows = path, dtype, row_shape, 0
-        self._file: IO[bytes] = path.open("wb")
-        self._written = self._file.write(b"\0" * HEADER_BYTES)
-        self._next = LARGE_FILE
-
-    def append(self, array: npt.NDArray[Any]) -> None:
-        if array.shape[1:] != self.row_shape:
-            raise DataError(f"'{self.path.stem}': rows of shape {array.shape[1:]} after rows of {self.row_shape}")
-        if not np.can_cast(array.dtype, self.dtype, "same_kind"):
-            raise DataError(f"'{self.path.stem}': values of type {array.dtype} after values of {self.dtype}")
-        self._write(np.ascontiguousarray(array, dtype=self.dtype).reshape(-1).view(np.uint8).data)
-        self.rows += len(array)
-
-    def _write(self, data: memoryview) -> None:
-        self._written += self._file.write(data)
-        if self._written >= self._next:
-            self._next = self._written + _STEP
-            let_go(self._file.fileno(), max(0, self._written - 8 * _STEP), self._written)
-
-    def close(self) -> dict[str, Any]:
-        """Finish the file; returns its size, type and shape."""
-        self._file.seek(0)
-        self._file.write(npy_header(self.dtype.str, (self.rows, *self.row_shape)))
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        return {"bytes": self.path.stat().st_size, "dtype": self.dtype.str, "shape": [self.rows, *self.row_shape]}
-
-    def abandon(self) -> None:
-        # Closing writes what is buffered, which fails once more where the disk is full.
-        with contextlib.suppress(OSError):
-            self._file.close()
-
-
-class HashedNpyStream(NpyStream):
-    """One that knows its checksum when closed.
-
-    Rows are hashed by ``hashing`` while others are written: arrays appended must not change until it settles.
-    """
-
-    def __init__(self, path: Path, dtype: np.dtype[Any], row_shape: tuple[int, ...], hashing: HashingThread) -> None:
-        super().__init__(path, dtype, row_shape)
-        self._digest, self._hashing = hashlib.blake2b(digest_size=16), hashing
-
-    def _write(self, data: memoryview) -> None:
-        self._hashing.add(self._digest, data)
-        super()._write(data)
-
-    def close(self) -> dict[str, Any]:
-        """Finish the file; returns its size, type, shape and checksum."""
-        entry = super().close()
-        self._hashing.settle()
-        return entry | {"checksum": self._digest.hexdigest()}
-
-
-def npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
-    """The first bytes of a ``.npy`` file, always equally many."""
-    text = repr({"descr": dtype, "fortran_order": False, "shape": shape}).encode("latin1")
-    return b"\x93NUMPY\x01\x00" + (HEADER_BYTES - 10).to_bytes(2, "little") + text.ljust(HEADER_BYTES - 11) + b"\n"
+# Errors of the operating system
 
 
 @contextmanager
-def disk_errors(place: Path) -> Iterator[None]:
+def disk_errors(path: Path) -> Iterator[None]:
     """Turn the operating system's errors inside the block into ours."""
     try:
         yield
     except OSError as error:
-        raise disk_error(error, place) from error
+        raise disk_error(error, path) from error
 
 
-def disk_error(error: OSError, place: Path) -> StorageError:
-    """An operating-system error as one that says what is left and what to do."""
+def disk_error(error: OSError, path: Path) -> StorageError:
+    """An operating-system error as one that names the file and the remedy."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StorageError(f"the disk is full while writing {place}: free some space and run the same command again")
-    return StorageError(f"cannot write {place}: {error.strerror or error}")
+        return StorageError(f"the disk is full while writing {path}: free some space and run the same command again")
+    return StorageError(f"cannot write {path}: {error.strerror or error}")
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a text file through to the disk."""
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
+# Files
+
+
+def partial_name(final: Path) -> Path:
+    """The temporary name under which this process writes a file or folder."""
+    return final.with_name(f".{final.name}.partial-{os.getpid()}")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path that is renamed to ``path`` at the end of the block; on failure the old file stays.
+
+    The block writes the temporary file itself; operating-system errors become :class:`StorageError`.
+    """
+    partial = partial_name(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield partial
+        partial.replace(path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise disk_error(error, path) from error
+        raise
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Replace a file's content in one step, flushed to the disk; on failure the old content stays."""
+    with replacing(path) as partial:
+        write_through(partial, content)
+
+
+def write_unsynced(path: Path, content: str) -> None:
+    """Replace a file's content in one step without waiting for the disk: for what is worthless after a crash."""
+    with replacing(path) as partial:
+        partial.write_text(content, encoding="utf-8")
+
+
+def write_through(path: Path, content: str | bytes) -> None:
+    """Write a file and flush it to the disk; not atomic, for files in a folder that is renamed as a whole."""
+    with path.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a text file's content in one step; on failure the old content stays."""
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+def append_line(path: Path, line: str) -> None:
+    """Add a line to a text file, flushed to the disk."""
+    with disk_errors(path), path.open("a", encoding="utf-8") as file:
+        file.write(line + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_json(path: Path, value: Mapping[str, object], *, indent: int | None = 1, allow_nan: bool = True) -> None:
+    """Replace a JSON file in one step."""
+    write_atomically(path, json.dumps(value, indent=indent, allow_nan=allow_nan))
+
+
+def read_json(path: Path, *, remedy: str, missing: str | None = None) -> dict[str, Any]:
+    """The object in a JSON file, for a typed reader to take apart.
+
+    Parameters
+    ----------
+    path : path
+    remedy : str
+        What to do about a file that is missing or damaged: the end of the message.
+    missing : str, optional
+        The whole message for a file that does not exist.
+
+    Raises
+    ------
+    StorageError
+        If the file is missing, unreadable, not JSON, or JSON but not an object.
+    """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(partial, text)
-        partial.replace(path)
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise StorageError(missing or f"{path} is missing: {remedy}") from None
     except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise disk_error(error, path) from error
+        raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValueError:
+        content = None
+    if not isinstance(content, dict):
+        raise StorageError(f"{path} is damaged: {remedy}")
+    return content
 
 
-def partial_name(final: Path) -> Path:
-    """Where this process writes a folder before it has its name."""
-    return final.with_name(f".{final.name}.partial-{os.getpid()}")
+def fingerprint(*values: object) -> str:
+    """Sixteen hex digits of JSON values; dictionaries are compared regardless of their order."""
+    text = json.dumps(values, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def swap_in(new: Path, final: Path) -> None:
-    """Rename a finished folder into place, moving an old one aside first and deleting it last."""
+# Folders
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A temporary folder that becomes ``path``, which must not exist, at the end of the block; removed on failure."""
+    partial = partial_name(path)
+    try:
+        with disk_errors(path):
+            partial.mkdir(parents=True)
+            yield partial
+            partial.replace(path)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def replace_folder(new: Path, final: Path) -> None:
+    """Rename a complete folder to its final name; a folder of that name is moved aside first and deleted last."""
     if not final.exists():
         new.replace(final)
         return
@@ -218,48 +181,224 @@ def swap_in(new: Path, final: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def clear_remains(final: Path) -> None:
-    """Put right what a killed process left beside a folder: an old one moved aside comes back, half a new one goes."""
-    for path, owner in _siblings(final, "old"):
-        if _is_running(owner):
+def recover_folder(final: Path) -> None:
+    """Clean up beside a folder after a killed process: restore an old version moved aside, delete partial new ones."""
+    for path, owner in _versions(final, "old"):
+        if is_running(owner):
             continue
         if final.exists():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.replace(final)
-    for path, owner in _siblings(final, "partial"):
-        if owner == os.getpid() or not _is_running(owner):
+    for path, owner in _versions(final, "partial"):
+        if owner == os.getpid() or not is_running(owner):
             shutil.rmtree(path, ignore_errors=True)
 
 
-def refuse_dataset_folder(folder: Path) -> None:
-    """An error where runs or results would go into a dataset folder: preparing it again would delete them."""
-    if (folder / "dataset.json").exists():
-        raise StorageError(f"{folder} is a dataset folder: name another one for what is made from it")
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Delete the half-written files that killed processes left in a folder; those of running ones stay."""
+def remove_partial_files(folder: Path) -> None:
+    """Delete the partial files that killed processes left in a folder; those of running processes stay."""
     for path in folder.glob(".*.partial-*"):
         owner = path.name.rpartition(".partial-")[2].partition(".")[0]
-        if owner.isdigit() and not _is_running(int(owner)) and path.is_file():
+        if owner.isdigit() and not is_running(int(owner)) and path.is_file():
             with contextlib.suppress(OSError):
                 path.unlink()
 
 
-def _siblings(final: Path, kind: str) -> list[tuple[Path, int]]:
+def refuse_dataset_folder(folder: Path) -> None:
+    """Raise where runs or results would be written into a dataset folder: preparing it again would delete them."""
+    if (folder / "dataset.json").exists():
+        raise StorageError(f"{folder} is a dataset folder: name another one for what is made from it")
+
+
+def _versions(final: Path, kind: str) -> list[tuple[Path, int]]:
+    """Temporary versions of a folder with the id of the process that made each."""
     start = f".{final.name}.{kind}-"
     if not final.parent.is_dir():
         return []
-    found = [path for path in final.parent.iterdir() if path.name.startswith(start)]
-    return [(path, int(owner)) for path in found if (owner := path.name.removeprefix(start)).isdigit()]
+    paths = [path for path in final.parent.iterdir() if path.name.startswith(start)]
+    return [(path, int(owner)) for path in paths if (owner := path.name.removeprefix(start)).isdigit()]
 
 
-def _is_running(process: int) -> bool:
+def is_running(process: int) -> bool:
+    """Whether a process of this id exists on this machine."""
+    if sys.platform == "win32":
+        # os.kill(process, 0) would send Ctrl-C there.
+        query_limited_information, kernel = 0x1000, ctypes.windll.kernel32
+        handle = kernel.OpenProcess(query_limited_information, False, process)
+        if handle:
+            kernel.CloseHandle(handle)
+        return bool(handle)
     try:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:
+    except OSError:
         return True
     return True
+
+
+# Arrays
+
+
+HEADER_BYTES = 256
+LARGE_FILE = 1 << 31
+"""Bytes from which a file is kept out of the page cache while it is read or written once from end to end."""
+_CACHE_STEP = 1 << 25
+
+
+@dataclass(frozen=True)
+class ArrayFile:
+    """What is recorded of a ``.npy`` file: its size, type and shape and, where it was hashed, its checksum."""
+
+    bytes: int
+    dtype: str
+    shape: tuple[int, ...]
+    checksum: str | None = None
+
+
+class NpyStream:
+    """A ``.npy`` file that grows by rows; its header is completed when it is closed."""
+
+    def __init__(self, path: Path, dtype: np.dtype[Any], row_shape: tuple[int, ...]) -> None:
+        self.path, self.dtype, self.row_shape, self.rows = path, dtype, row_shape, 0
+        self._file: IO[bytes] = path.open("wb")
+        self._written = self._file.write(b"\0" * HEADER_BYTES)
+        self._next_drop = LARGE_FILE
+
+    def append(self, array: npt.NDArray[Any]) -> None:
+        if array.shape[1:] != self.row_shape:
+            raise DataError(f"'{self.path.stem}': rows of shape {array.shape[1:]} after rows of {self.row_shape}")
+        if not np.can_cast(array.dtype, self.dtype, "same_kind"):
+            raise DataError(f"'{self.path.stem}': values of type {array.dtype} after values of {self.dtype}")
+        self._write(np.ascontiguousarray(array, dtype=self.dtype).reshape(-1).view(np.uint8).data)
+        self.rows += len(array)
+
+    def _write(self, data: memoryview) -> None:
+        self._written += self._file.write(data)
+        if self._written >= self._next_drop:
+            self._next_drop = self._written + _CACHE_STEP
+            drop_from_cache(self._file.fileno(), max(0, self._written - 8 * _CACHE_STEP), self._written)
+
+    def close(self) -> ArrayFile:
+        """Write the header and flush the file to the disk."""
+        self._file.seek(0)
+        self._file.write(npy_header(self.dtype.str, (self.rows, *self.row_shape)))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        return ArrayFile(self.path.stat().st_size, self.dtype.str, (self.rows, *self.row_shape))
+
+    def abandon(self) -> None:
+        """Close the file without completing it."""
+        # Closing writes what is buffered, which fails once more where the disk is full.
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+
+class HashedNpyStream(NpyStream):
+    """A :class:`NpyStream` that knows its checksum when closed.
+
+    Rows are hashed in a background thread while others are written: an array that was appended must not change until
+    ``hashing.wait()`` returns.
+    """
+
+    def __init__(self, path: Path, dtype: np.dtype[Any], row_shape: tuple[int, ...], hashing: HashingThread) -> None:
+        super().__init__(path, dtype, row_shape)
+        self._digest, self._hashing = hashlib.blake2b(digest_size=16), hashing
+
+    def _write(self, data: memoryview) -> None:
+        self._hashing.update(self._digest, data)
+        super()._write(data)
+
+    def close(self) -> ArrayFile:
+        entry = super().close()
+        self._hashing.wait()
+        return ArrayFile(entry.bytes, entry.dtype, entry.shape, self._digest.hexdigest())
+
+
+def npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    """The header of a ``.npy`` file, of a fixed length."""
+    text = repr({"descr": dtype, "fortran_order": False, "shape": shape}).encode("latin1")
+    return b"\x93NUMPY\x01\x00" + (HEADER_BYTES - 10).to_bytes(2, "little") + text.ljust(HEADER_BYTES - 11) + b"\n"
+
+
+def drop_from_cache(file: int, start: int, stop: int) -> None:
+    """Drop a range of an open file from the page cache, where the system can.
+
+    Otherwise a file of many gigabytes evicts everything else from memory, only to be evicted by its own end.
+    """
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(file, start, stop - start, os.POSIX_FADV_DONTNEED)
+
+
+def read_ahead(file: int, start: int, length: int) -> None:
+    """Have a range of an open file (all of it for length 0) read into the page cache, where the system can."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(file, start, length, os.POSIX_FADV_WILLNEED)
+
+
+# Background threads
+
+
+class Digest(Protocol):
+    """What :mod:`hashlib` returns, as far as hashing needs it."""
+
+    def update(self, data: memoryview, /) -> None: ...
+
+
+_MAX_PENDING_BYTES = 1 << 26
+_INLINE_BYTES = 1 << 16
+
+
+class HashingThread:
+    """Updates checksums in a background thread, in the order given; hashing releases the GIL.
+
+    At most 64 MB are pending at a time, or a single piece if it is larger. Pending data must not change until
+    :meth:`wait` returns.
+    """
+
+    def __init__(self) -> None:
+        self._pool: ThreadPoolExecutor | None = None
+        self._pending: deque[tuple[Future[None], int]] = deque()
+        self._pending_bytes = 0
+
+    def update(self, digest: Digest, data: memoryview) -> None:
+        """Schedule ``digest.update(data)``; blocks only while too much is pending."""
+        if data.nbytes < _INLINE_BYTES and not self._pending:
+            digest.update(data)
+            return
+        self._make_room(data.nbytes)
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="checksums")
+        self._pending.append((self._pool.submit(digest.update, data), data.nbytes))
+        self._pending_bytes += data.nbytes
+
+    def _make_room(self, size: int) -> None:
+        while self._pending and (self._pending[0][0].done() or self._pending_bytes + size > _MAX_PENDING_BYTES):
+            future, length = self._pending.popleft()
+            future.result()
+            self._pending_bytes -= length
+
+    def wait(self) -> None:
+        """Block until everything scheduled is part of its checksum."""
+        self._make_room(_MAX_PENDING_BYTES + 1)
+
+    def close(self) -> None:
+        """Stop the thread; what is still pending is dropped."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+
+def prefetch_map(function: Callable[[A], T], items: Iterable[A], threads: int = 2) -> Iterator[T]:
+    """``map(function, items)`` in which threads compute the next few results while the caller uses the current one.
+
+    Worth it where ``function`` releases the GIL, as numpy's sorting does.
+    """
+    with ThreadPoolExecutor(threads, thread_name_prefix="prefetch") as pool:
+        pending: deque[Future[T]] = deque()
+        for item in items:
+            pending.append(pool.submit(function, item))
+            if len(pending) > threads:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()

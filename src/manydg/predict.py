@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from manydg.errors import ConfigError, DataError, StorageError
 from manydg.evaluation.calibration import scale_temperature
 from manydg.evaluation.metrics import decide
 from manydg.evaluation.trust import SetRule, prediction_sets
-from manydg.files import disk_errors, partial_name, write_text
+from manydg.files import new_folder, write_through
 from manydg.training.record import VAL, Predictions
 from manydg.training.reliability import Calibration, patient_embeddings, read_calibration
 from manydg.training.run import Run, open_run
@@ -152,15 +151,9 @@ def predict_raw(
         )
     asked = options or PredictOptions()
     _refuse_unused(asked, source)
-    partial = partial_name(place)
-    try:
-        with disk_errors(place):
-            partial.mkdir(parents=True)
-            written = _WRITERS[source](run, Path(raw), partial, asked)
-            write_text(partial / ABOUT, json.dumps(about(run), indent=1))
-            partial.replace(place)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    with new_folder(place) as partial:
+        written = _WRITERS[source](run, Path(raw), partial, asked)
+        write_through(partial / ABOUT, json.dumps(about(run), indent=1))
     return [place / path.name for path in written]
 
 

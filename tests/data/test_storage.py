@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from manydg.data.build import from_arrays
 from manydg.data.columns import Ragged
 from manydg.data.dataset import DomainDataset, TargetSpec, arrays_of
-from manydg.data.storage import DatasetWriter, disk_error, open_dataset, write_atomically
+from manydg.data.storage import DatasetWriter, open_dataset
 from manydg.errors import DataError, StorageError
+from manydg.files import disk_error, write_atomically
 
 
 def example(rows: int = 6, first: float = 0.0) -> DomainDataset:
@@ -74,7 +75,7 @@ def test_a_buffer_may_be_used_again_once_its_rows_are_appended(tmp_path: Path) -
 
 def test_a_file_so_large_that_memory_lets_go_of_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("manydg.files.LARGE_FILE", 100_000)
-    monkeypatch.setattr("manydg.files._STEP", 10_000)
+    monkeypatch.setattr("manydg.files._CACHE_STEP", 10_000)
     whole = np.arange(400_000, dtype=np.float32).reshape(-1, 40)
     with DatasetWriter(tmp_path / "data", TargetSpec("binary", ("0", "1"))) as writer:
         for start in range(0, len(whole), 100):
@@ -224,6 +225,7 @@ LIMITED = """
 import resource, sys
 import numpy as np
 from manydg.data.build import from_arrays
+from manydg.files import disk_error, write_atomically
 from manydg.errors import StorageError
 resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
 big = from_arrays(np.zeros((100_000, 4)), np.arange(100_000) % 2, np.arange(100_000) % 7)

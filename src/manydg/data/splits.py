@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,8 +18,8 @@ from torch import Tensor
 from manydg.data.build import encode_patients
 from manydg.data.columns import Column, Ragged
 from manydg.data.dataset import DomainDataset
-from manydg.data.storage import write_atomically
 from manydg.errors import ConfigError, DataError, ManyDGWarning, StorageError
+from manydg.files import read_json, write_json
 
 SIDES = ("train", "val", "test")
 SPLIT_SCHEMA = 1
@@ -84,7 +83,7 @@ class Split:
         if _rebuild(sides, dataset, Path(path)) != self:
             raise DataError("a saved split holds whole patients: some patient's samples are only partly on a side")
         content = {"schema": SPLIT_SCHEMA, "dataset_hash": dataset.content_hash(), "samples": len(dataset), **sides}
-        write_atomically(Path(path), json.dumps(content, indent=1))
+        write_json(Path(path), content)
         return Path(path)
 
 
@@ -176,15 +175,11 @@ def patient_folds(domains: Domains, folds: int = 5, seed: int = 0) -> list[Split
 def load_split(path: str | Path, dataset: DomainDataset) -> Split:
     """Read a split that :meth:`Split.save` wrote, for the dataset it was made of."""
     where = Path(path)
+    content = read_json(where, remedy="make it again", missing=f"there is no split at {where}")
     try:
-        content = json.loads(where.read_text())
         sides = {side: [str(name) for name in content[side]] for side in SIDES}
         version, made_of = content["schema"], content["dataset_hash"]
-    except FileNotFoundError:
-        raise StorageError(f"there is no split at {where}") from None
-    except OSError as error:
-        raise StorageError(f"cannot read the split {where}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError):
+    except (KeyError, TypeError):
         raise StorageError(f"{where} is damaged or not a split: make it again") from None
     if version != SPLIT_SCHEMA:
         raise StorageError(f"{where} has schema version {version}, this program reads {SPLIT_SCHEMA}: make it again")

@@ -24,17 +24,15 @@ from manydg.data.dataset import DomainDataset, TargetSpec, combine_checksums
 from manydg.errors import DataError, StorageError
 from manydg.files import (
     HEADER_BYTES,
+    ArrayFile,
     HashedNpyStream,
     HashingThread,
-    clear_remains,
-    disk_error,
     disk_errors,
     npy_header,
     partial_name,
-    remove_leftovers,
-    swap_in,
-    write_atomically,
-    write_text,
+    recover_folder,
+    replace_folder,
+    write_through,
 )
 
 # Writing a dataset folder piece by piece: it appears whole or not at all.
@@ -77,7 +75,7 @@ class DatasetWriter:
 
     def __enter__(self) -> DatasetWriter:
         with disk_errors(self.folder):
-            clear_remains(self.folder)
+            recover_folder(self.folder)
             self._check_place()
             self._partial.mkdir(parents=True)
         return self
@@ -106,7 +104,7 @@ class DatasetWriter:
     def append(self, inputs: Pieces, targets: Values, patients: Ids, times: Values | None = None) -> None:
         """Add samples. ``patients`` holds one id a sample; a patient may come back in a later piece."""
         self.append_lasting(inputs, targets, patients, times)
-        self._hashing.settle()
+        self._hashing.wait()
 
     def append_lasting(self, inputs: Pieces, targets: Values, patients: Ids, times: Values | None = None) -> None:
         """Add samples whose arrays nobody changes any more: returns while they are still being hashed."""
@@ -161,7 +159,7 @@ class DatasetWriter:
             raise DataError("there is not a single sample to write; the filters left nothing")
         names = np.array(list(self._codes))
         self._write("patients", names)
-        files = {key: stream.close() for key, stream in self._streams.items()}
+        files = {key: _entry(stream.close()) for key, stream in self._streams.items()}
         description = {
             "schema_version": SCHEMA_VERSION,
             "samples": self._streams["domains"].rows,
@@ -173,8 +171,8 @@ class DatasetWriter:
             "files": files,
             "info": self.info,
         }
-        write_text(self._partial / "dataset.json", json.dumps(description, indent=1))
-        swap_in(self._partial, self.folder)
+        write_through(self._partial / "dataset.json", json.dumps(description, indent=1))
+        replace_folder(self._partial, self.folder)
 
 
 def save_dataset(dataset: DomainDataset, folder: str | Path, *, overwrite: bool = False) -> Path:
@@ -199,6 +197,10 @@ def _numbers(name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return array.astype(np.float32 if array.dtype.kind == "f" else np.int64, copy=False)
 
 
+def _entry(file: ArrayFile) -> dict[str, Any]:
+    return {"bytes": file.bytes, "dtype": file.dtype, "shape": list(file.shape), "checksum": file.checksum}
+
+
 def _is_empty(folder: Path) -> bool:
     return folder.is_dir() and not any(folder.iterdir())
 
@@ -206,16 +208,6 @@ def _is_empty(folder: Path) -> bool:
 def _key_from_files(files: Mapping[str, Any]) -> str:
     return hashlib.blake2b(json.dumps(["pseudonyms", files]).encode(), digest_size=32).hexdigest()
 
-
-__all__ = [
-    "DatasetWriter",
-    "disk_error",
-    "open_dataset",
-    "read_description",
-    "remove_leftovers",
-    "save_dataset",
-    "write_atomically",
-]
 
 VERIFY_WHOLE_BELOW = 1 << 30
 
@@ -261,7 +253,7 @@ def read_description(folder: str | Path) -> dict[str, Any]:
     """The parsed ``dataset.json`` of a folder, or an error that says why there is none."""
     path = Path(folder)
     if not path.is_dir():
-        clear_remains(path)
+        recover_folder(path)
     if not path.is_dir():
         raise StorageError(f"no dataset folder at {path}: make one with 'manydg prepare'")
     try:

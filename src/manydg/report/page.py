@@ -13,8 +13,8 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from manydg.data.storage import write_atomically
 from manydg.errors import StorageError
+from manydg.files import write_atomically
 from manydg.report.charts import PREFIX, Panel
 from manydg.report.content import Block, Cell, Column, Section, Table, Terms, Text
 from manydg.report.sections import compare as comparing

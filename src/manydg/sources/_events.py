@@ -18,7 +18,7 @@ import torch
 
 from manydg.data.columns import Column, Ragged
 from manydg.errors import DataError
-from manydg.files import disk_errors, made_ahead
+from manydg.files import disk_errors, prefetch_map
 
 # Rows of events packed into sortable keys, and small tools for ragged layouts.
 
@@ -264,7 +264,7 @@ class EventStore:
                 ticks_per_minute=ticks_per_minute,
             )
 
-        return made_ahead(block, range((self.samples + BLOCK - 1) // BLOCK))
+        return prefetch_map(block, range((self.samples + BLOCK - 1) // BLOCK))
 
     def _codes_in(self, vocabulary: Vocabulary) -> list[npt.NDArray[np.int64]]:
         code_of = {word: code for code, word in enumerate(vocabulary.words)}

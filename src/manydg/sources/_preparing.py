@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import platform
 import shutil
 import sys
@@ -31,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from manydg.errors import ConfigError, ManyDGError, StorageError, unknown_name
+from manydg.files import disk_errors, read_ahead, recover_folder, write_json
 from manydg.jobs import ENGINES, RETRIES, UNLIMITED, as_they_end, connected, places
 
 # Where a dataset came from: the files read, the options used and the counts left after each filter.
@@ -99,16 +99,10 @@ def map_whole(path: Path) -> npt.NDArray[np.uint8]:
     """All bytes of a file, ``(bytes,)``, mapped into memory; the disk begins to read them at once."""
     try:
         with path.open("rb") as file:
-            fetch_ahead(file.fileno(), 0, 0)
+            read_ahead(file.fileno(), 0, 0)
             return np.memmap(file, np.uint8, "r")
     except (OSError, ValueError) as error:
         raise StorageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
-
-
-def fetch_ahead(file: int, start: int, length: int) -> None:
-    """Have the disk read on (all of the file for length 0) while what is there already is worked on."""
-    if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(file, start, length, os.POSIX_FADV_WILLNEED)
 
 
 @contextmanager
@@ -411,18 +405,13 @@ class WorkFolder:
         Larger things go into files of their own first (see :meth:`room_for`), whose names and sizes stand in the
         result under ``kept``.
         """
-        from manydg.data.storage import write_atomically
-
-        text = json.dumps({"key": self._key(job.name, job.files), "result": result})
-        write_atomically(self._place(job), text)
+        write_json(self._place(job), {"key": self._key(job.name, job.files), "result": result}, indent=None)
 
     def room_for(self, name: str, files: tuple[Path, ...]) -> Path:
         """Where the job of this name may write files of its own: a path to which it adds endings.
 
         What the job depends on is part of the name, so that pieces of other runs are never taken for its own.
         """
-        from manydg.files import disk_errors
-
         with disk_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         return self.path / self._key(name, files)
@@ -501,22 +490,8 @@ def make_ready(out: Path, *, overwrite: bool) -> None:
     """Refuse early to replace a folder, and clear away what killed runs left half-written."""
     if out.exists() and not overwrite:
         raise StorageError(f"{out} already exists: name another folder or say --overwrite (overwrite=True)")
-    for partial in out.parent.glob(f".{out.name}.partial-*"):
-        process = partial.name.rpartition("-")[2]
-        if process.isdigit() and not _is_running(int(process)):
-            shutil.rmtree(partial, ignore_errors=True)
-
-
-def _is_running(process: int) -> bool:
-    if os.name == "nt":
-        return True
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
+    with disk_errors(out):
+        recover_folder(out)
 
 
 def wrong_folder(raw: Path, expected: str) -> StorageError:

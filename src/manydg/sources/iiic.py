@@ -23,7 +23,7 @@ from manydg.data.columns import Column
 from manydg.data.dataset import TargetSpec
 from manydg.data.storage import DatasetWriter
 from manydg.errors import ConfigError, DataError, ManyDGWarning, StorageError
-from manydg.files import LARGE_FILE, HashingThread, let_go
+from manydg.files import LARGE_FILE, HashingThread, drop_from_cache
 from manydg.sources._preparing import (
     CohortFlow,
     Job,
@@ -358,7 +358,7 @@ class PartReading:
                 block, judged = self._verdicts[rows], judge(stored, self._rules)
                 block[block == KEPT] = judged[block == KEPT]
                 yield rows, stored, block
-            hashing.settle()
+            hashing.wait()
 
     def _stored_blocks(self, hashing: HashingThread) -> Iterator[tuple[slice, npt.NDArray[Any]]]:
         every = range(0, len(self._signals), BLOCK)
@@ -379,11 +379,11 @@ class PartReading:
                 read_into(file, data)
                 at += len(data)
                 if at - gone >= step:
-                    let_go(file.fileno(), gone, at)
+                    drop_from_cache(file.fileno(), gone, at)
                     gone = at
-                hashing.add(self._digest, data)
+                hashing.update(self._digest, data)
                 yield rows, stored
-            hashing.add(self._digest, memoryview(file.read()))
+            hashing.update(self._digest, memoryview(file.read()))
 
     def plan(self) -> dict[str, Any]:
         """What was found, once all blocks are read, as JSON values: ``verdicts`` (a digit for each row) and ``files``

@@ -17,8 +17,9 @@ import numpy.typing as npt
 import torch
 
 from manydg.data.dataset import DomainDataset, TargetSpec
-from manydg.data.storage import DatasetWriter, disk_error, write_atomically
+from manydg.data.storage import DatasetWriter
 from manydg.errors import ConfigError, DataError, StorageError
+from manydg.files import disk_error, write_atomically
 from manydg.sources._edf import (
     Annotation,
     EdfChannel,

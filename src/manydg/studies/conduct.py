@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -13,8 +12,9 @@ from manydg.algorithms import ALGORITHMS
 from manydg.backbones import build_backbone
 from manydg.config import TrainingConfig
 from manydg.data.schema import InputSchema
-from manydg.data.storage import open_dataset, write_atomically
+from manydg.data.storage import open_dataset
 from manydg.errors import ConfigError
+from manydg.files import write_json
 from manydg.studies.catalogue import EXPERIMENTS
 from manydg.studies.experiment import Experiment, Record, Request, ok
 from manydg.studies.records import describe_study
@@ -177,7 +177,7 @@ def _fold(
         told: dict[str, Any] = {"dataset": called, **figure}
         if note:
             told["note"] = " ".join(part for part in (figure.get("note", ""), note) if part)
-        write_atomically(folder / FIGURES / f"{called}-{figure_name}.json", json.dumps(told, allow_nan=False))
+        write_json(folder / FIGURES / f"{called}-{figure_name}.json", told, indent=None, allow_nan=False)
 
 
 def _nobody(line: str) -> None:

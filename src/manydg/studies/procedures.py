@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import torch
 from manydg.config import TrainingConfig, pick_device
 from manydg.data.dataset import DomainDataset
 from manydg.data.splits import Split, split_named, split_patients
+from manydg.files import replacing
 from manydg.training.fit import Fitted, Reporter, fit, fit_further
 from manydg.training.record import Predictions, make_record
 from manydg.training.run import PREDICTIONS, draw_split, train
@@ -160,10 +160,8 @@ class _Judge:
     def record(self, fitted: Fitted, seconds: float, folder: Path) -> dict[str, Any]:
         """The record of the last step's model, whose predictions are kept."""
         predictions = Predictions.of(fitted.algorithm, self.sides, self.split)
-        folder.mkdir(parents=True, exist_ok=True)
-        partial = folder / f".{PREDICTIONS}.partial-{os.getpid()}"
-        predictions.write(partial)
-        partial.replace(folder / PREDICTIONS)
+        with replacing(folder / PREDICTIONS) as partial:
+            predictions.write(partial)
         return self._score(fitted, predictions, seconds)
 
     def _score(self, fitted: Fitted, predictions: Predictions, seconds: float) -> dict[str, Any]:

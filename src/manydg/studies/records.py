@@ -8,18 +8,16 @@ its record's ``experiments``.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from manydg.code_version import code_version
-from manydg.config import fingerprint
 from manydg.data.dataset import DomainDataset
-from manydg.data.storage import disk_error, open_dataset, write_atomically
+from manydg.data.storage import open_dataset
 from manydg.errors import StorageError
-from manydg.files import refuse_dataset_folder
+from manydg.files import append_line, fingerprint, read_json, refuse_dataset_folder, write_atomically, write_json
 from manydg.targets import target_of
 
 RESULTS, RUNS, STUDY = "results.jsonl", "runs", "study.json"
@@ -57,8 +55,7 @@ def mark_use(folder: Path, experiment: str, variant: Mapping[str, Any]) -> None:
     use = {"experiment": experiment, "variant": dict(variant)}
     file = folder / f"{_USE}{fingerprint(use)}.json"
     if not file.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, json.dumps(use))
+        write_json(file, use, indent=None)
 
 
 def read_runs(folder: Path) -> list[dict[str, Any]]:
@@ -87,15 +84,11 @@ def read_run(place: Path) -> dict[str, Any]:
 
 def read_record(file: Path) -> dict[str, Any]:
     """One JSON object of a results folder."""
-    try:
-        record: dict[str, Any] = json.loads(file.read_text())
-    except FileNotFoundError:
-        raise StorageError(f"{file} is missing: run the same command again") from None
-    except OSError as error:
-        raise StorageError(f"cannot read {file}: {error.strerror or error}") from error
-    except ValueError:
-        raise StorageError(f"{file} is damaged: delete it and run the same command again") from None
-    return record
+    return read_json(
+        file,
+        remedy="delete it and run the same command again",
+        missing=f"{file} is missing: run the same command again",
+    )
 
 
 def collect(folder: Path) -> None:
@@ -106,14 +99,7 @@ def collect(folder: Path) -> None:
 
 def append(folder: Path, record: Record) -> None:
     """Add a run's record to ``results.jsonl``; writing all of it after each of thousands of runs would take longer."""
-    file = folder / RESULTS
-    try:
-        with file.open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps(record) + "\n")
-            lines.flush()
-            os.fsync(lines.fileno())
-    except OSError as error:
-        raise disk_error(error, file) from error
+    append_line(folder / RESULTS, json.dumps(record))
 
 
 def read_results(folder: str | Path) -> list[dict[str, Any]]:
@@ -157,7 +143,7 @@ def describe_study(folder: Path, dataset: Path, name: str, experiment: str, comm
     known["commands"][experiment] = command
     known["code_version"] = code_version()
     known["created"] = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-    write_atomically(file, json.dumps(known, indent=1))
+    write_json(file, known)
 
 
 def label_counts(data: DomainDataset) -> dict[str, int]:

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from manydg.code_version import code_version
-from manydg.config import TrainingConfig, fingerprint
+from manydg.config import TrainingConfig
 from manydg.data.dataset import DomainDataset
-from manydg.data.storage import open_dataset, remove_leftovers, write_atomically
-from manydg.errors import ManyDGError
+from manydg.data.storage import open_dataset
+from manydg.errors import ManyDGError, StorageError
+from manydg.files import fingerprint, remove_partial_files, write_json, write_unsynced
 from manydg.studies.engines import current_engine
 from manydg.studies.procedures import PROCEDURES, Job
 from manydg.studies.records import (
@@ -70,12 +71,8 @@ class StatusFile:
             self.file.unlink(missing_ok=True)
 
     def _write(self, status: Mapping[str, Any]) -> None:
-        # Not through to the disk, as everything that must survive is: nobody needs it after a crash.
-        partial = self.file.with_name(f".{self.file.name}")
-        with contextlib.suppress(OSError):
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_text(json.dumps(status))
-            partial.rename(self.file)
+        with contextlib.suppress(StorageError):
+            write_unsynced(self.file, json.dumps(status))
 
 
 def read_status(file: Path) -> dict[str, Any]:
@@ -215,7 +212,7 @@ class Study:
         for key, run in planned:
             different.setdefault(key, run)
             mark_use(self._place(key), run.experiment, run.variant)
-        remove_leftovers(self.folder)
+        remove_partial_files(self.folder)
         todo = [(key, run) for key, run in different.items() if not self.is_done(key)]
         hears.planned(list(different.values()), len(different) - len(todo))
         collect(self.folder)
@@ -228,7 +225,7 @@ class Study:
     def _do_all(self, todo: Sequence[tuple[str, PlannedRun]], workers: int, board: Board) -> None:
         for key, run, record in self._do(todo, workers, board):
             if record["status"] == "failed":
-                write_atomically(self._place(key) / FAILURE, json.dumps(record, indent=1))
+                write_json(self._place(key) / FAILURE, record)
             append(self.folder, read_run(self._place(key)))
             board.run_ended(run, record)
         # A run that failed before has two lines by now, unless everything was done already.
@@ -290,7 +287,7 @@ def do_run(job: Mapping[str, Any]) -> dict[str, Any]:
     finally:
         status.remove()
     marked = {**record, **marks}
-    write_atomically(folder / RUN_RECORD, json.dumps(marked, indent=1, allow_nan=False))
+    write_json(folder / RUN_RECORD, marked, allow_nan=False)
     return marked
 
 

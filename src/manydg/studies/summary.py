@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from manydg.data.dataset import TargetSpec
-from manydg.data.storage import write_atomically
 from manydg.errors import DataError, StorageError
 from manydg.evaluation._weighted import mean_over_runs
 from manydg.evaluation.statistics import (
@@ -30,6 +29,7 @@ from manydg.evaluation.statistics import (
     holm,
     patient_percentile,
 )
+from manydg.files import write_atomically
 from manydg.studies import summary_text as tables
 from manydg.studies.records import views
 from manydg.studies.study import STUDY, read_results

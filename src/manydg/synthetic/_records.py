@@ -7,8 +7,6 @@ the visit's latent state, plus a part that depends on z: the paper's model, with
 from __future__ import annotations
 
 import gzip
-import os
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from manydg.data.storage import disk_error
 from manydg.errors import ConfigError, StorageError
+from manydg.files import new_folder
 
 FACTORS = 8
 CHUNK = 2000
@@ -100,19 +98,12 @@ class CsvFiles:
 
 
 @contextmanager
-def new_folder(out: Path) -> Iterator[Path]:
-    """A folder that appears at its place only once it is whole."""
+def synthetic_folder(out: Path) -> Iterator[Path]:
+    """A folder for synthetic data that appears under its name only once it is complete."""
     if out.exists():
         raise StorageError(f"{out} already exists: name another folder for the synthetic data")
-    partial = out.with_name(f".{out.name}.partial-{os.getpid()}")
-    try:
-        partial.mkdir(parents=True)
-        yield partial
-        partial.replace(out)
-    except OSError as error:
-        raise disk_error(error, out) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    with new_folder(out) as folder:
+        yield folder
 
 
 @contextmanager
@@ -120,7 +111,7 @@ def new_tables(out: Path, ending: str) -> Iterator[CsvFiles]:
     """A new folder of CSV tables."""
     if ending not in ENDINGS:
         raise ConfigError(f"tables end in one of {', '.join(ENDINGS)}, not '{ending}'")
-    with new_folder(out) as folder, ExitStack() as stack:
+    with synthetic_folder(out) as folder, ExitStack() as stack:
         yield CsvFiles(folder, ending, stack)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from manydg.errors import ConfigError, StorageError
-from manydg.files import NpyStream
+from manydg.files import NpyStream, disk_errors, write_json
 from manydg.sources._preparing import Progress
 from manydg.synthetic._signals import PatientFactors, check_request, draw_factors, draw_signals, spectra
 
@@ -53,13 +52,9 @@ def synthesize(
     rng = np.random.default_rng([seed, patients])
     counts = 1 + rng.negative_binomial(1, 1 / samples_per_patient, patients) if samples_per_patient > 1 else None
     sizes = np.ones(patients, np.int64) if counts is None else np.minimum(counts, 20 * samples_per_patient)
-    try:
+    with disk_errors(out):
         truth = _write(out, sizes, seed, layout)
-        (out / "truth.json").write_text(json.dumps({"source": "iiic", "seed": seed, "patients": truth}))
-    except OSError as error:
-        from manydg.data.storage import disk_error
-
-        raise disk_error(error, out) from error
+    write_json(out / "truth.json", {"source": "iiic", "seed": seed, "patients": truth}, indent=None)
     return out
 
 

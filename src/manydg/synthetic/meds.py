@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from manydg.files import write_through
 from manydg.synthetic._records import (
     CHUNK,
     FACTORS,
@@ -15,8 +16,8 @@ from manydg.synthetic._records import (
     FloatArray,
     IntArray,
     check_patients,
-    new_folder,
     pick,
+    synthetic_folder,
     write_truth,
 )
 
@@ -48,7 +49,7 @@ def synthesize(out: str | Path, *, patients: int, seed: int = 0) -> Path:
     model = CodeModel(rng, len(names), _STATES)
     level, of_patient = rng.normal(2, 1, len(names)), 0.3 * rng.normal(size=(FACTORS, len(names)))
     factors = rng.normal(size=(patients, FACTORS))
-    with new_folder(Path(out)) as folder:
+    with synthetic_folder(Path(out)) as folder:
         for name in ("data", "metadata", "labels"):
             (folder / name).mkdir()
         labels = []
@@ -120,4 +121,4 @@ def _metadata(folder: Path, names: list[str], rng: np.random.Generator, patients
     splits = pl.DataFrame({"subject_id": np.arange(patients) + 10_000, "split": split})
     splits.write_parquet(folder / "metadata" / "subject_splits.parquet")
     about = {"dataset_name": "manydg synthetic", "dataset_version": "1", "meds_version": "0.4.0"}
-    (folder / "metadata" / "dataset.json").write_text(json.dumps(about))
+    write_through(folder / "metadata" / "dataset.json", json.dumps(about))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from manydg.errors import ConfigError, StorageError
-from manydg.files import disk_errors, write_atomically
+from manydg.files import disk_errors, write_json
 from manydg.sources._edf import write_annotations
 from manydg.sources._preparing import Progress
 from manydg.synthetic._signals import PatientFactors, check_request, draw_factors, draw_signals, spectra
@@ -97,7 +96,7 @@ def synthesize(
                 _write_night(out, _STUDIES[study], person, night, factors, int(hours * 120), rng)
             truth["patients"][f"{_STUDIES[study][0]}{person:02d}"] = factors.to_json()
             progress.advance()
-    write_atomically(out / "truth.json", json.dumps(truth, indent=1))
+    write_json(out / "truth.json", truth)
     return out
 
 

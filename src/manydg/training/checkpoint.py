@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,29 +14,20 @@ from safetensors.torch import save
 from torch import Tensor
 from torch.optim import Optimizer
 
-from manydg.data.storage import disk_error
 from manydg.errors import StorageError
+from manydg.files import write_atomically
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
     """Write tensors and JSON values to one file; the old file stays until the new one is whole."""
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps({"checksum": _checksum(plain), **meta})
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Not safetensors' own writing to a file: it goes through a temporary one of its own that a kill leaves behind.
-        with partial.open("wb") as file:
-            file.write(save(plain, metadata={"manydg": text}))
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise disk_error(error, path) from error
+        # Not safetensors' save_file: it writes through a temporary file of its own, which a kill leaves behind.
+        content = save(plain, metadata={"manydg": text})
     except SafetensorError as error:
-        partial.unlink(missing_ok=True)
         raise StorageError(f"cannot write {path}: {error}") from error
+    write_atomically(path, content)
 
 
 def read_tensors(

@@ -10,7 +10,6 @@ import copy
 import io
 import json
 import logging
-import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,8 +24,8 @@ from torch import Tensor, nn
 from manydg.algorithms import Algorithm
 from manydg.algorithms._forest import Forest
 from manydg.data.schema import InputSchema
-from manydg.data.storage import disk_error
 from manydg.errors import ConfigError, StorageError, TrainingError, unknown_name
+from manydg.files import write_atomically
 from manydg.training.run import Run, open_run
 
 FORMATS = ("onnx", "torch")
@@ -144,7 +143,7 @@ def export_run(run: str | Path | Run, out: str | Path, format: str = "onnx") -> 
             f"the {format} program's probabilities differ from the model's by {difference:.2g}, more than "
             f"{TOLERANCE:g}: nothing was written. Export it in the other format"
         )
-    _write(path, content)
+    write_atomically(path, content)
     return Exported(path, difference, metadata)
 
 
@@ -241,17 +240,6 @@ def _onnx_bytes(model: Deployed, columns: tuple[Tensor, ...], metadata: Mapping[
         return session.run([OUTPUT], named)[0]
 
     return content, run
-
-
-def _write(path: Path, content: bytes) -> None:
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(content)
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise disk_error(error, path) from error
 
 
 def _difference(model: Deployed, loaded: _Runs, columns: tuple[Tensor, ...]) -> float:

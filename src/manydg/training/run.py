@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,13 +16,12 @@ from torch import nn
 
 from manydg.algorithms import Algorithm
 from manydg.code_version import code_version
-from manydg.config import TrainingConfig, fingerprint, pick_device
+from manydg.config import TrainingConfig, pick_device
 from manydg.data.dataset import DomainDataset, TargetSpec
 from manydg.data.schema import InputSchema
 from manydg.data.splits import Split, check_split, split_named, split_patients, warn_of_overlap
-from manydg.data.storage import disk_error, remove_leftovers, write_atomically
 from manydg.errors import DataError, StorageError
-from manydg.files import refuse_dataset_folder
+from manydg.files import fingerprint, read_json, refuse_dataset_folder, remove_partial_files, replacing, write_json
 from manydg.targets import target_of
 from manydg.training.checkpoint import read_tensors, write_tensors
 from manydg.training.execution.distributed import by_leader, current_team
@@ -206,7 +203,7 @@ def _claim(folder: Path, identity: str) -> None:
     """Make the run folder this run's, or refuse if it is another's."""
     file = folder / IDENTITY
     refuse_dataset_folder(folder)
-    remove_leftovers(folder)
+    remove_partial_files(folder)
     if file.exists():
         if _read_json(file).get("identity") != identity:
             raise StorageError(
@@ -216,7 +213,7 @@ def _claim(folder: Path, identity: str) -> None:
         return
     if (folder / RECORD).exists() or (folder / CHECKPOINT).exists():
         raise StorageError(f"{folder} holds a run that does not say what it is of: name another folder")
-    write_atomically(file, json.dumps({"identity": identity}))
+    write_json(file, {"identity": identity}, indent=None)
 
 
 def _give_back(folder: Path) -> None:
@@ -227,15 +224,7 @@ def _give_back(folder: Path) -> None:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text())
-    except OSError as error:
-        raise StorageError(f"cannot read {file}: {error.strerror or error}") from error
-    except ValueError:
-        content = None
-    if not isinstance(content, dict):
-        raise StorageError(f"{file} is damaged: name another folder, or delete {file.parent} and run again")
-    return content
+    return read_json(file, remedy=f"name another folder, or delete {file.parent} and run again")
 
 
 def _write(
@@ -258,14 +247,9 @@ def _write(
     }
     write_tensors(folder / MODEL, algorithm.state_dict(), meta)
     split.save(folder / SPLIT, dataset)
-    partial = folder / f".{PREDICTIONS}.partial-{os.getpid()}.npz"
-    try:
+    with replacing(folder / PREDICTIONS) as partial:
         predictions.write(partial)
-        partial.replace(folder / PREDICTIONS)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise disk_error(error, folder) from error
-    write_atomically(folder / RECORD, json.dumps(record, indent=1, allow_nan=False))
+    write_json(folder / RECORD, record, allow_nan=False)
     (folder / CHECKPOINT).unlink(missing_ok=True)
 
 

@@ -1,4 +1,4 @@
-"""Work done in threads of its own: in order, bounded, and with its errors where they belong."""
+"""Background threads of the file writer: in order, bounded, and with their errors raised where results are used."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manydg import files as _behind
-from manydg.files import HashingThread, made_ahead
+from manydg import files
+from manydg.files import HashingThread, prefetch_map
 
 
 @settings(max_examples=25, deadline=None)
@@ -23,9 +23,9 @@ def test_checksums_of_pieces_in_any_sizes_are_those_of_the_whole(sizes: list[tup
     with closing(HashingThread()) as hashing:
         for number, (which, size) in enumerate(sizes):
             piece = bytes([number]) * size
-            hashing.add(digests[which], memoryview(piece))
+            hashing.update(digests[which], memoryview(piece))
             whole[which] += piece
-        hashing.settle()
+        hashing.wait()
     assert digests[0].digest() == hashlib.blake2b(whole[0]).digest()
     assert digests[1].digest() == hashlib.sha256(whole[1]).digest()
 
@@ -42,12 +42,12 @@ class Slow:
 
 
 def test_no_more_than_the_limit_waits_to_be_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_behind, "_MOST_BYTES", 300_000)
+    monkeypatch.setattr(files, "_MAX_PENDING_BYTES", 300_000)
     slow, piece = Slow(), memoryview(bytes(100_000))
     with closing(HashingThread()) as hashing:
         for _ in range(3):
-            hashing.add(slow, piece)
-        fourth = threading.Thread(target=hashing.add, args=(slow, piece))
+            hashing.update(slow, piece)
+        fourth = threading.Thread(target=hashing.update, args=(slow, piece))
         fourth.start()
         fourth.join(0.05)
         assert fourth.is_alive()
@@ -56,21 +56,21 @@ def test_no_more_than_the_limit_waits_to_be_hashed(monkeypatch: pytest.MonkeyPat
         assert not fourth.is_alive()
         assert slow.seen == 100_000
         slow.gate.release(3)
-        hashing.settle()
+        hashing.wait()
     assert slow.seen == 400_000
 
 
 def test_a_piece_larger_than_the_limit_is_hashed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_behind, "_MOST_BYTES", 10)
+    monkeypatch.setattr(files, "_MAX_PENDING_BYTES", 10)
     digest = hashlib.sha256()
     with closing(HashingThread()) as hashing:
         for _ in range(2):
-            hashing.add(digest, memoryview(bytes(100_000)))
-        hashing.settle()
+            hashing.update(digest, memoryview(bytes(100_000)))
+        hashing.wait()
     assert digest.digest() == hashlib.sha256(bytes(200_000)).digest()
 
 
-def test_what_is_made_ahead_comes_in_order_and_only_a_little_ahead() -> None:
+def test_what_is_prefetch_map_comes_in_order_and_only_a_little_ahead() -> None:
     taken: list[int] = []
 
     def numbers() -> Iterator[int]:
@@ -83,14 +83,14 @@ def test_what_is_made_ahead_comes_in_order_and_only_a_little_ahead() -> None:
         return number * number
 
     seen = []
-    for found in made_ahead(square, numbers(), threads=2):
+    for found in prefetch_map(square, numbers(), threads=2):
         assert len(taken) <= len(seen) + 3
         seen.append(found)
     assert seen == [number * number for number in range(30)]
 
 
 def test_what_fails_ahead_fails_where_it_is_taken() -> None:
-    results = made_ahead(lambda number: 1 // number, [2, 1, 0, 3])
+    results = prefetch_map(lambda number: 1 // number, [2, 1, 0, 3])
     assert [next(results), next(results)] == [0, 1]
     with pytest.raises(ZeroDivisionError):
         next(results)
