@@ -1,34 +1,42 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+# What running needs, and what developing needs on top of it.
+RUN := $(VENV)/.installed
+DEV := $(VENV)/.installed-dev
 
 .PHONY: demo test test-slow lint bench clean
 
-demo: $(STAMP)
+demo: $(RUN)
 	$(BIN)/manydg demo --out demo-results
 
 # One thread for each of the two test processes: threads that wait for one another are many times slower.
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow" --cov
 
-test-slow: $(STAMP)
+test-slow: $(DEV)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow
 	OMP_NUM_THREADS=1 HYPOTHESIS_PROFILE=default $(BIN)/pytest -n 2 -m "hypothesis and not slow"
 
-lint: $(STAMP)
+lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m tools.house
 
-bench: $(STAMP)
+bench: $(DEV)
 	$(BIN)/python -m benchmarks
 
-$(STAMP): pyproject.toml constraints.txt
+$(RUN): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "manydg needs Python 3.11 or newer: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --constraint constraints.txt --editable .
+	touch $(RUN)
+
+$(DEV): $(RUN)
 	$(BIN)/python -m pip install --constraint constraints.txt --editable ".[dev]"
-	touch $(STAMP)
+	touch $(DEV)
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) build dist .coverage .import_linter_cache .mypy_cache .ruff_cache .pytest_cache

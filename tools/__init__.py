@@ -1,0 +1,1 @@
+"""Developers' scripts: measures and checks of the package's own source."""
