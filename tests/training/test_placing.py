@@ -34,7 +34,7 @@ def test_spectrograms_are_worked_out_once_channels_last_and_exactly() -> None:
     backbone = build_backbone("sleep-cnn", InputSchema.of(data)).eval()
     backbone.fit_inputs(data)
     ready = backbone.precompute(data, CPU, 1 << 30)
-    assert set(ready.columns) == {"scaled_spectrogram", "patch_moments"}
+    assert set(ready.columns) == {"scaled_spectrogram"}
     rows = torch.tensor([5, 0, 2])
     column = ready.take(rows).inputs["scaled_spectrogram"]
     assert isinstance(column, Tensor)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from manydg.algorithms import Algorithm, build_algorithm
-from manydg.algorithms._parts import Perceptron
 from manydg.backbones import Backbone, Inputs
 from manydg.config import TrainingConfig
 from manydg.data.build import from_arrays
@@ -117,38 +115,6 @@ def test_bf16_reaches_the_backbone_alone_and_ends_with_the_steps(small_dataset: 
     assert {term.dtype for term in terms.values()} == {torch.float32}
     backbone(batch.inputs)
     assert backbone.types[-1] == torch.float32
-
-
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
-@pytest.mark.parametrize(
-    ("speed", "device", "fused"),
-    [
-        (Speed("tf32", "captured"), GPU, True),
-        (Speed("bf16", "compiled"), GPU, True),
-        (Speed("float32", "captured"), GPU, False),
-        (Speed("tf32", "plain"), GPU, False),
-        (Speed("bf16", "plain"), CPU, False),
-    ],
-)
-def test_layers_are_one_kernel_in_fast_steps_alone(
-    small_dataset: DomainDataset, speed: Speed, device: torch.device, fused: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("manydg.algorithms._perceptron_kernels.reason_against", lambda *size: None)
-    algorithm = built(small_dataset)
-    perceptrons = [part for part in algorithm.modules() if isinstance(part, Perceptron)]
-    assert len(perceptrons) == 2
-    with at_speed(speed, algorithm, device):
-        assert {part.fused for part in perceptrons} == {fused}
-    assert not any(part.fused for part in perceptrons)
-
-
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine on which no kernel can be built")
-def test_where_no_kernel_can_be_built_layers_are_as_written_with_a_warning(small_dataset: DomainDataset) -> None:
-    algorithm = built(small_dataset)
-    warned = pytest.warns(ManyDGWarning, match="layer by layer, since their GPU kernels cannot be built: Assertion")
-    with warned, at_speed(Speed("tf32", "captured"), algorithm, GPU):
-        assert not any(part.fused for part in algorithm.modules() if isinstance(part, Perceptron))
 
 
 def test_deterministic_kernels_end_with_the_steps(small_dataset: DomainDataset) -> None:

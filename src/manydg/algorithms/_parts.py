@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-
-_WIDEST_IN_A_KERNEL = 128
 
 
 class Perceptron(nn.Sequential):
@@ -22,30 +19,11 @@ class Perceptron(nn.Sequential):
     [(4, 8), (4,), (2, 4), (2,)]
     """
 
-    fused: bool = False
-    """Whether all layers are one GPU kernel, in TF32 and without second derivatives; set by the training loop, for
-    those that :meth:`fit_a_kernel`."""
-
     def __init__(self, *widths: int) -> None:
         layers: list[nn.Module] = []
         for wide, narrow in itertools.pairwise(widths):
             layers += [nn.Linear(wide, narrow), nn.ReLU()]
         super().__init__(*layers[:-1])
-        self.widths = widths
-
-    def fit_a_kernel(self) -> bool:
-        """Whether there is a kernel for these layers on this machine: for three of one width, 128 at most."""
-        _, *widths = self.widths
-        fitting = len(widths) == 3 and len(set(widths)) == 1 and widths[0] <= _WIDEST_IN_A_KERNEL
-        return fitting and hasattr(torch.library, "triton_op") and importlib.util.find_spec("triton") is not None
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        if not self.fused:
-            return cast("Tensor", super().forward(inputs))  # type: ignore[no-untyped-call]
-        # Triton comes with torch for GPUs only.
-        from manydg.algorithms._perceptron_kernels import three_layers
-
-        return three_layers(inputs, *self.parameters())
 
 
 class PrototypeHead(nn.Module):

@@ -1,21 +1,27 @@
-"""Log spectrograms, standardised with statistics of training patients."""
+"""Networks on log spectrograms: the transform, its scaling by training patients, and convolutions in two stages."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from manydg.data.columns import take
+from manydg.backbones._backbone import Backbone, Inputs
+from manydg.data.columns import take, take_dense
 from manydg.data.dataset import DomainDataset
+from manydg.data.schema import TRUST, InputSchema
 from manydg.errors import ConfigError, DataError
 
 TAPERS = ("rectangular", "hann")
+_SCALED = "scaled_spectrogram"
 _ROWS_FOR_STATISTICS = 20_000
 _ROWS_AT_ONCE = 256
+_ROWS_PRECOMPUTED_AT_ONCE = {"cpu": 64, "cuda": 1024}
 _FLOORED_SHARE = 0.9
 
 
@@ -115,6 +121,141 @@ class SpectrogramScale(nn.Module):
         constant = variance <= 1e-9 * mean.square().clamp_min(1.0)
         self.mean.copy_(mean)
         self.scale.copy_(torch.where(constant, 0.0, variance.clamp_min(1e-12).rsqrt()))
+
+
+class SpectrogramCNN(Backbone):
+    """Log spectrogram, standardised, through convolutions in two stages.
+
+    The input is the column ``signal`` ``(rows, channels, samples)`` or, where the spectrograms were made beforehand by
+    :meth:`spectrogram`, the column ``spectrogram`` ``(rows, channels, frequencies, frames)``, which is used as it is. A
+    dataset with a single column of such a shape may call it what it likes. ``forward`` is
+    ``features_of(maps(inputs))``, for methods that work on feature maps between the two.
+
+    Parameters
+    ----------
+    schema : InputSchema
+    transform : LogSpectrogram
+    """
+
+    early: nn.Module
+    late: nn.Module
+    compiles: bool = True
+    compiled_precision: str = "bf16"
+
+    def __init__(self, schema: InputSchema, transform: LogSpectrogram) -> None:
+        super().__init__()
+        self.column, shape = _input_of(schema)
+        self.transform = transform
+        if len(shape) == 2:
+            shape = (shape[0], transform.frequencies, transform.frames(shape[1]))
+        self.shape = shape
+        self.scale = SpectrogramScale(shape[0], shape[1])
+
+    def assemble(self, early: nn.Module, late: nn.Module) -> None:
+        """Set the two stages and find the width of the features, which is that of the last maps laid flat."""
+        self.early, self.late = early, late
+        modes = [(module, module.training) for module in self.modules()]
+        self.eval()
+        try:
+            with torch.no_grad():
+                width = self.features_of(early(torch.zeros(1, *self.shape))).shape[1]
+        except RuntimeError:
+            width = 0
+        for module, mode in modes:
+            module.training = mode
+        if width == 0:
+            raise ConfigError(
+                f"{type(self).__name__} needs a larger spectrogram than {self.shape[1]} frequencies by "
+                f"{self.shape[2]} frames: give longer signals, or a shorter 'window' or 'hop'"
+            )
+        self.output_size = width
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        return self.features_of(self.maps(inputs))
+
+    def maps(self, inputs: Inputs) -> Tensor:
+        """Feature maps before the last block, ``(batch, channels, height, width)``."""
+        if _SCALED in inputs:
+            early: Tensor = self.early(inputs[_SCALED])
+            return early
+        given = inputs["spectrogram"] if "spectrogram" in inputs else inputs[self.column]
+        if not isinstance(given, Tensor):
+            raise ConfigError(f"{type(self).__name__} takes dense signals; '{self.column}' is ragged")
+        maps: Tensor = self.early(self._scaled(self.spectrogram(given) if given.ndim == 3 else given, inputs))
+        return maps
+
+    def _scaled(self, spectrogram: Tensor, inputs: Inputs) -> Tensor:
+        """Standardised by training patients and, as far as its context is known, by what is usual for the patient."""
+        scaled: Tensor = self.scale(spectrogram)
+        if TRUST not in inputs:
+            return scaled
+        mean, scale, weight = (cast("Tensor", inputs[f"context_{name}"]) for name in ("mean", "scale", "weight"))
+        own = (spectrogram - mean.unsqueeze(-1)) * scale.unsqueeze(-1)
+        return torch.lerp(scaled, own, weight[:, :, None, None])
+
+    def features_of(self, maps: Tensor) -> Tensor:
+        """Features ``(batch, output_size)`` of feature maps."""
+        features: Tensor = self.late(maps).flatten(1)
+        return features
+
+    def spectrogram(self, signal: Tensor) -> Tensor:
+        """Log energies ``(batch, channels, frequencies, frames)``; they depend on no training patient."""
+        energies: Tensor = self.transform(signal)
+        return energies
+
+    def fit_inputs(self, dataset: DomainDataset) -> None:
+        column = "spectrogram" if "spectrogram" in dataset.columns else self.column
+        self.scale.fit(self._spectrograms(sample_pieces(dataset, column)))
+
+    def precompute(self, dataset: DomainDataset, device: torch.device, budget: int) -> DomainDataset:
+        """The spectrograms instead of the signals, channels last, where they fit; scaled, unless a context is."""
+        signal, values = dataset.columns.get(self.column), math.prod(self.shape)
+        fits = 4 * values * len(dataset) <= budget
+        if not isinstance(signal, Tensor) or signal.ndim != 3 or "spectrogram" in dataset.columns or not fits:
+            return dataset
+        scaled = TRUST not in dataset.columns
+        channels, frequencies, frames = self.shape
+        spectrograms = torch.empty(len(dataset), frequencies, frames, channels, device=device).permute(0, 3, 1, 2)
+        positions = torch.arange(len(dataset), device=dataset.device)
+        with torch.no_grad():
+            for rows in torch.split(positions, _ROWS_PRECOMPUTED_AT_ONCE[device.type]):
+                stored = rows if dataset.rows is None else dataset.rows[rows]
+                piece = self.spectrogram(take_dense(signal, stored).to(device))
+                spectrograms[int(rows[0]) : int(rows[-1]) + 1] = self._scaled(piece, {}) if scaled else piece
+        rest = {other: dataset.column(other).to(device) for other in dataset.columns if other != self.column}
+        return replace(
+            dataset,
+            columns={_SCALED if scaled else "spectrogram": spectrograms, **rest},
+            targets=dataset.targets.to(device),
+            domains=dataset.domains.to(device),
+            times=None if dataset.times is None else dataset.times.to(device),
+            rows=None,
+        )
+
+    def _spectrograms(self, pieces: Iterator[Tensor]) -> Iterator[Tensor]:
+        for number, piece in enumerate(pieces):
+            given = piece.to(self.scale.mean.device)
+            spectrogram = self.spectrogram(given) if given.ndim == 3 else given
+            if number == 0:
+                check_not_floored(spectrogram, self.transform.floor)
+            yield spectrogram
+
+
+def _input_of(schema: InputSchema) -> tuple[str, tuple[int, ...]]:
+    """Name and shape of the column that holds the signals."""
+    for name, dimensions in (("spectrogram", 3), ("signal", 2)):
+        column = schema.columns.get(name)
+        if column is not None and not column.nesting and len(column.shape) == dimensions:
+            return name, column.shape
+    given = schema.without_context().columns
+    if len(given) == 1:
+        ((name, column),) = given.items()
+        if not column.nesting and len(column.shape) in (2, 3):
+            return name, column.shape
+    shapes = {name: column.shape for name, column in schema.columns.items()}
+    raise ConfigError(
+        f"a spectrogram network takes a column 'signal' of shape (channels, samples); the dataset has {shapes}"
+    )
 
 
 def sample_pieces(dataset: DomainDataset, column: str) -> Iterator[Tensor]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from manydg.backbones._spectrogram import LogSpectrogram
-from manydg.backbones._spectrogram_cnn import ResidualBlock, SpectrogramCNN, Stages
+from manydg.backbones._convolution import ResidualBlock
+from manydg.backbones._spectrogram import LogSpectrogram, SpectrogramCNN
 from manydg.data.schema import InputSchema
 
 
@@ -28,7 +28,6 @@ class SeizureCNN(SpectrogramCNN):
     dropout : float
     """
 
-    first_stride: int = 2
     fast_precision: str = "bf16"
 
     def __init__(
@@ -45,4 +44,4 @@ class SeizureCNN(SpectrogramCNN):
             ResidualBlock(inputs, outputs, nn.MaxPool2d(3, stride=2, padding=1), dropout)
             for inputs, outputs in ((self.shape[0], 32), (32, 64), (64, 128))
         )
-        self.assemble(Stages(first, second), third)
+        self.assemble(nn.Sequential(first, second), third)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from manydg.backbones._spectrogram import LogSpectrogram
-from manydg.backbones._spectrogram_cnn import ResidualBlock, SpectrogramCNN, Stages, Stem
+from manydg.backbones._convolution import ResidualBlock, Stem
+from manydg.backbones._spectrogram import LogSpectrogram, SpectrogramCNN
 from manydg.data.schema import InputSchema
 
 
@@ -28,8 +28,6 @@ class SleepCNN(SpectrogramCNN):
     dropout : float
     """
 
-    first_stride: int = 1
-
     def __init__(
         self,
         schema: InputSchema,
@@ -44,4 +42,4 @@ class SleepCNN(SpectrogramCNN):
         first = ResidualBlock(6, 8, nn.Identity(), dropout)
         second = ResidualBlock(8, 16, nn.MaxPool2d(2), dropout)
         third = ResidualBlock(16, 32, nn.MaxPool2d(2), dropout)
-        self.assemble(Stages(stem, first, second), third)
+        self.assemble(nn.Sequential(stem, first, second), third)

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from manydg.algorithms import Algorithm
-from manydg.algorithms._parts import Perceptron
 from manydg.backbones import Backbone
 from manydg.config import EXECUTIONS, TrainingConfig
 from manydg.data.dataset import DomainDataset
@@ -166,12 +165,10 @@ def _best_precision(backbone: Backbone, execution: str) -> str:
 @contextmanager
 def at_speed(speed: Speed, algorithm: Algorithm, device: torch.device) -> Iterator[None]:
     """Training steps within have the given precision and kernels; what was set before is set again afterwards."""
-    backbone, fused = algorithm.backbone, _perceptrons_in_one_kernel(speed, algorithm, device)
+    backbone = algorithm.backbone
     before = backbone.mixed
     if speed.precision == "bf16":
         backbone.mixed = torch.bfloat16
-    for perceptron in fused:
-        perceptron.fused = True
     try:
         if device.type == "cuda":
             with _gpu_kernels(speed):
@@ -183,25 +180,6 @@ def at_speed(speed: Speed, algorithm: Algorithm, device: torch.device) -> Iterat
             yield
     finally:
         backbone.mixed = before
-        for perceptron in fused:
-            perceptron.fused = False
-
-
-def _perceptrons_in_one_kernel(speed: Speed, algorithm: Algorithm, device: torch.device) -> list[Perceptron]:
-    """Those whose layers need not be as they are written."""
-    if device.type != "cuda" or not speed.captures or speed.precision == "float32":
-        return []
-    fitting = [part for part in algorithm.modules() if isinstance(part, Perceptron) and part.fit_a_kernel()]
-    if not fitting:
-        return []
-    # Triton comes with torch for GPUs only.
-    from manydg.algorithms._perceptron_kernels import reason_against
-
-    reasons = [reason_against(device, *part.widths[:2]) for part in fitting]
-    for reason in {reason for reason in reasons if reason is not None}:
-        message = f"perceptrons are trained layer by layer, since their GPU kernels cannot be built: {reason}"
-        warnings.warn(message, ManyDGWarning, stacklevel=2)
-    return [part for part, reason in zip(fitting, reasons, strict=True) if reason is None]
 
 
 @contextmanager
