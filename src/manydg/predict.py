@@ -17,7 +17,7 @@ from manydg.data.columns import Column
 from manydg.data.dataset import DomainDataset
 from manydg.errors import ConfigError, DataError, StorageError
 from manydg.evaluation.calibration import scale_temperature
-from manydg.evaluation.metrics import decide
+from manydg.evaluation.predictions import decide
 from manydg.evaluation.trust import SetRule, prediction_sets
 from manydg.files import new_folder, write_through
 from manydg.training.record import VAL, Predictions

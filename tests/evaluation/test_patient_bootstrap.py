@@ -10,11 +10,10 @@ from scipy import stats
 
 from manydg.data.dataset import TargetSpec
 from manydg.errors import DataError
-from manydg.evaluation.metrics import score
+from manydg.evaluation.metrics import PatientMetrics, score
+from manydg.evaluation.predictions import Predictions
 from manydg.evaluation.statistics import (
     PatientResampling,
-    Predictions,
-    WeightedMetrics,
     bca_interval,
     bootstrap,
     patient_difference,
@@ -49,7 +48,7 @@ def _predictions(kind: str, seed: int = 0, patients: int = 6, rows: int = 90, sk
 def test_weighted_metrics_equal_metrics_of_the_repeated_patients_samples(kind: str) -> None:
     run = _predictions(kind)
     weights = patient_weights(len(run.names), 7, seed=3)
-    found = WeightedMetrics(run)(weights)
+    found = PatientMetrics(run).weighted(weights)
     for i, row in enumerate(weights):
         rows = np.repeat(np.arange(len(run.truth)), row[run.groups])
         wanted = score(run.target, run.truth[rows], run.probabilities[rows], run.threshold)

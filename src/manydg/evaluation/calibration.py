@@ -15,7 +15,7 @@ import numpy.typing as npt
 from scipy import optimize, special
 
 from manydg.errors import DataError
-from manydg.evaluation import _formulas as formulas
+from manydg.evaluation import formulas
 from manydg.targets import Target
 
 Array = npt.NDArray[Any]

@@ -1,8 +1,9 @@
-"""The metrics of each kind of target, over all samples and for every patient, and the threshold that goes with them.
+"""The metrics of each kind of target, for all samples, for every patient and under bootstrap weights.
 
 ``classes`` and ``votes``: accuracy, Cohen's kappa, macro F1 of the most probable class. ``binary``: average precision,
 F1, kappa and area under the ROC curve of the probability of the second class. ``multilabel``: Jaccard, average
-precision and F1 of each sample, then averaged. A metric that is undefined for the given truth is NaN.
+precision and F1 of each sample, then averaged. A metric that is undefined for the given truth is NaN. Values are those
+of scikit-learn, which has no function for many patients, or for many sets of weights, at once.
 """
 
 from __future__ import annotations
@@ -13,33 +14,106 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from sklearn import metrics as sklearn_metrics
 
 from manydg.errors import DataError
-from manydg.evaluation import _formulas as formulas
+from manydg.evaluation import formulas
+from manydg.evaluation.predictions import DEFAULT_THRESHOLD, Predictions
 from manydg.targets import Target
 
-DEFAULT_THRESHOLD = 0.5
 Array = npt.NDArray[Any]
 FloatArray = npt.NDArray[np.float64]
+_CELLS = 400_000
+"""Most numbers held in memory at once while rankings are weighted anew."""
 
 
-def null_for_nan(values: Mapping[str, float]) -> dict[str, float | None]:
-    """The same metrics as JSON can hold them: an undefined one is None."""
-    return {name: None if math.isnan(value) else float(value) for name, value in values.items()}
+class PatientMetrics:
+    """Every default metric of one set of predictions: of each patient alone, and of all under patient weights.
 
+    Most metrics are functions of totals that add up over patients: confusion matrices, or sums of the samples' own
+    values. These are counted once. Metrics of ranking need a sort of the samples, made once for all weights.
 
-def decide(target: Target, probabilities: Array, threshold: float | None = None) -> npt.NDArray[np.int64]:
-    """Class codes ``(rows,)`` or label indicators ``(rows, K)`` from probabilities ``(rows, K)``.
-
-    Exclusive classes take the most probable one, a binary target the second class from ``threshold`` upwards, and
-    every label of a multi-label target is present from ``threshold`` upwards. Without a threshold it is 0.5.
+    Parameters
+    ----------
+    predictions : Predictions
     """
-    if target.exclusive and target.kind != "binary":
-        return np.asarray(probabilities.argmax(axis=1), np.int64)
-    scores = probabilities[:, 1] if target.kind == "binary" else probabilities
-    # In float64, lest a threshold between two neighbouring float32 scores be rounded onto one of them.
-    return np.asarray(_as_float(scores) >= (DEFAULT_THRESHOLD if threshold is None else threshold), np.int64)
+
+    def __init__(self, predictions: Predictions) -> None:
+        self.predictions, self.target = predictions, predictions.target
+        self._patients = len(predictions.names)
+        self._totals = self._count_multilabel() if self.target.kind == "multilabel" else self._count_classes()
+
+    def each(self) -> dict[str, FloatArray]:
+        """Metrics of each patient's samples alone, ``(patients,)`` each, in the order of ``predictions.names``."""
+        values = self._from_totals(self._totals)
+        if self.target.kind == "binary":
+            values |= self._ranked(self._ranking(self.predictions.groups, self._patients))
+        return {name: values[name] for name in self.target.metrics}
+
+    def weighted(self, weights: npt.ArrayLike) -> dict[str, FloatArray]:
+        """Metrics of all samples together under each row of weights, ``(resamples,)`` each.
+
+        Parameters
+        ----------
+        weights : (resamples, patients)
+            How often each patient counts: bootstrap counts, leave-one-out weights, or ones for the plain metric.
+        """
+        weights = np.asarray(weights, float)
+        values = self._from_totals(weights @ self._totals)
+        if self.target.kind == "binary":
+            values |= self._ranked_in_parts(weights)
+        return {name: values[name] for name in self.target.metrics}
+
+    def _count_classes(self) -> FloatArray:
+        """Confusion matrix of each patient, ``(patients, K * K)``."""
+        run = self.predictions
+        truth, size = np.asarray(run.truth, np.int64), self.target.size
+        matrices = formulas.confusion_matrices(truth, run.decisions(), run.groups, self._patients, size)
+        return matrices.reshape(self._patients, -1).astype(float)
+
+    def _count_multilabel(self) -> FloatArray:
+        """Sums of each patient's sample values, and how many are defined, ``(patients, 2 * metrics)``."""
+        run = self.predictions
+        jaccard, f1 = sample_overlap(run.truth, run.decisions())
+        by_name = {
+            "jaccard": jaccard,
+            "auprc_samples": sample_average_precision(run.truth, run.probabilities),
+            "f1_samples": f1,
+        }
+        values = np.stack([by_name[name] for name in self.target.metrics], axis=1)
+        known = ~np.isnan(values)
+        both = np.concatenate([np.where(known, values, 0.0), known], axis=1)
+        return formulas.group_sums(both, run.groups, self._patients)
+
+    def _from_totals(self, totals: FloatArray) -> dict[str, FloatArray]:
+        """Metrics that follow from totals ``(rows, ...)``, ``(rows,)`` each."""
+        if self.target.kind == "multilabel":
+            sums, known = np.split(totals, 2, axis=1)
+            return dict(zip(self.target.metrics, formulas.divide(sums, known).T, strict=True))
+        matrices = totals.reshape(len(totals), self.target.size, self.target.size)
+        values = {"kappa": formulas.kappa_of(matrices)}
+        if self.target.kind == "binary":
+            return values | {"f1": formulas.f1_of(matrices)[..., 1]}
+        return values | {"accuracy": formulas.accuracy_of(matrices), "f1_macro": formulas.macro_f1_of(matrices)}
+
+    def _ranking(self, groups: npt.NDArray[np.integer], count: int) -> formulas.Ranking:
+        scores = _as_float(self.predictions.probabilities[:, 1])
+        return formulas.Ranking(np.asarray(self.predictions.truth) != 0, scores, groups, count)
+
+    def _ranked(self, ranking: formulas.Ranking, weights: FloatArray | None = None) -> dict[str, FloatArray]:
+        """Metrics of ranking, of each group or under each column of ``weights``; both are undefined for one class."""
+        precision, area = (values.ravel() for values in ranking.areas(weights))
+        return {"auprc": np.where(np.isnan(area), np.nan, precision), "auroc": area}
+
+    def _ranked_in_parts(self, weights: FloatArray) -> dict[str, FloatArray]:
+        """Metrics of ranking under each row of weights, some rows at a time."""
+        rows = len(self.predictions.groups)
+        ranking = self._ranking(np.zeros(rows, np.int64), 1)
+        patients = self.predictions.groups[ranking.order]
+        step = max(1, _CELLS // max(1, rows))
+        # A column for each resample, so that sums down the ranking run over neighbours in memory.
+        columns = (np.ascontiguousarray(weights[i : i + step].T) for i in range(0, len(weights), step))
+        parts = [self._ranked(ranking, some[patients]) for some in columns]
+        return {name: np.concatenate([part[name] for part in parts]) for name in ("auprc", "auroc")}
 
 
 def score(target: Target, truth: Array, probabilities: Array, threshold: float | None = None) -> dict[str, float]:
@@ -69,68 +143,8 @@ def score(target: Target, truth: Array, probabilities: Array, threshold: float |
     truth, probabilities = _checked(target, truth, probabilities)
     if len(truth) == 0:
         return dict.fromkeys(target.metrics, math.nan)
-    chosen = decide(target, probabilities, threshold)
-    if target.kind == "multilabel":
-        values = _multilabel_scores(truth, chosen, probabilities)
-    elif target.kind == "binary":
-        values = _binary_scores(truth, chosen, probabilities[:, 1])
-    else:
-        values = _class_scores(truth, chosen)
-    return {name: float(values[name]) for name in target.metrics}
-
-
-def _class_scores(truth: Array, chosen: Array) -> dict[str, float]:
-    return {
-        "accuracy": sklearn_metrics.accuracy_score(truth, chosen),
-        "kappa": _kappa(truth, chosen),
-        "f1_macro": sklearn_metrics.f1_score(truth, chosen, average="macro"),
-    }
-
-
-def _binary_scores(truth: Array, chosen: Array, scores: Array) -> dict[str, float]:
-    both = len(np.unique(truth)) == 2
-    return {
-        "auprc": sklearn_metrics.average_precision_score(truth, scores) if both else math.nan,
-        "f1": sklearn_metrics.f1_score(truth, chosen, zero_division=math.nan),
-        "kappa": _kappa(truth, chosen),
-        "auroc": sklearn_metrics.roc_auc_score(truth, scores) if both else math.nan,
-    }
-
-
-def _multilabel_scores(truth: Array, chosen: Array, probabilities: Array) -> dict[str, float]:
-    precision = sample_average_precision(truth, probabilities)
-    return {
-        "jaccard": sklearn_metrics.jaccard_score(truth, chosen, average="samples", zero_division=1.0),
-        "auprc_samples": float(np.nanmean(precision)) if not np.isnan(precision).all() else math.nan,
-        "f1_samples": sklearn_metrics.f1_score(truth, chosen, average="samples", zero_division=1.0),
-    }
-
-
-def _kappa(truth: Array, chosen: Array) -> float:
-    """Cohen's kappa, undefined where truth and prediction are one and the same class throughout."""
-    if len(np.union1d(truth, chosen)) < 2:
-        return math.nan
-    return float(sklearn_metrics.cohen_kappa_score(truth, chosen))
-
-
-def sample_average_precision(truth: Array, probabilities: Array) -> FloatArray:
-    """Average precision of each multi-label sample ``(rows,)``; NaN for a sample without any label.
-
-    Equal to scikit-learn's ``average_precision_score`` of each row, computed for all rows at once.
-    """
-    rows, labels = truth.shape
-    groups = np.repeat(np.arange(rows), labels)
-    order = (np.argsort(-probabilities, axis=1) + labels * np.arange(rows)[:, None]).ravel()
-    ranking = formulas.Ranking(truth.ravel() != 0, probabilities.ravel(), groups, rows, order)
-    return ranking.average_precision()
-
-
-def sample_overlap(truth: Array, chosen: Array) -> tuple[FloatArray, FloatArray]:
-    """Jaccard and F1 of each multi-label sample, both ``(rows,)``; 1 where truth and prediction are both empty."""
-    hits = np.logical_and(truth, chosen).sum(axis=1)
-    total = (truth != 0).sum(axis=1) + (chosen != 0).sum(axis=1)
-    jaccard, f1 = formulas.divide(hits, total - hits), formulas.divide(2 * hits, total)
-    return np.where(total == 0, 1.0, jaccard), np.where(total == 0, 1.0, f1)
+    everyone = Predictions(target, truth, probabilities, np.zeros(len(truth), np.int8), threshold)
+    return {name: float(values[0]) for name, values in PatientMetrics(everyone).each().items()}
 
 
 def score_patients(
@@ -155,43 +169,39 @@ def score_patients(
         By patient code, in rising order: ``samples`` and the metrics; NaN where undefined for that patient.
     """
     truth, probabilities = _checked(target, truth, probabilities)
-    codes, groups = np.unique(patients, return_inverse=True)
-    values = _patient_values(target, truth, probabilities, groups, len(codes), threshold)
-    columns = {"samples": np.bincount(groups, minlength=len(codes)).astype(float)}
-    columns |= {name: values[name] for name in target.metrics}
+    if len(truth) == 0:
+        return {}
+    run = Predictions(target, truth, probabilities, patients, threshold)
+    columns = {"samples": np.bincount(run.groups).astype(float)} | PatientMetrics(run).each()
     rows = zip(*columns.values(), strict=True)
-    return {int(code): dict(zip(columns, map(float, row), strict=True)) for code, row in zip(codes, rows, strict=True)}
-
-
-def _patient_values(
-    target: Target,
-    truth: Array,
-    probabilities: Array,
-    groups: npt.NDArray[np.intp],
-    count: int,
-    threshold: float | None,
-) -> dict[str, FloatArray]:
-    """Each default metric of each group, ``(count,)``."""
-    chosen = decide(target, probabilities, threshold)
-    if target.kind == "multilabel":
-        jaccard, f1 = sample_overlap(truth, chosen)
-        each = {"jaccard": jaccard, "auprc_samples": sample_average_precision(truth, probabilities), "f1_samples": f1}
-        return {name: formulas.group_means(values, groups, count) for name, values in each.items()}
-    matrices = formulas.confusion_matrices(truth.astype(np.int64), chosen, groups, count, target.size)
-    if target.kind != "binary":
-        return {
-            "accuracy": formulas.accuracy_of(matrices),
-            "kappa": formulas.kappa_of(matrices),
-            "f1_macro": formulas.macro_f1_of(matrices),
-        }
-    ranking = formulas.Ranking(truth != 0, _as_float(probabilities[:, 1]), groups, count)
-    one_class = (ranking.positives == 0) | (ranking.positives == ranking.sizes)
     return {
-        "auprc": np.where(one_class, np.nan, ranking.average_precision()),
-        "f1": formulas.f1_of(matrices)[..., 1],
-        "kappa": formulas.kappa_of(matrices),
-        "auroc": ranking.area_under_roc(),
+        int(code): dict(zip(columns, map(float, row), strict=True)) for code, row in zip(run.names, rows, strict=True)
     }
+
+
+def null_for_nan(values: Mapping[str, float]) -> dict[str, float | None]:
+    """The same metrics as JSON can hold them: an undefined one is None."""
+    return {name: None if math.isnan(value) else float(value) for name, value in values.items()}
+
+
+def sample_average_precision(truth: Array, probabilities: Array) -> FloatArray:
+    """Average precision of each multi-label sample ``(rows,)``; NaN for a sample without any label.
+
+    Equal to scikit-learn's ``average_precision_score`` of each row, computed for all rows at once.
+    """
+    rows, labels = truth.shape
+    groups = np.repeat(np.arange(rows), labels)
+    order = (np.argsort(-probabilities, axis=1) + labels * np.arange(rows)[:, None]).ravel()
+    ranking = formulas.Ranking(truth.ravel() != 0, probabilities.ravel(), groups, rows, order)
+    return ranking.areas()[0].ravel()
+
+
+def sample_overlap(truth: Array, chosen: Array) -> tuple[FloatArray, FloatArray]:
+    """Jaccard and F1 of each multi-label sample, both ``(rows,)``; 1 where truth and prediction are both empty."""
+    hits = np.logical_and(truth, chosen).sum(axis=1)
+    total = (truth != 0).sum(axis=1) + (chosen != 0).sum(axis=1)
+    jaccard, f1 = formulas.divide(hits, total - hits), formulas.divide(2 * hits, total)
+    return np.where(total == 0, 1.0, jaccard), np.where(total == 0, 1.0, f1)
 
 
 def choose_threshold(target: Target, truth: Array, probabilities: Array) -> tuple[float | None, str]:
@@ -223,9 +233,9 @@ def _binary_f1_curve(truth: Array, scores: Array) -> tuple[FloatArray, FloatArra
     """Thresholds half-way between neighbouring scores, and the F1 each one gives."""
     values = np.unique(_as_float(scores))[::-1]
     ranking = formulas.Ranking(truth != 0, _as_float(scores), np.zeros(len(truth), np.int64), 1)
-    f1 = formulas.divide(2 * ranking.hits, ranking.taken + ranking.positives[0])
+    hits, taken = (counts.ravel() for counts in ranking.cumulative())
     lower = np.append(values[1:], 0.0)
-    return (values + lower) / 2, f1
+    return (values + lower) / 2, formulas.divide(2 * hits, taken + hits[-1])
 
 
 def _sample_f1_curve(truth: Array, probabilities: Array) -> tuple[FloatArray, FloatArray]:

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import sparse, special
+from scipy import special
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 
 from manydg.errors import DataError
-from manydg.evaluation import _formulas as formulas
+from manydg.evaluation import formulas
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -83,16 +83,10 @@ def _unit_sums(embeddings: npt.NDArray[Any], groups: IntArray) -> tuple[FloatArr
     for start in range(0, len(embeddings), _SLICE):
         units, kept = _unit_rows(embeddings[start : start + _SLICE])
         mine = groups[start : start + _SLICE][kept]
-        sums += _group_sums(units, mine, count)
+        sums += formulas.group_sums(units, mine, count)
         sizes += np.bincount(mine, minlength=count)
         left_out += int((~kept).sum())
     return sums, sizes, left_out
-
-
-def _group_sums(values: FloatArray, groups: IntArray, count: int) -> FloatArray:
-    """Sum of the rows of each group, ``(count, dim)``."""
-    belongs = sparse.csr_matrix((np.ones(len(groups)), (groups, np.arange(len(groups)))), shape=(count, len(groups)))
-    return np.asarray(belongs @ values, float)
 
 
 def _unit_rows(embeddings: npt.NDArray[Any]) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
@@ -208,7 +202,7 @@ def _session_means(
     """Unit mean embedding of each (patient, session), and whose it is."""
     person, session = _codes(patients), _codes(sessions)
     _, first, groups = np.unique(person * (session.max() + 1) + session, return_index=True, return_inverse=True)
-    sums = _group_sums(np.asarray(embeddings, float), groups.astype(np.int64), len(first))
+    sums = formulas.group_sums(np.asarray(embeddings, float), groups.astype(np.int64), len(first))
     means, kept = _unit_rows(sums / np.bincount(groups)[:, None])
     return means, person[first][kept]
 

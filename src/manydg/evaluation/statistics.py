@@ -1,6 +1,8 @@
-"""What can be said beyond a mean: intervals over patients, paired tests over seeds, effect sizes, the worst patients.
+"""How sure a result is: bootstrap intervals over patients, the worst patients, and paired tests over seeds.
 
-The bootstrap resamples patients, never samples: samples of one patient are not independent. See ``docs/statistics.md``.
+The bootstrap resamples patients, never samples: samples of one patient are not independent. Two models are compared in
+two ways: on the same resampled patients (:func:`patient_difference`), and by tests over seeds that share their splits
+(:func:`compare_paired`), corrected for several comparisons (:func:`holm`). See ``docs/statistics.md``.
 """
 
 from __future__ import annotations
@@ -16,26 +18,16 @@ import numpy.typing as npt
 from scipy import special, stats
 
 from manydg.errors import DataError
-from manydg.evaluation._weighted import Predictions, WeightedMetrics, mean_over_runs
-
-__all__ = [
-    "Interval",
-    "PatientResampling",
-    "Predictions",
-    "WeightedMetrics",
-    "bca_interval",
-    "bootstrap",
-    "patient_difference",
-    "patient_intervals",
-    "patient_percentile",
-    "patient_weights",
-    "percentile_interval",
-]
+from manydg.evaluation.formulas import divide
+from manydg.evaluation.metrics import PatientMetrics
+from manydg.evaluation.predictions import Predictions
 
 FloatArray = npt.NDArray[np.float64]
 Statistic = Callable[[npt.NDArray[Any]], dict[str, FloatArray]]
 MIN_PATIENTS = 3
 JACKKNIFE_GROUPS = 200
+_EXACT_PAIRS = 14
+"""Signed ranks are enumerated up to this many pairs (16,384 sign patterns)."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +48,7 @@ def patient_weights(patients: int, resamples: int, seed: int) -> npt.NDArray[np.
 
 
 class PatientResampling:
-    """One set of resampled patients, used for every run, so that runs can be averaged and compared draw by draw.
+    """One set of bootstrap draws of the patients, shared by all runs, so that runs are compared draw by draw.
 
     Test patients of different seeds may be the same people: a person has one weight in all runs.
 
@@ -78,15 +70,15 @@ class PatientResampling:
         if patients < 1 or resamples < 1:
             raise DataError(f"a bootstrap needs patients and resamples; got {patients} and {resamples}")
         self.names, self.resamples = names, resamples
-        left_out = np.ones((min(patients, JACKKNIFE_GROUPS), patients), np.int64)
+        jackknife = np.ones((min(patients, JACKKNIFE_GROUPS), patients), np.int64)
         order = np.random.default_rng(seed).permutation(patients)
-        left_out[order % len(left_out), np.arange(patients)] = 0
+        jackknife[order % len(jackknife), np.arange(patients)] = 0
         ones = np.ones((1, patients), np.int64)
-        self.weights = np.concatenate([ones, patient_weights(patients, resamples, seed), left_out])
+        self.weights = np.concatenate([ones, patient_weights(patients, resamples, seed), jackknife])
 
     def evaluate(self, run: Predictions) -> dict[str, FloatArray]:
         """Each metric of a run under every row of ``weights``."""
-        return WeightedMetrics(run)(self.weights[:, np.searchsorted(self.names, run.names)])
+        return PatientMetrics(run).weighted(self.weights[:, np.searchsorted(self.names, run.names)])
 
     def interval(self, values: FloatArray, level: float = 0.95) -> Interval:
         """BCa interval from one statistic's value under every row of ``weights``."""
@@ -176,6 +168,16 @@ def patient_difference(
     return {name: plan.interval(ours[name] - theirs[name], level) for name in ours}
 
 
+def mean_over_runs(runs: Sequence[Mapping[str, FloatArray]]) -> dict[str, FloatArray]:
+    """Mean of each metric over several runs' values ``(resamples,)``; runs without a value are left out."""
+    return {name: _mean_of_known(np.stack([values[name] for values in runs])) for name in runs[0]}
+
+
+def _mean_of_known(values: FloatArray) -> FloatArray:
+    known = ~np.isnan(values)
+    return divide(np.where(known, values, 0.0).sum(axis=0), known.sum(axis=0))
+
+
 def _people(runs: Sequence[Predictions]) -> npt.NDArray[Any]:
     return np.unique(np.concatenate([run.names for run in runs]))
 
@@ -209,13 +211,6 @@ def patient_percentile(
         return math.nan, 0
     means = [float(np.mean(each)) for each in values.values()]
     return float(np.percentile(means, percent)), len(means)
-
-
-# Two-sided paired tests over seeds, their correction for several rivals, and effect sizes.
-
-
-_EXACT_PAIRS = 14
-"""Signed ranks are enumerated up to this many pairs (16,384 sign patterns)."""
 
 
 @dataclass(frozen=True)
@@ -252,7 +247,7 @@ class PairedComparison:
 def compare_paired(
     first: npt.ArrayLike, second: npt.ArrayLike, test_train_ratio: float | None = None
 ) -> PairedComparison:
-    """Compare two models' metric over seeds that share their splits.
+    """Test the difference of two models' metric over seeds that share their splits.
 
     Parameters
     ----------

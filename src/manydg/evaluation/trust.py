@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from manydg.errors import DataError
-from manydg.evaluation import _formulas as formulas
+from manydg.evaluation import formulas
 from manydg.targets import Target
 
 Array = npt.NDArray[Any]

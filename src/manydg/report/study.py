@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from manydg.data.dataset import TargetSpec
 from manydg.errors import DataError, StorageError
-from manydg.evaluation.statistics import Interval, Predictions
+from manydg.evaluation.predictions import Predictions
+from manydg.evaluation.statistics import Interval
 from manydg.report.figure_data import PSEUDONYM, FigureData, read_figures
 from manydg.studies.records import views
 from manydg.studies.study import read_results

@@ -19,14 +19,14 @@ import numpy.typing as npt
 
 from manydg.data.dataset import TargetSpec
 from manydg.errors import DataError, StorageError
-from manydg.evaluation._weighted import mean_over_runs
+from manydg.evaluation.predictions import Predictions
 from manydg.evaluation.statistics import (
     Interval,
     PairedComparison,
     PatientResampling,
-    Predictions,
     compare_paired,
     holm,
+    mean_over_runs,
     patient_percentile,
 )
 from manydg.files import write_atomically

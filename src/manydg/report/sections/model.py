@@ -8,9 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from manydg.evaluation import calibration
-from manydg.evaluation._formulas import confusion_matrices
-from manydg.evaluation.metrics import decide
-from manydg.evaluation.statistics import Predictions
+from manydg.evaluation.formulas import confusion_matrices
+from manydg.evaluation.predictions import Predictions, decide
 from manydg.report import charts
 from manydg.report.charts import Panel, Series, look
 from manydg.report.content import Block, Cell, Column, Figure, Section, Table, Text
