@@ -14,7 +14,6 @@ from manydg.data.dataset import TargetSpec
 from manydg.errors import DataError
 from manydg.evaluation.calibration import (
     brier_score,
-    calibration_error,
     fit_temperature,
     log_loss,
     patient_calibration,
@@ -46,8 +45,8 @@ KINDS = ["classes", "binary", "multilabel"]
 @pytest.mark.parametrize("kind", KINDS)
 def test_calibrated_probabilities_have_next_to_no_error(kind: str) -> None:
     target, truth, probabilities = _calibrated(kind)
-    assert calibration_error(target, truth, probabilities) < 0.015
-    assert calibration_error(target, truth, scale_temperature(target, probabilities, 0.3)) > 0.05
+    assert reliability(target, truth, probabilities).error < 0.015
+    assert reliability(target, truth, scale_temperature(target, probabilities, 0.3)).error > 0.05
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -92,8 +91,8 @@ def test_the_calibration_error_by_hand() -> None:
     """Stated 0.9, 0.9 and 0.6; right, wrong, right. Two bins: gaps |0.9 - 0.5| and |0.6 - 1|, weights 2/3 and 1/3."""
     truth = np.array([0, 1, 0])
     probabilities = np.array([[0.9, 0.1], [0.9, 0.1], [0.6, 0.4]])
-    assert calibration_error(_target("classes", 2), truth, probabilities, bins=10) == pytest.approx(0.4)
-    assert calibration_error(_target("classes", 2), truth, probabilities, bins=1) == pytest.approx(abs(0.8 - 2 / 3))
+    assert reliability(_target("classes", 2), truth, probabilities, bins=10).error == pytest.approx(0.4)
+    assert reliability(_target("classes", 2), truth, probabilities, bins=1).error == pytest.approx(abs(0.8 - 2 / 3))
 
 
 def test_brier_scores_are_those_of_scikit_learn_and_by_hand() -> None:
@@ -125,7 +124,7 @@ def test_a_patient_s_calibration_error_is_that_of_the_patient_alone(kind: str) -
     found = patient_calibration(target, truth, probabilities, patients)
     for code in range(5):
         rows = patients == code
-        assert found[code]["ece"] == pytest.approx(calibration_error(target, truth[rows], probabilities[rows]))
+        assert found[code]["ece"] == pytest.approx(reliability(target, truth[rows], probabilities[rows]).error)
         assert found[code]["brier"] == pytest.approx(brier_score(target, truth[rows], probabilities[rows]))
 
 
@@ -141,7 +140,7 @@ def test_no_samples_are_undefined_and_bad_settings_are_refused() -> None:
     target = _target("binary", 2)
     nothing = np.zeros(0, int), np.zeros((0, 2))
     assert math.isnan(brier_score(target, *nothing))
-    assert math.isnan(calibration_error(target, *nothing))
+    assert math.isnan(reliability(target, *nothing).error)
     assert fit_temperature(target, *nothing) == 1.0
     with pytest.raises(DataError, match="above zero"):
         scale_temperature(target, np.ones((1, 2)) / 2, 0.0)

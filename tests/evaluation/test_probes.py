@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manydg.errors import DataError
-from manydg.evaluation.probes import domain_similarity, half_sessions, neighbour_accuracy, norms, patient_retrieval
+from manydg.evaluation.probes import domain_similarity, half_sessions, norms, patient_retrieval
 
 
 def _cosine(a: np.ndarray, b: np.ndarray) -> float:
@@ -76,14 +76,10 @@ def test_people_with_a_direction_of_their_own_are_found_again_on_another_night()
     found = patient_retrieval(*_people(2.0))
     assert found.rate > 0.95
     assert (found.chance, found.queries) == (pytest.approx(1 / 59), 60)
-    samples = neighbour_accuracy(*_people(2.0))
-    assert samples.rate > 0.8
-    assert samples.chance == pytest.approx(8 / (30 * 16 - 8))
 
 
 def test_people_without_a_direction_are_found_no_more_often_than_by_chance() -> None:
     assert patient_retrieval(*_people(0.0)).rate < 0.15
-    assert neighbour_accuracy(*_people(0.0)).rate < 0.12
 
 
 def test_a_signal_of_the_night_alone_does_not_count_as_the_person() -> None:
@@ -92,7 +88,6 @@ def test_a_signal_of_the_night_alone_does_not_count_as_the_person() -> None:
     rng = np.random.default_rng(0)
     embeddings = 5 * rng.normal(size=(60, 16))[who * 2 + night] + rng.normal(size=(len(who), 16))
     assert patient_retrieval(embeddings, who, night).rate < 0.15
-    assert neighbour_accuracy(embeddings, who, night).rate < 0.15
 
 
 def test_a_patient_with_one_session_cannot_be_found_but_can_mislead() -> None:
@@ -102,13 +97,6 @@ def test_a_patient_with_one_session_cannot_be_found_but_can_mislead() -> None:
     alone = patient_retrieval(z, np.array(["a", "b", "c"]), np.zeros(3, int))
     assert math.isnan(alone.rate)
     assert alone.queries == 0
-    assert neighbour_accuracy(z, np.array(["a", "b", "c"]), np.zeros(3, int)).queries == 0
-
-
-def test_few_candidates_never_let_the_own_session_vote() -> None:
-    z = np.array([[1.0, 0], [1, 0.01], [0, 1]])
-    found = neighbour_accuracy(z, np.array([0, 0, 0]), np.array([0, 0, 1]), neighbours=5)
-    assert (found.rate, found.queries) == (1.0, 3)
 
 
 def test_similarity_does_not_depend_on_how_the_samples_are_sliced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Do probabilities mean what they say: calibration error, Brier score, reliability curves, temperature scaling.
+"""Calibration of probabilities: reliability curves, calibration error, Brier score, temperature scaling.
 
 A *statement* is one probability that can turn out true. Exclusive classes make one statement a sample (the most
 probable class is right), a binary target one (the second class is present), a multi-label target one for each label.
@@ -33,7 +33,7 @@ class Reliability:
     stated : mean probability of the statements in each bin
     observed : share of them that came true
     counts : number of statements
-    error : expected calibration error, the mean gap between the two, weighted by the counts
+    error : expected calibration error (ECE), the mean gap between the two, weighted by the counts; NaN without samples
     """
 
     stated: FloatArray
@@ -65,11 +65,6 @@ def reliability(target: Target, truth: Array, probabilities: Array, bins: int = 
     gap = np.nan_to_num(np.abs(mean - share))
     error = float((gap * counts).sum() / counts.sum()) if counts.sum() else math.nan
     return Reliability(mean, share, counts, error)
-
-
-def calibration_error(target: Target, truth: Array, probabilities: Array, bins: int = BINS) -> float:
-    """Expected calibration error (ECE); NaN without samples."""
-    return reliability(target, truth, probabilities, bins).error
 
 
 def brier_score(target: Target, truth: Array, probabilities: Array) -> float:
@@ -156,5 +151,5 @@ def fit_temperature(target: Target, truth: Array, probabilities: Array) -> float
     def loss(log_temperature: float) -> float:
         return log_loss(target, truth, scale_temperature(target, probabilities, math.exp(log_temperature)))
 
-    found = optimize.minimize_scalar(loss, bounds=(math.log(0.05), math.log(20.0)), method="bounded")
-    return math.exp(float(found.x))
+    fitted = optimize.minimize_scalar(loss, bounds=(math.log(0.05), math.log(20.0)), method="bounded")
+    return math.exp(float(fitted.x))

@@ -1,4 +1,10 @@
-"""What embeddings hold: likeness within and across patients, norms of the two parts, finding a patient again."""
+"""What embeddings hold of the patient and of the label: similarities, norms, retrieval and linear probes.
+
+Four questions, asked of fixed embeddings: are samples of one patient closer than those of two
+(:func:`domain_similarity`), how long are the parts of v along and at right angles to z (:func:`norms`), can a patient
+be recognised from another session (:func:`patient_retrieval`), and do linear models read labels and patients from
+different directions of v (:func:`weight_cosines`, the paper's orthogonality table).
+"""
 
 from __future__ import annotations
 
@@ -20,6 +26,15 @@ from manydg.evaluation import formulas
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 _SLICE = 65_536
+
+PARTS = ("v", "parallel", "orthogonal")
+ROWS = (
+    "v labels, orthogonal labels",
+    "v domains, parallel domains",
+    "v labels, v domains",
+    "v labels, parallel labels",
+)
+"""The four rows of the paper's table, in its order."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +195,7 @@ def patient_retrieval(
     sessions : (samples,), optional
         Night or visit of each sample, counted within the patient; by default each patient's two halves.
     asks : (samples,) of bool, optional
-        Whose sessions ask; those of all patients answer.
+        Samples of the patients whose sessions are queries; sessions of all patients are candidates.
     """
     means, owners = _session_means(embeddings, patients, half_sessions(patients) if sessions is None else sessions)
     same = (owners[:, None] == owners[None, :]) & ~np.eye(len(owners), dtype=bool)
@@ -209,78 +224,6 @@ def _session_means(
 
 def _codes(names: npt.NDArray[Any]) -> IntArray:
     return np.unique(names, return_inverse=True)[1].astype(np.int64)
-
-
-def neighbour_accuracy(
-    embeddings: npt.NDArray[Any],
-    patients: npt.NDArray[Any],
-    sessions: npt.NDArray[Any] | None = None,
-    *,
-    neighbours: int = 5,
-    queries: int = 2000,
-    candidates: int = 10_000,
-    seed: int = 0,
-) -> Retrieval:
-    """How often the vote of a sample's nearest samples (cosine) names its patient; its own session is not asked.
-
-    Parameters
-    ----------
-    embeddings : (samples, dim)
-    patients, sessions
-        As for :func:`patient_retrieval`.
-    neighbours : int
-    queries, candidates : int
-        At most so many samples, drawn at random, ask and answer.
-    seed : int
-    """
-    units, kept = _unit_rows(embeddings)
-    person = _codes(patients)[kept]
-    session = _codes(half_sessions(patients) if sessions is None else sessions)[kept]
-    rng = np.random.default_rng(seed)
-    pool, asked = rng.permutation(len(units))[:candidates], rng.permutation(len(units))[:queries]
-    mine = person[asked][:, None] == person[pool]
-    own = mine & (session[asked][:, None] == session[pool])
-    findable = (mine & ~own).any(axis=1)
-    if not findable.any():
-        return Retrieval(math.nan, math.nan, 0)
-    asked, mine, own = asked[findable], mine[findable], own[findable]
-    likeness = units[asked].astype(np.float32) @ units[pool].astype(np.float32).T
-    likeness[own] = -np.inf
-    size = min(neighbours, likeness.shape[1])
-    nearest = np.argpartition(-likeness, size - 1, axis=1)[:, :size]
-    winners = _vote(person[pool][nearest], np.take_along_axis(likeness, nearest, axis=1))
-    chance = (mine & ~own).sum(axis=1) / (~own).sum(axis=1)
-    return Retrieval(float((winners == person[asked]).mean()), float(chance.mean()), len(asked))
-
-
-def _vote(labels: IntArray, likeness: npt.NDArray[np.float32]) -> IntArray:
-    """The label with the most votes in each row; among equals, the nearest one. No vote at a likeness of -inf."""
-    valid = np.isfinite(likeness)
-    votes = ((labels[:, :, None] == labels[:, None, :]) & valid[:, None, :]).sum(axis=2)
-    # Cosines lie within -1 and 1: a quarter of one never outweighs a vote.
-    ranked = np.where(valid, votes + np.where(valid, likeness, 0.0) / 4, -np.inf)
-    return np.asarray(np.take_along_axis(labels, ranked.argmax(axis=1)[:, None], axis=1)[:, 0], np.int64)
-
-
-# The paper's orthogonality table: do linear models read labels and patients from different directions of v?
-#
-# Logistic regressions predict the label and the patient from the fixed embeddings v, its part along z and its part at
-# right angles to z, each dimension divided by its standard deviation. A regression over K classes has K weight
-# vectors (one where K is 2). Rows that compare one question in two embeddings pair the vectors of the same class and
-# average the cosines over classes. The row that compares labels with patients has no such pairing: it averages over
-# every (label class, patient) pair. Softmax weights sum to zero over the classes, so this signed average is close to
-# zero whatever the embedding is; the mean absolute cosine beside it, and what random directions would give, are what
-# can be read.
-
-
-PARTS = ("v", "parallel", "orthogonal")
-ROWS = (
-    "v labels, orthogonal labels",
-    "v domains, parallel domains",
-    "v labels, v domains",
-    "v labels, parallel labels",
-)
-"""The four rows of the paper's table, in its order."""
 
 
 @dataclass(frozen=True)
@@ -332,7 +275,14 @@ def weight_cosines(
     max_samples: int = 10_000,
     seed: int = 0,
 ) -> WeightCosines:
-    """Fit the six linear probes and compare their weights.
+    """Fit logistic regressions for label and patient on each part of the embeddings and compare their weights.
+
+    The label and the patient are predicted from v, its part along z and its part at right angles to z, each dimension
+    divided by its standard deviation. A regression over K classes has K weight vectors (one where K is 2). Rows that
+    compare one question in two embeddings pair the vectors of the same class and average the cosines over classes. The
+    row that compares labels with patients has no such pairing: it averages over every (label class, patient) pair.
+    Softmax weights sum to zero over the classes, so this signed average is close to zero whatever the embedding is;
+    the mean absolute cosine beside it, and what random directions would give, are what can be read.
 
     Parameters
     ----------

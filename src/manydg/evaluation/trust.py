@@ -1,11 +1,11 @@
-"""Prediction sets that hold for new patients: split conformal prediction in which a patient counts once.
+"""How far to trust a prediction on a new patient: sets that hold the truth, and whether the patient is like others.
 
-The score of a sample is one minus the probability of its true class (Sadinle, Lei and Wasserman, "Least Ambiguous
-Set-Valued Classifiers with Bounded Error Levels", 2019); of a multi-label sample, one minus the probability of each
-label's true value, present or absent. A prediction set holds every class (value) whose score is within a threshold, and
-always the most probable one. Thresholds come from calibration patients. Two rules, and what they promise if a new
-patient and the calibration patients come in random order from the same population (samples *within* a patient may
-depend on one another in any way):
+**Prediction sets** (split conformal prediction in which a patient counts once). The score of a sample is one minus the
+probability of its true class (Sadinle, Lei and Wasserman, "Least Ambiguous Set-Valued Classifiers with Bounded Error
+Levels", 2019); of a multi-label sample, one minus the probability of each label's true value, present or absent. A
+prediction set holds every class (value) whose score is within a threshold, and always the most probable one. Thresholds
+come from calibration patients. Two rules, and what they promise if a new patient and the calibration patients come in
+random order from the same population (samples *within* a patient may depend on one another in any way):
 
 - *on average* (hierarchical conformal prediction; Lee, Barber and Willett, 2023): the expected share of a new patient's
   samples whose set holds the truth is at least the level. Some patients have more, some less. For a binary target this
@@ -13,6 +13,11 @@ depend on one another in any way):
   a rare class nearly always.
 - *for most patients*: with at least the stated probability, a new patient is one of whose samples at least the level
   are covered.
+
+**Novelty**. The Mahalanobis distance of a patient's mean embedding from the training patients' means: with B the
+covariance of training patients' mean embeddings (shrunk after Ledoit and Wolf, since patients are few and dimensions
+many) and W that of samples around their own patient's mean, the mean of n samples of a usual patient varies by
+B + W / n. So a patient is not called unusual for having few samples.
 """
 
 from __future__ import annotations
@@ -31,8 +36,8 @@ from manydg.targets import Target
 Array = npt.NDArray[Any]
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
-COVERAGE, PATIENTS_COVERED = 0.9, 0.8
-_ROUNDING = 1e-9
+COVERAGE, PATIENTS_COVERED, FALSE_ALARMS = 0.9, 0.8, 0.05
+_ROUNDING, _SMALLEST = 1e-9, 1e-9
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,15 +170,15 @@ def _class_threshold(scores: FloatArray, groups: npt.NDArray[np.int64], coverage
 
 
 def _first_reaching(scores: FloatArray, groups: npt.NDArray[np.int64], number: int, level: float) -> float:
-    """The smallest score at which the mass up to it reaches the level.
+    """The smallest score at which the cumulative mass reaches the level.
 
-    Each patient has the mass of one among n + 1, spread over the patient's samples; a new one's lies at infinity.
+    Each of n patients has the mass 1 / (n + 1), spread over the patient's samples; the new patient's is at infinity.
     """
     mass = 1.0 / (np.bincount(groups, minlength=number)[groups] * (number + 1))
     order = np.argsort(scores, kind="stable")
     total = np.cumsum(mass[order])
-    place = int(np.searchsorted(total, level - _ROUNDING))
-    return float(scores[order[min(place, len(order) - 1)]])
+    first = int(np.searchsorted(total, level - _ROUNDING))
+    return float(scores[order[min(first, len(order) - 1)]])
 
 
 def _own_thresholds(scores: FloatArray, groups: npt.NDArray[np.int64], number: int, coverage: float) -> FloatArray:
@@ -184,28 +189,18 @@ def _own_thresholds(scores: FloatArray, groups: npt.NDArray[np.int64], number: i
     return np.asarray(scores[order[np.cumsum(counts) - counts + wanted - 1]], float)
 
 
-# Is a patient like those of the training? Distance of the patient's mean embedding from the training patients' means.
-#
-# The distance is Mahalanobis': with B the covariance of training patients' mean embeddings (shrunk after Ledoit and
-# Wolf, since patients are few and dimensions many) and W that of samples around their own patient's mean, the mean of
-# n samples of a patient like any other varies by B + W / n. So a patient is not called strange for being little
-# known.
-
-
-FALSE_ALARMS = 0.05
-_LEAST = 1e-9
-
-
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """Where training patients lie, as axes along which their means vary by one and samples within them independently.
+    """Training patients' mean embedding and its covariance, as axes that whiten it.
+
+    Along the axes the patients' means have variance one, and samples around their patient's mean are uncorrelated.
 
     Attributes
     ----------
     mean : array ``(dim,)``
         Mean of the training patients' mean embeddings.
     axes : array ``(dim, dim)``
-        Columns take ``embedding - mean`` to those axes.
+        ``(embedding - mean) @ axes`` are the coordinates of an embedding.
     within : array ``(dim,)``
         Variance of single samples around their patient's mean, along each axis.
     """
@@ -217,7 +212,7 @@ class Reference:
     def distances(self, embeddings: Array, patients: Array) -> tuple[Array, FloatArray]:
         """Codes of the patients, in order, and the distance of each, ``(patients,)``.
 
-        A distance is scaled so that it is about one for a patient like those of the training.
+        Distances are scaled so that a patient like those of the training has about one.
 
         Parameters
         ----------
@@ -244,22 +239,22 @@ def fit_reference(embeddings: Array, patients: Array) -> Reference:
     values = np.asarray(embeddings, float)
     codes, means, _, groups = _patient_means(values, patients)
     if len(codes) < 2:
-        raise DataError(f"what is usual among patients cannot be told from {len(codes)}: two at least are needed")
+        raise DataError(f"what is usual among patients cannot be learned from {len(codes)}: two at least are needed")
     spread = values.std(axis=0)
-    # Shrinkage is towards equal variances, so dimensions are brought to one unit first; one without any stays out.
-    scale = np.divide(1.0, spread, out=np.zeros_like(spread), where=spread > _LEAST * (1 + np.abs(values).max()))
+    # Shrinkage is towards equal variances, so dimensions are scaled to one unit first; a constant one is left out.
+    scale = np.divide(1.0, spread, out=np.zeros_like(spread), where=spread > _SMALLEST * (1 + np.abs(values).max()))
     centre = means.mean(axis=0)
     between, _ = ledoit_wolf((means - centre) * scale, assume_centered=True)
-    apart = (values - means[groups]) * scale
-    within = apart.T @ apart / max(len(values) - len(codes), 1)
-    lengths, directions = np.linalg.eigh(between)
-    whiten = directions / np.sqrt(np.maximum(lengths, max(float(lengths[-1]), _LEAST) * _LEAST))
-    ratios, turn = np.linalg.eigh(whiten.T @ within @ whiten)
-    return Reference(centre, scale[:, None] * (whiten @ turn), np.maximum(ratios, 0.0))
+    residuals = (values - means[groups]) * scale
+    within = residuals.T @ residuals / max(len(values) - len(codes), 1)
+    variances, directions = np.linalg.eigh(between)
+    whiten = directions / np.sqrt(np.maximum(variances, max(float(variances[-1]), _SMALLEST) * _SMALLEST))
+    ratios, rotation = np.linalg.eigh(whiten.T @ within @ whiten)
+    return Reference(centre, scale[:, None] * (whiten @ rotation), np.maximum(ratios, 0.0))
 
 
 def novelty_threshold(distances: Array, false_alarms: float = FALSE_ALARMS) -> tuple[float, float]:
-    """The distance from which a patient is flagged, from patients who are like any new one but were not trained on.
+    """The distance from which a patient is flagged, from patients of the same population who were not trained on.
 
     Parameters
     ----------
@@ -274,14 +269,15 @@ def novelty_threshold(distances: Array, false_alarms: float = FALSE_ALARMS) -> t
     threshold, false_alarms : float
         A patient is flagged if the distance is larger.
     """
-    found = np.sort(np.asarray(distances, float))
-    if not len(found):
+    ordered = np.sort(np.asarray(distances, float))
+    if not len(ordered):
         raise DataError("a threshold of novelty needs at least one validation patient")
-    rank = min(len(found), math.ceil((1.0 - false_alarms) * (len(found) + 1) - _ROUNDING))
-    return float(found[rank - 1]), max(false_alarms, 1.0 / (len(found) + 1))
+    rank = min(len(ordered), math.ceil((1.0 - false_alarms) * (len(ordered) + 1) - _ROUNDING))
+    return float(ordered[rank - 1]), max(false_alarms, 1.0 / (len(ordered) + 1))
 
 
 def _patient_means(values: FloatArray, patients: Array) -> tuple[Array, FloatArray, FloatArray, npt.NDArray[np.int64]]:
+    """Codes of the patients, the mean and the number of each one's rows, and the index of each row's patient."""
     codes, groups = np.unique(patients, return_inverse=True)
     counts = np.bincount(groups, minlength=len(codes)).astype(float)
     starts = (np.cumsum(counts) - counts).astype(np.int64)
