@@ -7,11 +7,11 @@ report RESULTS`` draws them.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from manydg.algorithms import ALGORITHMS
+from manydg.studies.figure_data import write_figure
 from manydg.studies.patient_cost import PATIENTS, Costs, costs_by_patients, figures_of
 
 
@@ -24,10 +24,8 @@ def main(out: Path) -> dict[str, Any]:
         costs |= costs_by_patients([name], PATIENTS)
         shown = (f"{cost.milliseconds:.1f} ms {cost.megabytes:.1f} MB" if cost else "-" for cost in costs[name])
         print(f"  {name}: {', '.join(shown)}", flush=True)
-    folder = out / "figures"
-    folder.mkdir(parents=True, exist_ok=True)
     for name, figure in figures_of(costs, PATIENTS).items():
-        (folder / f"{name}.json").write_text(json.dumps(figure, indent=1))
+        write_figure(out, name, figure)
     return {
         f"{name}: {what}, {count:,} patients": value
         for name, found in costs.items()

@@ -15,6 +15,7 @@ from manydg.report.sections.inside import verdict_on_z
 from manydg.report.study import Test as Difference
 from manydg.report.study import defined_metric, epoch_curve, patient_means, spread
 from manydg.report.words import ALGORITHMS as WORDS
+from manydg.studies.figure_data import SimilarityRow
 
 
 def difference(gap: float, low: float, high: float, p: float) -> Difference:
@@ -53,8 +54,8 @@ def test_clearly_is_never_said_of_a_difference_that_chance_explains(
 
 
 def test_z_that_is_alike_for_all_patients_is_called_so() -> None:
-    alike = verdict_on_z([{"name": "test patients", "within": 0.992, "across": 0.989}])
-    apart = verdict_on_z([{"name": "test patients", "within": 0.9, "across": 0.3}])
+    alike = verdict_on_z([SimilarityRow("test patients", 0.992, 0.989)])
+    apart = verdict_on_z([SimilarityRow("test patients", 0.9, 0.3)])
     assert "hardly tells them apart" in alike
     assert "more alike within a patient" in apart
 

@@ -11,9 +11,9 @@ import pytest
 from manydg.config import TrainingConfig
 from manydg.data.dataset import DomainDataset
 from manydg.data.storage import open_dataset
-from manydg.report.figure_data import read_figures
 from manydg.studies.catalogue.calibration import COLUMNS, judge
 from manydg.studies.conduct import conduct, make_request
+from manydg.studies.figure_data import CellTable, Curve, read_figures
 from manydg.studies.settings import Options
 from manydg.training.record import TEST, Predictions
 from manydg.training.reliability import read_calibration
@@ -33,9 +33,10 @@ def test_promises_stand_beside_what_was_kept(
     figures = {figure.title: figure for figure in read_figures(tmp_path / "out" / "figures")}
     assert {figure.experiment for figure in figures.values()} == {"calibration"}
     table = figures["Promised and kept"].data
-    (row,) = table["rows"]
+    assert isinstance(table, CellTable)
+    (row,) = table.rows
     assert len(row) == len(COLUMNS)
-    cells = dict(zip(table["columns"], row, strict=True))
+    cells = dict(zip(table.columns, row, strict=True))
     folder = tmp_path / "out" / records[0]["folder"]
     rules = read_calibration(folder)
     assert rules is not None
@@ -44,7 +45,11 @@ def test_promises_stand_beside_what_was_kept(
     patients = Predictions.read(folder / "predictions.npz").side(TEST)[2]
     assert len(judged.coverage) == len(judged.unlike) == len(np.unique(patients))
     assert cells["coverage"] == pytest.approx(judged.coverage.mean())
-    line = figures["How many of a patient’s prediction sets hold the truth"].data["series"][0]["mean"]
+    shares = figures["How many of a patient’s prediction sets hold the truth"].data
+    assert isinstance(shares, Curve)
+    line = [value for value in shares.series[0].mean if value is not None]
+    assert len(line) == len(shares.series[0].mean)
     assert line == sorted(line)
     curve = figures["Stated and observed, base"].data
-    assert {one["name"] for one in curve["series"]} == {"as given", "calibrated", "ideal"}
+    assert isinstance(curve, Curve)
+    assert {one.name for one in curve.series} == {"as given", "calibrated", "ideal"}

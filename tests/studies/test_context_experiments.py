@@ -16,7 +16,6 @@ from manydg.data.build import from_arrays
 from manydg.data.context import add_context, limit_context
 from manydg.data.dataset import DomainDataset
 from manydg.errors import ConfigError
-from manydg.report.figure_data import parse_figure
 from manydg.studies.catalogue import EXPERIMENTS
 from manydg.studies.conduct import fitting
 from manydg.studies.embeddings import (
@@ -29,6 +28,7 @@ from manydg.studies.embeddings import (
     sessions_of,
 )
 from manydg.studies.experiment import Request
+from manydg.studies.figure_data import parse_figure
 from manydg.studies.settings import Options
 from manydg.studies.study import Study
 from manydg.studies.summary import summarize_folder
@@ -191,7 +191,7 @@ def test_figures_of_context_experiments_are_such_as_the_report_draws(
     figures = experiment.fold(request, records, tmp_path / "results")
     assert figures
     for figure in figures.values():
-        parse_figure({"experiment": name, **figure})
+        assert parse_figure(figure.to_json()) == figure
 
 
 def test_the_context_experiment_compares_learners_kinds_and_parts(nights: DomainDataset) -> None:

@@ -15,10 +15,10 @@ from manydg.config import TrainingConfig
 from manydg.data.dataset import DomainDataset
 from manydg.errors import ConfigError
 from manydg.report import write_report
-from manydg.report.figure_data import read_figures
 from manydg.studies.catalogue import EXPERIMENTS
 from manydg.studies.conduct import compare, conduct, conduct_together, fitting, make_request
 from manydg.studies.experiment import Request
+from manydg.studies.figure_data import CellTable, Curve, Similarity, read_figures
 from manydg.studies.procedures import fewer_patients
 from manydg.studies.records import read_results, views
 from manydg.studies.settings import Options
@@ -127,9 +127,10 @@ def test_a_term_that_is_off_has_a_learning_curve_and_no_part_in_training(
         assert -2 <= entry["val_terms"]["reconstruction"] <= 2
         assert entry["val_terms"]["mmd"] >= 0
     figures = {figure.title: figure for figure in read_figures(studied[0] / "figures") if figure.dataset == "classes"}
-    similarity = figures["Agreement of domain factors, L_sim (best: -1)"]
-    assert {line["name"] for line in similarity.data["series"]} == set(by_case)
-    assert all(None not in line["mean"] for line in similarity.data["series"])
+    similarity = figures["Agreement of domain factors, L_sim (best: -1)"].data
+    assert isinstance(similarity, Curve)
+    assert {line.name for line in similarity.series} == set(by_case)
+    assert all(None not in line.mean for line in similarity.series)
 
 
 def test_weights_vary_one_at_a_time(studied: tuple[Path, dict[str, Any]]) -> None:
@@ -184,8 +185,9 @@ def test_running_times_come_from_23_epochs_one_run_at_a_time(dataset_of: Callabl
     seconds = [9.0, 9.0, 9.0, 1.0, 3.0]
     record = {"algorithm": "mldg", "device": "cpu", "history": [{"seconds": value} for value in seconds]}
     request = Request(dataset_of(), QUICK, 1, ("mldg",))
-    rows = experiment.fold(request, [record], Path())["runtime"]["data"]["rows"]
-    assert rows[0][:3] == ["MLDG (equivalent)", 2.0, pytest.approx(2**0.5)]
+    table = experiment.fold(request, [record], Path())["runtime"].data
+    assert isinstance(table, CellTable)
+    assert table.rows[0][:3] == ["MLDG (equivalent)", 2.0, pytest.approx(2**0.5)]
 
 
 def test_a_failed_run_is_recorded_and_the_rest_is_folded(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -193,8 +195,8 @@ def test_a_failed_run_is_recorded_and_the_rest_is_folded(folders: dict[str, Path
     request = make_request("continual", folders["classes"], options, 1, ("base", "manydg"))
     records = conduct("continual", folders["classes"], tmp_path, request)
     assert {record["algorithm"] for record in records if record["status"] == "failed"} == {"base"}
-    figures = read_figures(tmp_path / "figures")
-    assert {line["name"] for figure in figures for line in figure.data["series"]} == {"manydg"}
+    curves = [figure.data for figure in read_figures(tmp_path / "figures") if isinstance(figure.data, Curve)]
+    assert {line.name for curve in curves for line in curve.series} == {"manydg"}
     assert write_report(tmp_path, tmp_path / "report.html").exists()
 
 
@@ -232,7 +234,8 @@ def test_patients_with_one_sample_each_have_nothing_within_and_no_step_on_a_sing
     found = conduct_together(requests, place, tmp_path / "out")
     assert {record["status"] for records in found.values() for record in records} == {"ok"}
     (similarity,) = [figure for figure in read_figures(tmp_path / "out" / "figures") if figure.kind == "similarity"]
-    assert [row["within"] for row in similarity.data["rows"]] == [None, None]
+    assert isinstance(similarity.data, Similarity)
+    assert [row.within for row in similarity.data.rows] == [None, None]
     assert "None of the" in similarity.note
     assert write_report(tmp_path / "out", tmp_path / "report.html").exists()
 

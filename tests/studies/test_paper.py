@@ -13,8 +13,8 @@ import pytest
 from manydg.data.dataset import DomainDataset
 from manydg.data.storage import open_dataset
 from manydg.errors import ConfigError, DataError, StorageError
-from manydg.report.figure_data import read_figures
 from manydg.studies import paper
+from manydg.studies.figure_data import read_figures
 from manydg.studies.paper import PREPARED, RAW, find_datasets, find_drug_mapping, prepare_found, synthesize_all
 
 TINY = {"iiic": 6, "sleep-edf": 3, "mimic3": 40, "eicu": 12}

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from manydg.algorithms import ALGORITHMS
-from manydg.report.figure_data import parse_figure
 from manydg.studies import patient_cost
 from manydg.studies.catalogue import runtime
+from manydg.studies.figure_data import Curve, parse_figure, write_figure
 from manydg.studies.patient_cost import StepCost, costs_by_patients, figures_of
 
 STEPWISE = [name for name in ALGORITHMS.names() if ALGORITHMS.get(name).sampling != "whole"]
@@ -43,18 +43,18 @@ def test_a_line_ends_before_a_step_takes_too_much_memory(monkeypatch: pytest.Mon
 
 def test_the_figures_are_what_a_report_draws() -> None:
     costs = {"manydg": [StepCost(1.0, 2.0), StepCost(1.5, 2.0)], "dann": [StepCost(3.0, 4.0), None]}
-    figures = {name: parse_figure(figure) for name, figure in figures_of(costs, (10, 100)).items()}
+    figures = {name: parse_figure(figure.to_json()) for name, figure in figures_of(costs, (10, 100)).items()}
     assert {figure.experiment for figure in figures.values()} == {"runtime"}
-    lines = {line["name"]: line["mean"] for line in figures["patients_step_memory"].data["series"]}
+    memory = figures["patients_step_memory"].data
+    assert isinstance(memory, Curve)
+    lines = {line.name: line.mean for line in memory.series}
     assert lines == {"manydg": [2.0, 2.0], "dann": [4.0, None]}
 
 
 def test_what_a_folder_holds_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "figures").mkdir()
     first = runtime._against_patients(["base"], (10, 20), tmp_path)
     for name, figure in first.items():
-        other = {**figure, "dataset": "sleep", "note": "of another dataset"}
-        (tmp_path / "figures" / f"sleep-{name}.json").write_text(json.dumps(other))
+        write_figure(tmp_path, f"sleep-{name}", replace(figure, dataset="sleep", note="of another dataset"))
     monkeypatch.setattr(runtime, "costs_by_patients", lambda *_: pytest.fail("measured again"))
     assert runtime._against_patients(["base"], (10, 20), tmp_path) == first
     with pytest.raises(pytest.fail.Exception, match="measured again"):

@@ -20,6 +20,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLoc
 
 from manydg.evaluation.calibration import Reliability
 from manydg.report.words import number
+from manydg.studies.figure_data import Embedding, NormPairs, SimilarityRow, SplitNorms
 
 INK = "#1f2933"
 QUIET = "#5b6770"
@@ -471,16 +472,16 @@ PANEL_NAMES = {
 }
 
 
-def embedding_maps(data: Mapping[str, Any]) -> list[Panel]:
+def embedding_maps(data: Embedding) -> list[Panel]:
     """Each map twice: coloured by label, then by patient (the eight with most samples, the rest grey)."""
-    labels, patients = np.asarray(data["labels"]), np.asarray(data["patients"])
+    labels, patients = np.asarray(data.labels), np.asarray(data.patients)
     panels = []
-    for part in data["panels"]:
-        points = np.asarray(part["xy"], float)
-        name = PANEL_NAMES.get(part["name"], part["name"])
+    for part in data.panels:
+        points = np.asarray(part.xy, float)
+        name = PANEL_NAMES.get(part.name, part.name)
         for what, codes, names, probe in (
-            ("label", labels, data["label_names"], part.get("label_accuracy")),
-            ("patient", patients, data["pseudonyms"], part.get("patient_accuracy")),
+            ("label", labels, data.label_names, part.label_accuracy),
+            ("patient", patients, data.pseudonyms, part.patient_accuracy),
         ):
             panels.append(_map(f"{name}, by {what}", points, codes, names, what, probe))
     return panels
@@ -519,7 +520,7 @@ def _map(
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= _LONGEST_LABEL else name[: _MANY_POINTS - 1] + "\N{HORIZONTAL ELLIPSIS}"
+    return name if len(name) <= _LONGEST_LABEL else name[: _LONGEST_LABEL - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
 def _explained(points: npt.NDArray[np.float64], codes: npt.NDArray[Any]) -> float:
@@ -531,15 +532,15 @@ def _explained(points: npt.NDArray[np.float64], codes: npt.NDArray[Any]) -> floa
     return 1.0 - within / total if total > 0 else 0.0
 
 
-def norms_scatter(data: Mapping[str, Any]) -> list[Panel]:
+def norms_scatter(data: NormPairs) -> list[Panel]:
     """Norm of the part along z against the norm of the part at right angles, one panel per split."""
-    splits = [(split["name"], _finite_pairs(split)) for split in data["splits"]]
+    splits = [(split.name, _finite_pairs(split)) for split in data.splits]
     top = max((float(pairs.max()) for _, pairs in splits if len(pairs)), default=1.0) * 1.05
     return [_norms(name, pairs, top, place) for place, (name, pairs) in enumerate(splits) if len(pairs)]
 
 
-def _finite_pairs(split: Mapping[str, Any]) -> npt.NDArray[np.float64]:
-    pairs = np.column_stack([np.asarray(split[key], float) for key in ("parallel", "orthogonal")])
+def _finite_pairs(split: SplitNorms) -> npt.NDArray[np.float64]:
+    pairs = np.column_stack([np.asarray(values, float) for values in (split.parallel, split.orthogonal)])
     kept: npt.NDArray[np.float64] = pairs[np.isfinite(pairs).all(axis=1)]
     return kept
 
@@ -567,15 +568,19 @@ def _norms(name: str, pairs: npt.NDArray[np.float64], top: float, place: int) ->
     return Panel(svg, SIDES.get(name, name), words)
 
 
-def similarity_dots(rows: Sequence[Mapping[str, Any]]) -> Panel:
+def _floats(values: Sequence[float | None]) -> FloatArray:
+    return np.array([np.nan if value is None else value for value in values], float)
+
+
+def similarity_dots(rows: Sequence[SimilarityRow]) -> Panel:
     """Mean cosine of z within and across patients, a pair of dots per row."""
     with canvas(WIDTH, 1.25 + 0.5 * len(rows)) as (figure, axes):
         for place, row in enumerate(rows):
-            axes.plot([row["within"], row["across"]], [place, place], color=FAINT, lw=3, zorder=1)
-            _dot(axes, row, "within", place, 0)
-            _dot(axes, row, "across", place, 1)
+            axes.plot(_floats([row.within, row.across]), [place, place], color=FAINT, lw=3, zorder=1)
+            _dot(axes, row.within, row.within_interval, "same patient", place, 0)
+            _dot(axes, row.across, row.across_interval, "different patients", place, 1)
         axes.set(ylim=(len(rows) - 0.4, -0.6), xlabel="mean cosine of z for two samples")
-        axes.set_yticks(range(len(rows)), [str(row["name"]) for row in rows])
+        axes.set_yticks(range(len(rows)), [row.name for row in rows])
         axes.tick_params(axis="y", length=0)
         axes.margins(x=0.15)
         axes.ticklabel_format(axis="x", useOffset=False)
@@ -583,16 +588,16 @@ def similarity_dots(rows: Sequence[Mapping[str, Any]]) -> Panel:
         figure.legend(handles[:2], names[:2], loc="outside lower center", ncols=2)
         svg = to_svg(figure)
     words = " ".join(
-        f"{row['name']}: {number(row['within'], 4)} within a patient, {number(row['across'], 4)} across patients."
+        f"{row.name}: {number(row.within, 4)} within a patient, {number(row.across, 4)} across patients."
         for row in rows
     )
     return Panel(svg, "Similarity of z within and across patients", words)
 
 
-def _dot(axes: Axes, row: Mapping[str, Any], key: str, place: int, style: int) -> None:
+def _dot(
+    axes: Axes, value: float | None, bounds: Sequence[float | None] | None, name: str, place: int, style: int
+) -> None:
     drawn = look(style)
-    name = {"within": "same patient", "across": "different patients"}[key]
-    bounds = row.get(f"{key}_interval")
     if bounds and None not in bounds:
-        axes.plot(bounds, [place, place], color=INK, lw=1, zorder=2)
-    axes.plot(row[key], place, color=drawn.colour, marker=drawn.marker, ms=8, ls="", label=name, zorder=3)
+        axes.plot(_floats(bounds), [place, place], color=INK, lw=1, zorder=2)
+    axes.plot(_floats([value]), place, color=drawn.colour, marker=drawn.marker, ms=8, ls="", label=name, zorder=3)

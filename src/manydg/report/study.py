@@ -17,7 +17,7 @@ from manydg.data.dataset import TargetSpec
 from manydg.errors import DataError, StorageError
 from manydg.evaluation.predictions import Predictions
 from manydg.evaluation.statistics import Interval
-from manydg.report.figure_data import PSEUDONYM, FigureData, read_figures
+from manydg.studies.figure_data import FIGURES, PSEUDONYM, FigureData, read_figures
 from manydg.studies.records import views
 from manydg.studies.study import read_results
 from manydg.studies.summary import Entry, Summary, load_predictions, summarize
@@ -118,7 +118,7 @@ def read_study(folder: str | Path) -> Study:
     folder = Path(folder)
     records = _read_records(folder)
     about = _read_about(folder / "study.json")
-    figures = read_figures(folder / "figures")
+    figures = read_figures(folder / FIGURES)
     names = list(dict.fromkeys(str(record["dataset"]) for record in records))
     for figure in figures:
         if (figure.dataset is None and len(names) > 1) or (figure.dataset is not None and figure.dataset not in names):

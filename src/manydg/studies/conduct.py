@@ -14,9 +14,9 @@ from manydg.config import TrainingConfig
 from manydg.data.schema import InputSchema
 from manydg.data.storage import open_dataset
 from manydg.errors import ConfigError
-from manydg.files import write_json
 from manydg.studies.catalogue import EXPERIMENTS
 from manydg.studies.experiment import Experiment, Record, Request, ok
+from manydg.studies.figure_data import write_figure
 from manydg.studies.records import describe_study
 from manydg.studies.settings import Options, as_options
 from manydg.studies.study import Board, PlannedRun, Study, grid
@@ -25,7 +25,6 @@ from manydg.targets import target_of
 from manydg.training.fit import auto_backbone
 from manydg.training.patient_context import looks_ahead
 
-FIGURES = "figures"
 _MOST_COLUMNS = 2000
 
 
@@ -174,10 +173,8 @@ def _fold(
         say(f"{name}: no run ended well, so there is nothing to draw; the errors stand in {folder / 'results.jsonl'}")
         return
     for figure_name, figure in experiment.fold(request, done, folder).items():
-        told: dict[str, Any] = {"dataset": called, **figure}
-        if note:
-            told["note"] = " ".join(part for part in (figure.get("note", ""), note) if part)
-        write_json(folder / FIGURES / f"{called}-{figure_name}.json", told, indent=None, allow_nan=False)
+        notes = " ".join(part for part in (figure.note, note) if part)
+        write_figure(folder, f"{called}-{figure_name}", replace(figure, dataset=called, note=notes))
 
 
 def _nobody(line: str) -> None:

@@ -15,12 +15,12 @@ import numpy as np
 from manydg.algorithms import ALGORITHMS
 from manydg.config import TrainingConfig
 from manydg.data.dataset import DomainDataset
+from manydg.studies.figure_data import Axis, Curve, FigureData, Line, XAxis
 from manydg.studies.settings import Options
 from manydg.studies.study import PlannedRun
 from manydg.training.run import draw_split
 
 Record = dict[str, Any]
-Figure = dict[str, Any]
 
 RIVALS = ("base", "condadv", "dann", "irm", "sagnet", "pcl", "mldg", "manydg")
 
@@ -79,7 +79,7 @@ class Experiment(ABC):
     def plan(self, request: Request) -> list[PlannedRun]:
         """The runs; those that another experiment has done already are not done again."""
 
-    def fold(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, Figure]:
+    def fold(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, FigureData]:
         """Figures for the report, by file name; none where the records say it all.
 
         Parameters
@@ -132,7 +132,7 @@ def mean_curves(
 
 def curve(
     experiment: str, title: str, x: str, y: str, series: Series, *, note: str = "", scale: str = "linear"
-) -> dict[str, Any]:
+) -> FigureData:
     """A ``curve`` figure: the mean over seeds of each series, with one standard deviation to each side."""
     places = sorted({place for points in series.values() for place in points})
     lines = []
@@ -142,14 +142,8 @@ def curve(
         sd = [float(np.std(value, ddof=1)) if len(value) > 1 else 0.0 for value in values]
         low = [None if middle is None else middle - width for middle, width in zip(mean, sd, strict=True)]
         high = [None if middle is None else middle + width for middle, width in zip(mean, sd, strict=True)]
-        lines.append({"name": name, "mean": mean, "low": low, "high": high})
-    figure: dict[str, Any] = {
-        "kind": "curve",
-        "experiment": experiment,
-        "title": title,
-        "data": {"x": {"label": x, "values": places, "scale": scale}, "y": {"label": y}, "series": lines},
-    }
-    return {**figure, "note": note} if note else figure
+        lines.append(Line(name, mean, low, high))
+    return FigureData(title, Curve(XAxis(x, scale, places), Axis(y), lines), experiment, note=note)
 
 
 def mean_and_sd(values: Sequence[float]) -> tuple[float | None, float]:

@@ -21,6 +21,7 @@ from manydg.data.build import from_arrays
 from manydg.data.dataset import Batch, DomainDataset
 from manydg.data.sampling import PATIENTS_PER_EPISODE
 from manydg.data.schema import InputSchema
+from manydg.studies.figure_data import Axis, Curve, FigureData, Line, XAxis
 from manydg.targets import target_of
 from manydg.training.execution.memory import memory_of_machine
 
@@ -59,27 +60,22 @@ def costs_by_patients(names: Iterable[str], patients: Sequence[int]) -> Costs:
         torch.set_num_threads(before)
 
 
-def figures_of(costs: Costs, patients: Sequence[int]) -> dict[str, dict[str, Any]]:
+def figures_of(costs: Costs, patients: Sequence[int]) -> dict[str, FigureData]:
     """The two curves for the report, by file name."""
     made = {}
     for name, (field, label) in _FIGURES.items():
         lines = [
-            {"name": algorithm, "mean": [None if cost is None else getattr(cost, field) for cost in found]}
+            Line(algorithm, [None if cost is None else getattr(cost, field) for cost in found])
             for algorithm, found in costs.items()
         ]
-        made[name] = {
-            "kind": "curve",
-            "title": f"Cost of a training step against the number of patients: {label}",
-            "experiment": "runtime",
-            "note": f"Batches of {_ROWS} made-up samples and a small network on one CPU core: a perceptron, or for "
+        made[name] = FigureData(
+            f"Cost of a training step against the number of patients: {label}",
+            Curve(XAxis("training patients", "log", list(patients)), Axis(label, "log"), lines),
+            "runtime",
+            note=f"Batches of {_ROWS} made-up samples and a small network on one CPU core: a perceptron, or for "
             "methods on feature maps a small sleep network. A line ends where a step would take more than "
             f"{most_memory():,.0f} MB or several seconds.",
-            "data": {
-                "x": {"label": "training patients", "values": list(patients), "scale": "log"},
-                "y": {"label": label, "scale": "log"},
-                "series": lines,
-            },
-        }
+        )
     return made
 
 

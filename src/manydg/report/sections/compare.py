@@ -20,6 +20,7 @@ from manydg.report.words import (
     sentence,
     signed,
 )
+from manydg.studies.figure_data import Similarity
 from manydg.studies.summary import Entry
 
 _CONTROLS = ("prototype", "manydg-random-pairs")
@@ -155,7 +156,8 @@ def summary(chapter: Chapter, comparison: Comparison | None) -> list[Block]:
         for point in (_best(chapter, comparison), _attribution(chapter, comparison), _low(chapter, comparison))
         if point
     ]
-    similar = [figure.data["rows"] for figure in chapter.figures_of("domain-similarity") if figure.kind == "similarity"]
+    shown = [figure.data for figure in chapter.figures_of("domain-similarity")]
+    similar = [data.rows for data in shown if isinstance(data, Similarity)]
     points += [verdict_on_z(known) for rows in similar if (known := similarity_known(rows))]
     return [Text(_headline(chapter, comparison), "finding"), Bullets([sentence(point) for point in points])]
 

@@ -13,10 +13,11 @@ import numpy.typing as npt
 from manydg.report import charts
 from manydg.report.charts import Panel, Series, look
 from manydg.report.content import Block, Cell, Column, Figure, Section, Table, Text
-from manydg.report.figure_data import FigureData
 from manydg.report.sections.model import panels_of_lines
 from manydg.report.study import FIRST, Chapter, Record, Spread, by_algorithm, grouped, metric_spread, seconds_per_epoch
 from manydg.report.words import ALGORITHMS, LOSSES, METRICS, algorithm_name, metric_name, number, sentence
+from manydg.studies.figure_data import Bars, CellTable, Curve, FigureData
+from manydg.studies.figure_data import Cell as CellValue
 
 # Figures of the general kinds that experiments leave: curves, bars and tables.
 
@@ -24,38 +25,44 @@ from manydg.report.words import ALGORITHMS, LOSSES, METRICS, algorithm_name, met
 def drawn(figures: Iterable[FigureData]) -> list[Block]:
     """Figures as blocks; curves that follow one another share one block, each note said once."""
     blocks: list[Block] = []
-    curves: list[FigureData] = []
+    curves: list[tuple[FigureData, Curve]] = []
     for figure in figures:
-        if figure.kind == "curve":
-            curves.append(figure)
-            continue
-        blocks += _curve_figures(curves)
+        match figure.data:
+            case Curve() as curve:
+                curves.append((figure, curve))
+                continue
+            case Bars() as data:
+                made: list[Block] = [_bar_figure(figure, data)]
+            case CellTable() as data:
+                made = [_table(figure, data)]
+            case _:
+                made = []
+        blocks += [*_curve_figures(curves), *made]
         curves = []
-        blocks += _bar_figure(figure) if figure.kind == "bars" else _table(figure) if figure.kind == "table" else []
     return blocks + _curve_figures(curves)
 
 
-def _curve_figures(figures: Sequence[FigureData]) -> list[Block]:
-    if not figures:
+def _curve_figures(curves: Sequence[tuple[FigureData, Curve]]) -> list[Block]:
+    if not curves:
         return []
-    panels = [panel for figure in figures for panel in _curve(figure)]
+    figures = [figure for figure, _ in curves]
+    panels = [panel for figure, curve in curves for panel in _curve(figure.title, curve)]
     notes = " ".join(dict.fromkeys(figure.note for figure in figures if figure.note))
-    bands = any(line.get("low") for figure in figures for line in figure.data["series"])
+    bands = any(line.low for _, curve in curves for line in curve.series)
     caption = figures[0].title + "." if len(figures) == 1 else "Each panel has its own title and scale."
     return [Figure(caption + (" Bands are one standard deviation over the splits." if bands else ""), panels, notes)]
 
 
-def _curve(figure: FigureData) -> Sequence[Panel]:
-    axis, label = figure.data["x"], str(figure.data["y"]["label"])
-    scales = [figure.data[name].get("scale", "linear") for name in ("x", "y")]
-    x = np.array(axis["values"], float)
+def _curve(title: str, curve: Curve) -> Sequence[Panel]:
+    x, label = _floats(curve.x.values), curve.y.label
     series = []
-    for line in sorted(figure.data["series"], key=lambda line: _place(str(line["name"]))):
-        low, high = (_floats(line[key]) if line.get(key) else None for key in ("low", "high"))
-        series.append(Series(algorithm_name(str(line["name"])), x, _floats(line["mean"]), look(0), low, high))
+    for line in sorted(curve.series, key=lambda line: _place(line.name)):
+        low, high = (None if bound is None else _floats(bound) for bound in (line.low, line.high))
+        series.append(Series(algorithm_name(line.name), x, _floats(line.mean), look(0), low, high))
     shown = METRICS.get(label) or LOSSES.get(label, label)
-    title = f"{sentence(shown)}: {figure.title[:1].lower()}{figure.title[1:]}" if label in METRICS else figure.title
-    return panels_of_lines(series, title, axis["label"], shown, *scales).panels
+    if label in METRICS:
+        title = f"{sentence(shown)}: {title[:1].lower()}{title[1:]}"
+    return panels_of_lines(series, title, curve.x.label, shown, curve.x.scale, curve.y.scale).panels
 
 
 def _place(name: str) -> int:
@@ -67,31 +74,29 @@ def _floats(values: Sequence[float | None]) -> npt.NDArray[np.float64]:
     return np.array([np.nan if value is None else value for value in values], float)
 
 
-def _bar_figure(figure: FigureData) -> list[Block]:
-    data = figure.data
-    names = [algorithm_name(str(name)) for name in data["names"]]
-    low, high = (_floats(data[key]).tolist() if data.get(key) else None for key in ("low", "high"))
-    values, label = _floats(data["values"]).tolist(), str(data["y"]["label"])
+def _bar_figure(figure: FigureData, data: Bars) -> Figure:
+    names = [algorithm_name(name) for name in data.names]
+    low, high = (None if bound is None else _floats(bound).tolist() for bound in (data.low, data.high))
+    values, label = _floats(data.values).tolist(), data.y.label
     panel = charts.bars(figure.title, names, values, METRICS.get(label, label), low=low, high=high)
-    return [Figure(f"{figure.title}.", [panel], figure.note)]
+    return Figure(f"{figure.title}.", [panel], figure.note)
 
 
-def _table(figure: FigureData) -> list[Block]:
-    rows = figure.data["rows"]
+def _table(figure: FigureData, data: CellTable) -> Table:
     columns = [
-        Column(sentence(str(name)), numeric=all(isinstance(row[place], int | float | None) for row in rows))
-        for place, name in enumerate(figure.data["columns"])
+        Column(sentence(name), numeric=all(isinstance(row[index], int | float | None) for row in data.rows))
+        for index, name in enumerate(data.columns)
     ]
-    return [Table(figure.title, columns, [_cells(row) for row in rows], figure.note)]
+    return Table(figure.title, columns, [_cells(row) for row in data.rows], figure.note)
 
 
-def _cells(row: Sequence[Any]) -> list[Cell]:
+def _cells(row: Sequence[CellValue]) -> list[Cell]:
     first, *rest = row
     named = Cell(ALGORITHMS.get(first, first)) if isinstance(first, str) else _cell(first)
     return [named, *map(_cell, rest)]
 
 
-def _cell(value: Any) -> Cell:
+def _cell(value: CellValue) -> Cell:
     if value is None:
         return Cell("\N{EN DASH}", None)
     if isinstance(value, float):
@@ -177,10 +182,14 @@ def experiment(chapter: Chapter, name: str) -> Section | None:
     if name == "runtime" and runs:
         figures = [figure for figure in figures if figure.kind != "table"]
     if name == "continual" and figures:
-        figures.sort(key=lambda figure: figure.data.get("y", {}).get("label") != chapter.metric)
+        figures.sort(key=lambda figure: _y_label(figure) != chapter.metric)
         return Section(name, told.title, [*blocks, *drawn(figures), *_last(chapter, runs)], chapter.command(name))
     made = _blocks_of_runs(chapter, name, runs) if runs else []
     return Section(name, told.title, [*blocks, *made, *drawn(figures)], chapter.command(name))
+
+
+def _y_label(figure: FigureData) -> str | None:
+    return figure.data.y.label if isinstance(figure.data, Curve | Bars) else None
 
 
 def _last(chapter: Chapter, runs: Sequence[Record]) -> list[Block]:

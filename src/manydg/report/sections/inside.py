@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from manydg.report import charts
 from manydg.report.content import Block, Cell, Column, Figure, Section, Table, Text
-from manydg.report.figure_data import FigureData
 from manydg.report.sections.experiments import drawn
 from manydg.report.study import Chapter
 from manydg.report.words import algorithm_name, number, signed
+from manydg.studies.figure_data import (
+    CosineTable,
+    Embedding,
+    FigureData,
+    NormPairs,
+    Similarity,
+    SimilarityRow,
+)
 
 _CLOSE = 0.02
 
@@ -23,7 +29,7 @@ def inside(chapter: Chapter, name: str) -> Section | None:
     title, lead = INSIDE[name]
     blocks: list[Block] = [Text(lead)]
     for figure in figures:
-        blocks += _DRAWN[figure.kind](figure) if figure.kind in _DRAWN else drawn([figure])
+        blocks += _blocks(figure)
     return Section(name, title, blocks, chapter.command(name))
 
 
@@ -52,28 +58,41 @@ INSIDE = {
 """In the order of the page."""
 
 
-def _embedding(figure: FigureData) -> list[Block]:
-    method = figure.data.get("method")
+def _blocks(figure: FigureData) -> list[Block]:
+    match figure.data:
+        case Embedding() as data:
+            return [_embedding(figure, data)]
+        case NormPairs() as data:
+            return [_norms(figure, data)]
+        case Similarity() as data:
+            return _similarity(figure, data)
+        case CosineTable() as data:
+            return [_orthogonality(figure, data)]
+        case _:
+            return drawn([figure])
+
+
+def _embedding(figure: FigureData, data: Embedding) -> Figure:
+    method = data.method
     who = "Of the patients, the eight with most samples have a mark of their own; the others are grey."
     caption = f"{figure.title}. {who}" + (f" Drawn by {method}." if method else "")
-    return [Figure(caption, charts.embedding_maps(figure.data), figure.note)]
+    return Figure(caption, charts.embedding_maps(data), figure.note)
 
 
-def _norms(figure: FigureData) -> list[Block]:
+def _norms(figure: FigureData, data: NormPairs) -> Figure:
     caption = f"{figure.title} ({algorithm_name(figure.algorithm)}). On the dotted line both parts are equally long."
-    return [Figure(caption, charts.norms_scatter(figure.data), figure.note)]
+    return Figure(caption, charts.norms_scatter(data), figure.note)
 
 
-def _similarity(figure: FigureData) -> list[Block]:
-    rows = figure.data["rows"]
-    known = similarity_known(rows)
+def _similarity(figure: FigureData, data: Similarity) -> list[Block]:
+    known = similarity_known(data.rows)
     columns = [
         Column("Patients", numeric=False),
         Column("Same patient"),
         Column("Different patients"),
         Column("Difference"),
     ]
-    cells = [[Cell(str(row["name"])), *_pair(row)] for row in rows]
+    cells = [[Cell(row.name), *_pair(row)] for row in data.rows]
     blocks: list[Block] = [Text(verdict_on_z(known), "finding")] if known else []
     if known:
         blocks.append(Figure(f"{figure.title}.", [charts.similarity_dots(known)], figure.note))
@@ -81,30 +100,29 @@ def _similarity(figure: FigureData) -> list[Block]:
     return blocks
 
 
-def similarity_known(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def similarity_known(rows: Sequence[SimilarityRow]) -> list[SimilarityRow]:
     """The rows with both figures; patients with one sample each have nothing within a patient."""
-    return [row for row in rows if row["within"] is not None and row["across"] is not None]
+    return [row for row in rows if row.within is not None and row.across is not None]
 
 
-def _pair(row: Mapping[str, Any]) -> list[Cell]:
-    within, across = row["within"], row["across"]
+def _pair(row: SimilarityRow) -> list[Cell]:
+    within, across = row.within, row.across
     gap = None if within is None or across is None else within - across
     return [Cell(number(within, 4), within), Cell(number(across, 4), across), Cell(signed(gap, 4), gap)]
 
 
-def verdict_on_z(rows: Sequence[Mapping[str, Any]]) -> str:
+def verdict_on_z(rows: Sequence[SimilarityRow]) -> str:
     """Whether z tells patients apart, from the last row (the patients least like those of training)."""
     row = rows[-1]
-    within, across = float(row["within"]), float(row["across"])
-    facts = f"(mean cosine {number(within, 4)} within a patient, {number(across, 4)} across patients; {row['name']})"
+    within, across = float(row.within or 0), float(row.across or 0)
+    facts = f"(mean cosine {number(within, 4)} within a patient, {number(across, 4)} across patients; {row.name})"
     if within - across < _CLOSE:
         return f"The patient factor z is nearly the same for every patient {facts}: it hardly tells them apart."
     return f"The patient factor z is more alike within a patient than across patients {facts}."
 
 
-def weights_named(row: Mapping[str, Any]) -> tuple[str, str]:
+def weights_named(first: str, second: str) -> tuple[str, str]:
     """The two linear models of a row, as ``v → labels``; ``first`` may name both, with a comma between them."""
-    first, second = str(row["first"]), str(row["second"])
     if not second and ", " in first:
         first, second = first.split(", ", 1)
     return _arrow(first), _arrow(second)
@@ -118,23 +136,19 @@ def _arrow(text: str) -> str:
     return f"{parts.get(start, start)} → {known}" if known and "→" not in text else text
 
 
-def _orthogonality(figure: FigureData) -> list[Block]:
-    rows = figure.data["rows"]
-    paper = any(row.get("paper") is not None for row in rows)
+def _orthogonality(figure: FigureData, data: CosineTable) -> Table:
+    paper = any(row.paper is not None for row in data.rows)
     columns = [Column("Weights of", numeric=False), Column("and of", numeric=False), Column("Cosine")]
     columns += [Column("Paper")] if paper else []
     cells = []
-    for row in rows:
-        spread = f" ± {number(row['sd'], 3)}" if row.get("sd") is not None else ""
-        named = [Cell(name) for name in weights_named(row)]
-        line = [*named, Cell(f"{number(row['cosine'])}{spread}", row["cosine"])]
-        cells.append([*line, Cell(number(row.get("paper")), row.get("paper"))] if paper else line)
+    for row in data.rows:
+        spread = f" ± {number(row.sd, 3)}" if row.sd is not None else ""
+        named = [Cell(name) for name in weights_named(row.first, row.second)]
+        line = [*named, Cell(f"{number(row.cosine)}{spread}", row.cosine)]
+        cells.append([*line, Cell(number(row.paper), row.paper)] if paper else line)
     note = (
         "The paper’s values are for its own data and models; where the data differ they are no yardstick."
         if paper
         else ""
     )
-    return [Table(figure.title, columns, cells, " ".join(filter(None, (figure.note, note))))]
-
-
-_DRAWN = {"embedding": _embedding, "norms": _norms, "similarity": _similarity, "orthogonality": _orthogonality}
+    return Table(figure.title, columns, cells, " ".join(filter(None, (figure.note, note))))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from manydg.report.content import Block, Cell, Column, Section, Table, Text
 from manydg.report.sections.inside import weights_named
 from manydg.report.study import Chapter, Comparison, by_algorithm, seconds_per_epoch
 from manydg.report.words import MINUS, algorithm_name, metric_name, number, sentence
+from manydg.studies.figure_data import CosineTable, Similarity
 from manydg.studies.paper_figures import (
     Difference,
     beside,
@@ -84,27 +85,31 @@ def _results(chapter: Chapter, comparison: Comparison | None, task: str, source:
 def _similarity(chapter: Chapter, task: str) -> Iterator[Line]:
     table = paper_table("domain-similarity")
     for figure in chapter.figures_of("domain-similarity"):
-        if figure.kind == "similarity":
-            row = figure.data["rows"][-1]
-            for key, told in (("within", "within a patient"), ("across", "across patients")):
+        if isinstance(figure.data, Similarity):
+            row = figure.data.rows[-1]
+            for key, value, told in (
+                ("within", row.within, "within a patient"),
+                ("across", row.across, "across patients"),
+            ):
                 for cell in table.find(task=task, row=key):
                     what = f"Cosine of z {told}"
-                    yield algorithm_name(figure.algorithm), what, number(row[key], 4), table.text(cell), table.name
+                    yield algorithm_name(figure.algorithm), what, number(value, 4), table.text(cell), table.name
 
 
 def _orthogonality(chapter: Chapter, task: str) -> Iterator[Line]:
     table = paper_table("orthogonality")
-    theirs = {_model_pair({"first": cell.row, "second": ""}): cell for cell in table.find(task=task)}
+    theirs = {_model_pair(cell.row, ""): cell for cell in table.find(task=task)}
     for figure in chapter.figures_of("orthogonality"):
-        for row in figure.data["rows"] if figure.kind == "orthogonality" else ():
-            cell = theirs.get(_model_pair(row))
-            if cell is not None and row.get("paper") is None:
-                what = f"Cosine of weights, {_model_pair(row)}"
-                yield algorithm_name(figure.algorithm), what, number(row["cosine"], 4), table.text(cell), table.name
+        for row in figure.data.rows if isinstance(figure.data, CosineTable) else ():
+            pair = _model_pair(row.first, row.second)
+            cell = theirs.get(pair)
+            if cell is not None and row.paper is None:
+                what = f"Cosine of weights, {pair}"
+                yield algorithm_name(figure.algorithm), what, number(row.cosine, 4), table.text(cell), table.name
 
 
-def _model_pair(row: Mapping[str, Any]) -> str:
-    return " and ".join(weights_named(row))
+def _model_pair(first: str, second: str) -> str:
+    return " and ".join(weights_named(first, second))
 
 
 def _times(chapter: Chapter, task: str) -> Iterator[Line]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ from manydg.evaluation.calibration import (
     scale_temperature,
 )
 from manydg.evaluation.trust import SetRule, class_coverage, patient_coverage
-from manydg.studies.experiment import Experiment, Figure, Record, Request, Series, curve, mean_and_sd
+from manydg.studies.experiment import Experiment, Record, Request, Series, curve, mean_and_sd
+from manydg.studies.figure_data import CellTable, FigureData
 from manydg.studies.study import PlannedRun, grid
 from manydg.training.record import TEST, Predictions
 from manydg.training.reliability import CALIBRATION, Calibration, patient_embeddings, read_calibration
@@ -129,7 +130,7 @@ class CalibrationOfUnseen(Experiment):
     def plan(self, request: Request) -> list[PlannedRun]:
         return grid("compare", request.algorithms, range(request.seeds), request.options)
 
-    def fold(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, Figure]:
+    def fold(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, FigureData]:
         judged: dict[str, list[Judged]] = {}
         for record in records:
             judged.setdefault(record["algorithm"], []).append(judge(request.dataset, record, folder))
@@ -139,7 +140,7 @@ class CalibrationOfUnseen(Experiment):
         return figures
 
 
-def _reliability(name: str, judged: Sequence[Judged]) -> Figure:
+def _reliability(name: str, judged: Sequence[Judged]) -> FigureData:
     """Share that came true against stated probability, before and after temperature scaling."""
     series: Series = {"as given": {}, "calibrated": {}, "ideal": {0.0: [0.0], 1.0: [1.0]}}
     for one in judged:
@@ -154,10 +155,10 @@ def _reliability(name: str, judged: Sequence[Judged]) -> Figure:
         NAME, f"Stated and observed, {name}", "stated probability", "share that came true", series,
         note="Test patients; the temperature is from validation patients.",
     )  # fmt: skip
-    return {**figure, "algorithm": name}
+    return replace(figure, algorithm=name)
 
 
-def _coverage(judged: dict[str, list[Judged]]) -> Figure:
+def _coverage(judged: dict[str, list[Judged]]) -> FigureData:
     """Coverage of each test patient, from the worst to the best."""
     series: Series = {}
     for name, found in judged.items():
@@ -172,15 +173,14 @@ def _coverage(judged: dict[str, list[Judged]]) -> Figure:
     )  # fmt: skip
 
 
-def _table(judged: dict[str, list[Judged]]) -> Figure:
+def _table(judged: dict[str, list[Judged]]) -> FigureData:
     rows = [[name, *(mean_and_sd(column)[0] for column in zip(*map(_cells, found), strict=True))]
             for name, found in judged.items()]  # fmt: skip
     note = (
         "Means over splits; within a patient, the mean over patients. Promises hold for new patients of the same "
         "population, but for the epoch having been chosen on the patients they come from."
     )
-    data = {"columns": list(COLUMNS), "rows": rows}
-    return {"kind": "table", "experiment": NAME, "title": "Promised and kept", "data": data, "note": note}
+    return FigureData("Promised and kept", CellTable(COLUMNS, rows), NAME, note=note)
 
 
 def _cells(one: Judged) -> tuple[float, ...]:

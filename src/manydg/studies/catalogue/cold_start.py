@@ -14,7 +14,8 @@ from manydg.studies.embeddings import (
     scores_by_elapsed,
     tested_part,
 )
-from manydg.studies.experiment import Experiment, Figure, Record, Request, curve
+from manydg.studies.experiment import Experiment, Record, Request, curve
+from manydg.studies.figure_data import FigureData
 from manydg.studies.study import PlannedRun
 
 OFFLINE, CAUSAL, NONE = "offline", "causal", "none"
@@ -43,7 +44,7 @@ class ColdStart(Experiment):
             if kind != NONE or algorithm == "base"
         ]
 
-    def fold(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, Figure]:
+    def fold(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, FigureData]:
         by_count: ByMetric = {}
         by_time: ByMetric = {}
         bins = None if request.dataset.times is None else TimeBins.of(request.dataset)

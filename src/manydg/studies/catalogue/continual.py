@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from manydg.studies.experiment import Experiment, Figure, Record, Request, Series, curve, metric_names
+from manydg.studies.experiment import Experiment, Record, Request, Series, curve, metric_names
+from manydg.studies.figure_data import FigureData
 from manydg.studies.procedures import PAPER_SIZES, REPLAY, SAMPLES_KEPT, STEPS, patients_by_step, tuning_epochs
 from manydg.studies.study import PlannedRun
 
@@ -25,7 +26,7 @@ class Continual(Experiment):
             for algorithm in request.stepwise
         ]
 
-    def fold(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, Figure]:
+    def fold(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, FigureData]:
         figures = {}
         epochs = tuning_epochs(request.config)
         note = f"Every step trains for {epochs} epoch{'s' if epochs > 1 else ''} on the new patients."

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from manydg.evaluation.probes import domain_similarity
 from manydg.studies.embeddings import embedded_sides
-from manydg.studies.experiment import Experiment, Figure, Record, Request, mean_and_sd
+from manydg.studies.experiment import Experiment, Record, Request, mean_and_sd
+from manydg.studies.figure_data import FigureData, Similarity, SimilarityRow
 from manydg.studies.study import PlannedRun, grid
 
 SIDES = {"train": "training patients", "test": "unseen patients"}
@@ -21,7 +22,7 @@ class DomainSimilarity(Experiment):
     def plan(self, request: Request) -> list[PlannedRun]:
         return grid("compare", ("manydg",), range(request.seeds), request.options)
 
-    def fold(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, Figure]:
+    def fold(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, FigureData]:
         found: dict[str, list[tuple[float, float]]] = {side: [] for side in SIDES}
         for part in embedded_sides(request.dataset, records, folder):
             result = domain_similarity(part.embeddings["z"], part.patients)
@@ -29,9 +30,8 @@ class DomainSimilarity(Experiment):
         rows, lone = [], []
         for side, values in found.items():
             (within, _), (across, _) = (mean_and_sd(column) for column in zip(*values, strict=True))
-            rows.append({"name": SIDES[side], "within": within, "across": across})
+            rows.append(SimilarityRow(SIDES[side], within, across))
             lone += [SIDES[side]] if within is None else []
-        figure: Figure = {"kind": "similarity", "title": self.title, "data": {"rows": rows}}
-        if lone:
-            figure["note"] = f"None of the {' and '.join(lone)} has two samples, so nothing is within a patient there."
-        return {"domain-similarity": figure}
+        named = " and ".join(lone)
+        note = f"None of the {named} has two samples, so nothing is within a patient there." if lone else ""
+        return {"domain-similarity": FigureData(self.title, Similarity(rows), note=note)}

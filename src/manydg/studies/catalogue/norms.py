@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from manydg.evaluation.probes import norms
 from manydg.studies.embeddings import Embedded, embedded_sides
-from manydg.studies.experiment import Experiment, Figure, Record, Request
+from manydg.studies.experiment import Experiment, Record, Request
+from manydg.studies.figure_data import Embedding, EmbeddingPanel, FigureData, NormPairs, SplitNorms
 from manydg.studies.study import PlannedRun, grid
 
 PAPER_SAMPLES = 3200
@@ -27,38 +28,38 @@ class Norms(Experiment):
     def plan(self, request: Request) -> list[PlannedRun]:
         return grid("compare", ("manydg",), range(request.seeds), request.options)
 
-    def fold(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, Figure]:
+    def fold(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, FigureData]:
         splits, figures, told = [], {}, []
         for part in embedded_sides(request.dataset, records[:1], folder):
             found = norms(part.embeddings["parallel"], part.embeddings["orthogonal"])
             chosen = np.random.default_rng(0).permutation(len(part.patients))[:PAPER_SAMPLES]
             lengths = {"parallel": found.parallel, "orthogonal": found.orthogonal}
             splits.append(
-                {"name": part.side, **{name: np.round(value[chosen], 4).tolist() for name, value in lengths.items()}}
+                SplitNorms(part.side, **{name: np.round(value[chosen], 4).tolist() for name, value in lengths.items()})
             )
             told.append(f"{found.parallel_larger:.0%} of the {part.side} samples")
             if part.side == "test":
                 figures["embedding"] = _map(part, request.dataset.target.names)
         note = f"The part along z is the longer one in {' and '.join(told)} (split of seed {records[0]['seed']})."
-        figures["norms"] = {"kind": "norms", "title": self.title, "data": {"splits": splits}, "note": note}
+        figures["norms"] = FigureData(self.title, NormPairs(splits), note=note)
         return figures
 
 
-def _map(part: Embedded, names: Sequence[str]) -> Figure:
+def _map(part: Embedded, names: Sequence[str]) -> FigureData:
     rows = np.random.default_rng(1).permutation(len(part.patients))[:MAPPED]
     panels = [
-        {"name": name, "xy": np.round(_two_components(part.embeddings[name][rows]), 4).tolist()} for name in PANELS
+        EmbeddingPanel(name, np.round(_two_components(part.embeddings[name][rows]), 4).tolist()) for name in PANELS
     ]
     labels, label_names = _one_label(part.labels, names)
-    data: dict[str, Any] = {
-        "panels": panels,
-        "patients": part.patients[rows].tolist(),
-        "pseudonyms": part.pseudonyms,
-        "labels": labels[rows].astype(int).tolist(),
-        "label_names": label_names,
-        "method": "two principal components",
-    }
-    return {"kind": "embedding", "title": "Unseen patients' samples in each space", "data": data}
+    data = Embedding(
+        panels,
+        part.patients[rows].tolist(),
+        part.pseudonyms,
+        labels[rows].astype(int).tolist(),
+        label_names,
+        "two principal components",
+    )
+    return FigureData("Unseen patients' samples in each space", data)
 
 
 def _one_label(labels: npt.NDArray[Any], names: Sequence[str]) -> tuple[npt.NDArray[Any], list[str]]:

@@ -7,7 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from manydg.studies.experiment import Experiment, Figure, Record, Request, curve, mean_curves
+from manydg.studies.experiment import Experiment, Record, Request, curve, mean_curves
+from manydg.studies.figure_data import FigureData
 from manydg.studies.study import PlannedRun
 
 CASES: dict[str, dict[str, float]] = {
@@ -41,7 +42,7 @@ class Objectives(Experiment):
             for name, off in CASES.items()
         ]
 
-    def fold(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, Figure]:
+    def fold(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, FigureData]:
         figures = {}
         for place, (term, words) in enumerate(TERMS.items(), start=1):
             series = mean_curves(records, _case, partial(_term, term))

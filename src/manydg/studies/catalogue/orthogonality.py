@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from manydg.errors import DataError
 from manydg.evaluation.probes import WeightCosines, weight_cosines
 from manydg.studies.embeddings import embedded_sides
-from manydg.studies.experiment import Experiment, Figure, Record, Request, mean_and_sd
+from manydg.studies.experiment import Experiment, Record, Request, mean_and_sd
+from manydg.studies.figure_data import Cell, CellTable, CosineRow, CosineTable, FigureData
 from manydg.studies.study import PlannedRun, grid
 
 _SIGNS = {"v": "v", "parallel": "v∥z", "orthogonal": "v⊥z"}
@@ -25,7 +25,7 @@ class Orthogonality(Experiment):
     def plan(self, request: Request) -> list[PlannedRun]:
         return grid("compare", ("manydg",), range(request.seeds), request.options)
 
-    def fold(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, Figure]:
+    def fold(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, FigureData]:
         found: list[WeightCosines] = []
         reasons: list[str] = []
         for part in embedded_sides(request.dataset, records, folder, ("train",)):
@@ -37,27 +37,25 @@ class Orthogonality(Experiment):
             return {}
         return {"orthogonality": self._cosines(found, reasons), "orthogonality-probes": _probes(found)}
 
-    def _cosines(self, found: Sequence[WeightCosines], reasons: Sequence[str]) -> Figure:
+    def _cosines(self, found: Sequence[WeightCosines], reasons: Sequence[str]) -> FigureData:
         rows = []
         for row in found[0].mean:
             first, second = (_words(part) for part in row.split(", "))
             mean, sd = mean_and_sd([result.mean[row] for result in found])
             absolute, _ = mean_and_sd([result.absolute[row] for result in found])
-            rows.append({"first": first, "second": second, "cosine": mean, "sd": sd, "absolute": absolute})
+            rows.append(CosineRow(first, second, mean, sd, absolute=absolute))
         unpaired, _ = mean_and_sd([result.absolute["v labels, v domains"] for result in found])
         note = (
             "Labels and patients have no classes in common, so their row averages over every label and patient, where "
             f"signs cancel: there the mean absolute cosine ({_three(unpaired)}) is the figure to read, "
             f"beside {found[0].random_absolute:.3f} for two random directions."
         )
-        data = {"rows": rows}
-        told = " ".join([note, *reasons])
-        return {"kind": "orthogonality", "title": self.title, "data": data, "note": told}
+        return FigureData(self.title, CosineTable(rows), note=" ".join([note, *reasons]))
 
 
-def _probes(found: Sequence[WeightCosines]) -> Figure:
+def _probes(found: Sequence[WeightCosines]) -> FigureData:
     """What the linear models can tell at all, without which a cosine of their weights says nothing."""
-    rows: list[list[Any]] = []
+    rows: list[list[Cell]] = []
     for name in found[0].accuracy:
         asked, _, part = name.partition(" from ")
         mean, sd = mean_and_sd([result.accuracy[name] for result in found])
@@ -65,13 +63,12 @@ def _probes(found: Sequence[WeightCosines]) -> Figure:
         rows.append([f"{_SIGNS[part]} → {_WORDS[asked]}", mean, sd, chance])
     columns = ["linear model", "accuracy", "sd over splits", "commonest class"]
     counts = max(found, key=lambda result: result.samples)
-    return {
-        "kind": "table",
-        "experiment": "orthogonality",
-        "title": "What the linear models tell on held-out samples of the same patients",
-        "data": {"columns": columns, "rows": rows},
-        "note": f"Fitted on at most {counts.samples:,} samples of {counts.domains} training patients.",
-    }
+    return FigureData(
+        "What the linear models tell on held-out samples of the same patients",
+        CellTable(columns, rows),
+        "orthogonality",
+        note=f"Fitted on at most {counts.samples:,} samples of {counts.domains} training patients.",
+    )
 
 
 def _words(part: str) -> str:

@@ -10,7 +10,8 @@ import numpy as np
 from manydg.data.splits import load_split
 from manydg.evaluation.probes import Retrieval
 from manydg.studies.embeddings import retrieval_rates
-from manydg.studies.experiment import Experiment, Figure, Record, Request, mean_and_sd
+from manydg.studies.experiment import Experiment, Record, Request, mean_and_sd
+from manydg.studies.figure_data import CellTable, FigureData
 from manydg.studies.study import PlannedRun, grid
 from manydg.training.run import open_run
 
@@ -33,7 +34,7 @@ class PatientProbe(Experiment):
         ]
         return grid("compare", ("manydg",), range(request.seeds), request.options) + ours
 
-    def fold(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, Figure]:
+    def fold(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, FigureData]:
         found: dict[tuple[str, str, str], list[Retrieval]] = {}
         for record in records:
             place = folder / record["folder"]
@@ -49,13 +50,8 @@ class PatientProbe(Experiment):
             asked = sum(value.queries for value in values)
             rows.append([algorithm, _SIDES[side], _SIGNS[name], mean, sd, by_chance, asked])
         columns = ["method", "sessions of", "embedding", "found again", "sd over splits", "by chance", "sessions asked"]
-        return {
-            "patient-probe": {
-                "kind": "table",
-                "experiment": "patient-probe",
-                "title": self.title,
-                "data": {"columns": columns, "rows": rows},
-                "note": "The mean embedding of each session asks for the nearest other one among the sessions of all "
-                "patients, by cosine. Context is made of each session alone.",
-            }
-        }
+        note = (
+            "The mean embedding of each session asks for the nearest other one among the sessions of all patients, by "
+            "cosine. Context is made of each session alone."
+        )
+        return {"patient-probe": FigureData(self.title, CellTable(columns, rows), "patient-probe", note=note)}

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from manydg.studies import patient_cost
-from manydg.studies.experiment import Experiment, Figure, Record, Request, mean_and_sd
+from manydg.studies.experiment import Experiment, Record, Request, mean_and_sd
+from manydg.studies.figure_data import FIGURES, CellTable, Curve, FigureData, read_figure
 from manydg.studies.patient_cost import costs_by_patients, figures_of
 from manydg.studies.study import PlannedRun
 
-FIGURES = "figures"
 PAPER_EPOCHS, DROPPED = 23, 3
 NAMES = {"mldg": "MLDG (equivalent)"}
 
@@ -32,7 +32,7 @@ class Runtime(Experiment):
             for name in request.stepwise
         ]
 
-    def fold(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, Figure]:
+    def fold(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, FigureData]:
         rows = []
         for record in records:
             seconds = [float(entry["seconds"]) for entry in record["history"]]
@@ -40,13 +40,7 @@ class Runtime(Experiment):
             rows.append([NAMES.get(record["algorithm"], record["algorithm"]), mean, sd, record["device"]])
         columns = ["algorithm", "seconds per epoch", "sd over epochs", "device"]
         note = "MLDG's episodes of an epoch hold every training sample once, so that its time is the equivalent time."
-        table = {
-            "kind": "table",
-            "experiment": "runtime",
-            "title": self.title,
-            "data": {"columns": columns, "rows": rows},
-            "note": note,
-        }
+        table = FigureData(self.title, CellTable(columns, rows), "runtime", note=note)
         # A study that is only to be tried out need not wait for a million patients.
         patients = patient_cost.PATIENTS[: None if request.timed_epochs >= PAPER_EPOCHS else 3]
         names = [record["algorithm"] for record in records]
@@ -58,16 +52,18 @@ class Runtime(Experiment):
         return f"The paper times {PAPER_EPOCHS} epochs; here it is {request.timed_epochs}."
 
 
-def _against_patients(algorithms: Sequence[str], patients: Sequence[int], folder: Path) -> dict[str, Figure]:
+def _against_patients(algorithms: Sequence[str], patients: Sequence[int], folder: Path) -> dict[str, FigureData]:
     """Cost of a step against the number of patients, which no dataset changes: measured once for a folder."""
     blank = figures_of({}, patients)
-    made: dict[str, Figure] = {}
+    made: dict[str, FigureData] = {}
     for name, figure in blank.items():
         for place in sorted((folder / FIGURES).glob(f"*{name}.json")):
-            data = json.loads(place.read_text())["data"]
-            measured = {line["name"] for line in data["series"]}
-            if set(algorithms) <= measured and set(patients) <= set(data["x"]["values"]):
-                made[name] = {**figure, "data": data}
+            data = read_figure(place).data
+            if not isinstance(data, Curve):
+                continue
+            measured = {line.name for line in data.series}
+            if set(algorithms) <= measured and set(patients) <= set(data.x.values):
+                made[name] = replace(figure, data=data)
     if len(made) == len(blank):
         return made
     return figures_of(costs_by_patients(algorithms, patients), patients)

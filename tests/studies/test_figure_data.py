@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from manydg.errors import DataError, StorageError
-from manydg.report.figure_data import parse_figure, read_figures
+from manydg.studies.figure_data import parse_figure, read_figures, write_figure
 
 GOOD: dict[str, dict[str, Any]] = {
     "embedding": {
@@ -35,6 +35,15 @@ def figure(kind: str, data: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", GOOD)
 def test_what_the_format_says_is_accepted(kind: str) -> None:
     assert parse_figure(figure(kind, GOOD[kind])).kind == kind
+
+
+@pytest.mark.parametrize("kind", GOOD)
+def test_what_is_written_is_read_back(kind: str, tmp_path: Path) -> None:
+    content = figure(kind, GOOD[kind]) | {"dataset": "sleep", "note": "Scaled down.", "algorithm": "base"}
+    first = parse_figure(content)
+    write_figure(tmp_path, "one", first)
+    assert read_figures(tmp_path / "figures") == [first]
+    assert first.to_json() == content
 
 
 @pytest.mark.parametrize(
