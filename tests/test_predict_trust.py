@@ -7,7 +7,7 @@ from pathlib import Path
 import polars as pl
 
 from manydg.config import TrainingConfig
-from manydg.data.storage import open_dataset
+from manydg.data.dataset import open_dataset
 from manydg.predict import PredictOptions, predict_raw
 from manydg.sources import mimic3
 from manydg.training.run import train

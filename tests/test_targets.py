@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from manydg.data.dataset import TargetSpec
+from manydg.data.info import TargetSpec
 from manydg.errors import DataError
 from manydg.targets import Binary, Classes, MultiLabel, Target, Votes, target_of
 

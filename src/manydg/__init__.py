@@ -12,10 +12,9 @@ if TYPE_CHECKING:
     from manydg.config import TrainingConfig
     from manydg.data.build import from_arrays
     from manydg.data.columns import Ragged
-    from manydg.data.dataset import Batch, DomainDataset
+    from manydg.data.dataset import Batch, DomainDataset, open_dataset
     from manydg.data.sampling import fold_pairs
     from manydg.data.splits import Split, load_split, patient_folds, split_patients
-    from manydg.data.storage import open_dataset
     from manydg.errors import ManyDGError
     from manydg.estimator import ManyDGClassifier
     from manydg.training.run import Run, open_run, train
@@ -36,7 +35,7 @@ _HOMES = {
     "fold_pairs": "manydg.data.sampling",
     "from_arrays": "manydg.data.build",
     "load_split": "manydg.data.splits",
-    "open_dataset": "manydg.data.storage",
+    "open_dataset": "manydg.data.dataset",
     "open_run": "manydg.training.run",
     "orthogonal_projection": "manydg.algorithms.manydg",
     "patient_folds": "manydg.data.splits",

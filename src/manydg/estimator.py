@@ -21,8 +21,10 @@ from torch import nn
 
 from manydg.algorithms import Algorithm
 from manydg.config import TrainingConfig, pick_device
-from manydg.data.build import encode_patients, from_arrays
-from manydg.data.dataset import DomainDataset, TargetSpec
+from manydg.data.build import from_arrays
+from manydg.data.dataset import DomainDataset
+from manydg.data.encoding import encode_patients
+from manydg.data.info import DatasetInfo, TargetSpec
 from manydg.data.schema import InputSchema
 from manydg.data.splits import split_patients
 from manydg.errors import ConfigError, DataError, ManyDGWarning, StorageError
@@ -157,7 +159,7 @@ def unlabelled(inputs: Array, target: TargetSpec, groups: Any, times: Any) -> Do
         domains=who,
         patients=names,
         times=None if clock is None else torch.as_tensor(clock, dtype=torch.float64),
-        info={"settings": {"missing": True}} if np.isnan(inputs).any() else {},
+        info=DatasetInfo(settings={"missing": True} if np.isnan(inputs).any() else {}),
     )
 
 

@@ -55,6 +55,15 @@ def disk_error(error: OSError, path: Path) -> StorageError:
     return StorageError(f"cannot write {path}: {error.strerror or error}")
 
 
+@contextmanager
+def reading_errors(path: str | Path) -> Iterator[None]:
+    """Turn the operating system's errors while a file is read into ours."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
+
+
 # Files
 
 
@@ -254,6 +263,13 @@ class ArrayFile:
     dtype: str
     shape: tuple[int, ...]
     checksum: str | None = None
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> ArrayFile:
+        return ArrayFile(int(value["bytes"]), str(value["dtype"]), tuple(value["shape"]), value["checksum"])
+
+    def to_json(self) -> dict[str, Json]:
+        return {"bytes": self.bytes, "dtype": self.dtype, "shape": list(self.shape), "checksum": self.checksum}
 
 
 class NpyStream:

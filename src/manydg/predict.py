@@ -15,6 +15,7 @@ import torch
 
 from manydg.data.columns import Column
 from manydg.data.dataset import DomainDataset
+from manydg.data.info import DatasetInfo
 from manydg.errors import ConfigError, DataError, StorageError
 from manydg.evaluation.calibration import scale_temperature
 from manydg.evaluation.predictions import decide
@@ -273,7 +274,7 @@ def _write_rows(
         torch.from_numpy(codes),
         names_of_new.astype(str),
         None if times is None else torch.from_numpy(times),
-        info={"settings": _known(run, "settings"), "vocabularies": _known(run, "vocabularies")},
+        info=DatasetInfo(settings=_known(run, "settings"), vocabularies=_known(run, "vocabularies")),
     )
     probabilities = run.predict_proba(data)
     threshold = run.record["threshold"]

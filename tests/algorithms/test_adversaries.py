@@ -17,7 +17,8 @@ from manydg.algorithms.dann import DANN, DANNSettings
 from manydg.algorithms.sagnet import SagNet, randomise_content, randomise_style, undecided_loss
 from manydg.backbones import Backbone, build_backbone
 from manydg.data.build import from_arrays
-from manydg.data.dataset import Batch, DomainDataset, TargetSpec
+from manydg.data.dataset import Batch, DomainDataset
+from manydg.data.info import TargetSpec
 from manydg.data.schema import InputSchema
 from manydg.targets import target_of
 

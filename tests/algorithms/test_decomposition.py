@@ -14,7 +14,8 @@ from manydg.algorithms._simple_decomposition import SimpleDecomposition
 from manydg.algorithms.simd1 import SimD1, SimD1Settings
 from manydg.algorithms.simd2 import SimD2
 from manydg.backbones import Backbone
-from manydg.data.dataset import Batch, TargetSpec
+from manydg.data.dataset import Batch
+from manydg.data.info import TargetSpec
 from manydg.targets import target_of
 
 WIDTH, PAIRS, ROWS = 5, 3, 8

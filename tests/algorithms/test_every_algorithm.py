@@ -10,7 +10,8 @@ from torch import Tensor
 
 from manydg.algorithms import ALGORITHMS, Algorithm, build_algorithm
 from manydg.backbones import Backbone
-from manydg.data.dataset import KINDS, Batch, DomainDataset
+from manydg.data.dataset import Batch, DomainDataset
+from manydg.data.info import KINDS
 from manydg.errors import ConfigError
 from manydg.targets import target_of
 

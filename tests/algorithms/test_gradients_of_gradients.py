@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from manydg.algorithms.irm import IRM, IRMSettings, squared_means
 from manydg.algorithms.mldg import MLDG, MLDGSettings, mean_over_groups, split_episode
 from manydg.backbones import Backbone, Inputs
-from manydg.data.dataset import Batch, DomainDataset, TargetSpec
+from manydg.data.dataset import Batch, DomainDataset
+from manydg.data.info import TargetSpec
 from manydg.targets import target_of
 
 Array = npt.NDArray[np.float64]

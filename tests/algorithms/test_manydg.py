@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from manydg.algorithms.manydg import ManyDG, ManyDGSettings, mean_discrepancy, orthogonal_projection
 from manydg.algorithms.manydg_random_pairs import ManyDGRandomPairs
 from manydg.backbones import Backbone
-from manydg.data.dataset import Batch, DomainDataset, TargetSpec
+from manydg.data.dataset import Batch, DomainDataset
+from manydg.data.info import TargetSpec
 from manydg.data.sampling import plan_epoch
 from manydg.targets import target_of
 

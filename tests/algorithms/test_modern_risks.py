@@ -18,7 +18,8 @@ from manydg.algorithms.groupdro import GroupDRO, GroupDROSettings, cluster_patie
 from manydg.algorithms.vrex import VREx, VRExSettings
 from manydg.backbones import Backbone
 from manydg.data.build import from_arrays
-from manydg.data.dataset import Batch, DomainDataset, TargetSpec
+from manydg.data.dataset import Batch, DomainDataset
+from manydg.data.info import TargetSpec
 from manydg.targets import target_of
 
 Given = Callable[[int], Backbone]

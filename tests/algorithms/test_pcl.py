@@ -11,7 +11,8 @@ from torch.nn import functional
 
 from manydg.algorithms.pcl import PCL, PCLSettings, proxy_contrast
 from manydg.backbones import Backbone
-from manydg.data.dataset import Batch, TargetSpec
+from manydg.data.dataset import Batch
+from manydg.data.info import TargetSpec
 from manydg.targets import target_of
 
 LABELS = torch.tensor([0, 0, 1, 2, 1, 0])

@@ -222,7 +222,7 @@ def test_positions_count_back_from_the_last_event(make: Make) -> None:
 def test_events_without_named_kinds_and_without_static_are_taken(make: Make) -> None:
     dataset = make("events")
     columns = {name: column for name, column in dataset.columns.items() if name != "static"}
-    plain = replace(dataset, columns=columns, info={"vocabularies": dataset.info["vocabularies"]})
+    plain = replace(dataset, columns=columns, info={"vocabularies": dataset.info.vocabularies})
     backbone = built("event-transformer", plain)
     assert backbone(plain.take(torch.arange(12)).inputs).shape == (12, 128)
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from manydg.cli import inspect, prepare_signals
 from manydg.data.build import from_arrays
-from manydg.data.storage import open_dataset
+from manydg.data.dataset import open_dataset
 from manydg.errors import ConfigError
 from manydg.sources._summary import EXPECTED, compare_counts
 
@@ -42,7 +42,7 @@ def test_a_twin_goes_from_raw_files_to_a_table(app: typer.Typer, tmp_path: Path)
     said = run(app, "synthesize", "sleep-edf", "--patients", 2, "--seed", 5, "--hours", 0.5, "--out", raw)
     assert "wrote 4 nights of 2 people" in said
     assert "2 patients" in run(app, "prepare", "sleep-edf", raw, "--out", out, "--wake-margin", 3)
-    assert open_dataset(out).info["provenance"]["options"]["wake_margin"] == 3
+    assert open_dataset(out).info.provenance.options["wake_margin"] == 3
     text = run(app, "inspect", out)
     for words in ("Labels (classes)", "68.8%", "Samples per patient", "Cohort flow", "within 3 minutes", "415,089"):
         assert words in text
@@ -52,7 +52,7 @@ def test_iiic_options_reach_the_dataset(app: typer.Typer, tmp_path: Path) -> Non
     raw, out = tmp_path / "raw", tmp_path / "iiic"
     run(app, "synthesize", "iiic", "--patients", 5, "--samples-per-patient", 4, "--out", raw)
     run(app, "prepare", "iiic", raw, "--out", out, "--max-amplitude", 2000, "--min-votes", 7, "--limit-patients", 4)
-    options = open_dataset(out).info["provenance"]["options"]
+    options = open_dataset(out).info.provenance.options
     assert (options["max_amplitude"], options["min_votes"], options["limit_patients"]) == (2000, 7, 4)
     summary = json.loads(run(app, "inspect", out, "--json"))
     assert summary["expected"]["counts"][0]["explanation"].startswith("limited to 4 patients")

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manydg.data.build import from_arrays
-from manydg.data.dataset import DomainDataset
-from manydg.data.storage import open_dataset
+from manydg.data.dataset import DomainDataset, open_dataset
 from manydg.training import fit as ordering
 from manydg.training.execution.memory import (
     cut_into_blocks,

@@ -94,7 +94,7 @@ def test_missing_values_may_be_kept_but_infinity_may_not() -> None:
     x[2, 1] = np.nan
     dataset = from_arrays(x, [0, 1, 1, 0], WHO, missing=True)
     assert torch.isnan(dataset.columns["x"]).nonzero().tolist() == [[2, 1]]  # type: ignore[arg-type]
-    assert dataset.info["settings"]["missing"] is True
+    assert dataset.info.settings["missing"] is True
     x[0, 0] = np.inf
     with pytest.raises(DataError, match="1 values that are not finite, the first in row 0"):
         from_arrays(x, [0, 1, 1, 0], WHO, missing=True)

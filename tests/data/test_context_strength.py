@@ -80,7 +80,7 @@ def test_too_few_patients_with_two_samples_say_nothing() -> None:
     single = from_arrays(np.arange(8.0)[:, None], [0, 1] * 4, np.arange(8), times=np.arange(8))
     assert known_after(single) is None
     # Left open without an answer, it is 5.
-    assert add_context(single).info["settings"]["context"]["strength"] == 5.0
+    assert add_context(single).info.settings["context"]["strength"] == 5.0
 
 
 def test_a_large_dataset_is_read_by_whole_patients(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,4 +102,4 @@ def test_only_training_patients_decide_and_the_model_keeps_the_number(tmp_path: 
     assert strengths[0] == strengths[1] == known_after(data.select(split.train))
     run = train(data, context_options={"strength": 3.0}, **options)  # type: ignore[arg-type]
     assert run.record["context"]["strength"] == 3.0
-    assert run.prepare(data.select(split.test)).info["settings"]["context"]["strength"] == 3.0
+    assert run.prepare(data.select(split.test)).info.settings["context"]["strength"] == 3.0

@@ -15,9 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manydg.data.build import from_arrays
-from manydg.data.dataset import DomainDataset
+from manydg.data.dataset import DomainDataset, open_dataset
 from manydg.data.splits import SIDES, Split, check_split, load_split, patient_folds, split_named, split_patients
-from manydg.data.storage import open_dataset
 from manydg.errors import ConfigError, DataError, StorageError
 
 few = settings(max_examples=50, deadline=None)

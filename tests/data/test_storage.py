@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 
 from manydg.data.build import from_arrays
 from manydg.data.columns import Ragged
-from manydg.data.dataset import DomainDataset, TargetSpec, arrays_of
-from manydg.data.storage import DatasetWriter, open_dataset
+from manydg.data.dataset import DomainDataset, arrays_of, open_dataset
+from manydg.data.info import TargetSpec
+from manydg.data.storage import DatasetWriter
 from manydg.errors import DataError, StorageError
 from manydg.files import disk_error, write_atomically
 
@@ -38,7 +39,7 @@ def same(left: DomainDataset, right: DomainDataset) -> bool:
     return (
         list(mine) == list(theirs)
         and all(np.array_equal(mine[key], theirs[key]) for key in mine)
-        and (left.target, dict(left.info)) == (right.target, dict(right.info))
+        and (left.target, left.info) == (right.target, right.info)
     )
 
 
@@ -80,7 +81,7 @@ def test_a_file_so_large_that_memory_lets_go_of_it_is_whole(tmp_path: Path, monk
     with DatasetWriter(tmp_path / "data", TargetSpec("binary", ("0", "1"))) as writer:
         for start in range(0, len(whole), 100):
             part = whole[start : start + 100]
-            writer.append_lasting({"x": part}, np.arange(100) % 2, [f"patient {start}"] * 100)
+            writer.append_immutable({"x": part}, np.arange(100) % 2, [f"patient {start}"] * 100)
     opened = open_dataset(tmp_path / "data", verify="full")
     assert np.array_equal(np.asarray(opened.column("x")), whole)
 
@@ -156,7 +157,7 @@ def test_an_error_while_writing_leaves_nothing_and_keeps_the_old(tmp_path: Path)
 KILLED = """
 import sys, time
 import numpy as np
-from manydg.data.dataset import TargetSpec
+from manydg.data.info import TargetSpec
 from manydg.data.storage import DatasetWriter
 with DatasetWriter(sys.argv[1], TargetSpec("binary", ("0", "1")), overwrite=True) as writer:
     for piece in range(1_000_000):

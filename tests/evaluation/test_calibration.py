@@ -10,7 +10,7 @@ from scipy import special
 from sklearn import metrics as sk
 from sklearn.calibration import calibration_curve
 
-from manydg.data.dataset import TargetSpec
+from manydg.data.info import TargetSpec
 from manydg.errors import DataError
 from manydg.evaluation.calibration import (
     brier_score,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from manydg.data.dataset import TargetSpec
+from manydg.data.info import TargetSpec
 from manydg.errors import DataError
 from manydg.evaluation.trust import (
     SetRule,

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as sk
 
-from manydg.data.dataset import TargetSpec
+from manydg.data.info import TargetSpec
 from manydg.errors import DataError
 from manydg.evaluation.metrics import choose_threshold, null_for_nan, score, score_patients
 from manydg.evaluation.predictions import decide

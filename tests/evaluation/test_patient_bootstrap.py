@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from manydg.data.dataset import TargetSpec
+from manydg.data.info import TargetSpec
 from manydg.errors import DataError
 from manydg.evaluation.metrics import PatientMetrics, score
 from manydg.evaluation.predictions import Predictions

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from manydg.data.dataset import TargetSpec
+from manydg.data.info import TargetSpec
 from manydg.evaluation.metrics import choose_threshold, null_for_nan, score, score_patients
 from manydg.targets import target_of
 

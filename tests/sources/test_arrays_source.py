@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from manydg.data.dataset import DomainDataset
-from manydg.data.storage import open_dataset
+from manydg.data.dataset import DomainDataset, open_dataset
 from manydg.errors import DataError, ManyDGWarning, StorageError
 from manydg.sources import _dense
 from manydg.sources.arrays import prepare
@@ -35,7 +34,7 @@ def test_arrays_become_a_dataset(tmp_path: Path) -> None:
     assert (dataset.targets.tolist(), dataset.patients.tolist()) == (Y.tolist(), ["ann", "bob", "cem"])
     assert dataset.times is not None
     assert dataset.times.tolist() == list(range(6))
-    assert [file["name"] for file in dataset.info["provenance"]["files"]] == ["x.npy", "y.npy", "p.npy", "t.npy"]
+    assert [file.name for file in dataset.info.provenance.files] == ["x.npy", "y.npy", "p.npy", "t.npy"]
 
 
 def test_pieces_smaller_than_the_array_make_the_same_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +54,7 @@ def test_a_rate_makes_signals(tmp_path: Path) -> None:
     signals = np.random.default_rng(0).normal(size=(6, 2, 50))
     dataset = prepared(tmp_path, x=signals, rate=100.0)
     assert dataset.column("signal").shape == (6, 2, 50)  # type: ignore[union-attr]
-    assert dataset.info["settings"] == {"rate": 100.0, "channels": ["channel 1", "channel 2"], "unit": "uV"}
+    assert dataset.info.settings == {"rate": 100.0, "channels": ["channel 1", "channel 2"], "unit": "uV"}
     with pytest.raises(DataError, match=r"signals are \(rows, channels, samples\)"):
         prepared(tmp_path, rate=100.0, overwrite=True)
     with pytest.raises(DataError, match="hertz above 0; got -1"):

@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from manydg.data.columns import Ragged
-from manydg.data.dataset import DomainDataset
-from manydg.data.storage import open_dataset
+from manydg.data.dataset import DomainDataset, open_dataset
 from manydg.errors import ConfigError, DataError, StorageError
 from manydg.sources import eicu
 from manydg.sources._tables import Table
@@ -71,7 +70,7 @@ def prepare(raw: Path, **options: object) -> DomainDataset:
 
 
 def events(data: DomainDataset, row: int) -> list[tuple[str, float, list[tuple[str, float | None]]]]:
-    words, kinds = data.info["vocabularies"]["events"], data.info["settings"]["event_kinds"]
+    words, kinds = data.info.vocabularies["events"], data.info.settings["event_kinds"]
     kind, time, codes, values = (
         data.column(name).to_rows()[row]  # type: ignore[union-attr]
         for name in ("event_kind", "event_time", "event_codes", "event_values")
@@ -102,7 +101,7 @@ def test_events_stand_in_time_order_with_every_feature_the_paper_lists(raw: Path
 
 
 def test_what_is_left_out_is_counted(raw: Path) -> None:
-    flow = {step["step"]: step for step in prepare(raw).info["cohort_flow"]}
+    flow = {step.step: step.counts for step in prepare(raw).info.cohort_flow}
     labs, drugs = flow["rows of lab"], flow["rows of medication"]
     assert (labs["rows"], labs["left_out_after_discharge"], labs["left_out_other_stay"]) == (5, 1, 1)
     assert (labs["values_from_text"], labs["values_missing"]) == (1, 1)
@@ -119,7 +118,7 @@ def test_a_drug_is_known_by_its_name_or_else_by_its_number(
 ) -> None:
     header = TABLES["medication"].splitlines()[0]
     write_tables(raw, medication=f"{header}\n1,20,50,No,{name},{number},5,Once\n2,20,60,No,MORPHINE,7,5,Once\n")
-    words = prepare(raw).info["vocabularies"]["events"]
+    words = prepare(raw).info.vocabularies["events"]
     drugs = [word.partition(":")[2] for word in words if word.startswith("medication:")]
     assert drugs == sorted(filter(None, [expected, "morphine"]))
 
@@ -128,7 +127,7 @@ def test_a_drug_is_known_by_its_name_or_else_by_its_number(
 def test_an_order_is_cancelled_if_it_says_yes(raw: Path, cell: str, cancelled: int) -> None:
     header = TABLES["medication"].splitlines()[0]
     write_tables(raw, medication=f"{header}\n1,20,50,{cell},ASPIRIN,,5,Once\n2,20,60,No,MORPHINE,7,5,Once\n")
-    flow = {step["step"]: step for step in prepare(raw).info["cohort_flow"]}
+    flow = {step.step: step.counts for step in prepare(raw).info.cohort_flow}
     assert flow["rows of medication"]["left_out_cancelled"] == cancelled
 
 
@@ -167,7 +166,7 @@ def test_window_and_gap_decide_the_label_to_the_minute(tmp_path: Path, start: in
 
 def test_static_features_say_what_is_missing(raw: Path) -> None:
     data = prepare(raw)
-    names = data.info["settings"]["static_names"]
+    names = data.info.settings["static_names"]
     rows = [{name for name, value in zip(names, row, strict=True) if value} for row in data.column("static").tolist()]  # type: ignore[union-attr]
     assert rows[0] == {"age_over_100", "male", "ethnicity_caucasian"}
     assert rows[2] == {"age_over_100", "ethnicity_missing"}
@@ -178,13 +177,11 @@ def test_static_features_say_what_is_missing(raw: Path) -> None:
 def test_code_fields_tile_the_vocabulary(raw: Path) -> None:
     info = prepare(raw).info
     end = 1
-    for field in info["settings"]["code_fields"]:
+    for field in info.settings["code_fields"]:
         assert field["start"] == end
         end = field["stop"]
-        assert all(
-            word.startswith(field["name"] + ":") for word in info["vocabularies"]["events"][field["start"] : end]
-        )
-    assert end == len(info["vocabularies"]["events"])
+        assert all(word.startswith(field["name"] + ":") for word in info.vocabularies["events"][field["start"] : end])
+    assert end == len(info.vocabularies["events"])
 
 
 def test_the_last_events_are_kept_and_short_stays_left_out(raw: Path) -> None:
@@ -198,7 +195,7 @@ def test_the_last_events_are_kept_and_short_stays_left_out(raw: Path) -> None:
 
 def test_a_rare_code_counts_as_unknown(raw: Path) -> None:
     data = prepare(raw, min_count=2)
-    assert data.info["vocabularies"]["events"] == [
+    assert data.info.vocabularies["events"] == [
         "<unknown>",
         "diagnosis_string:cardio|chf",
         "diagnosis_string:renal|arf",
@@ -213,7 +210,7 @@ def test_a_missing_table_must_be_named(raw: Path) -> None:
     with pytest.raises(DataError, match="--without lab"):
         prepare(raw)
     data = prepare(raw, without=["lab"])
-    assert data.info["provenance"]["options"]["without"] == ["lab"]
+    assert data.info.provenance.options["without"] == ["lab"]
     assert all(kind != "lab" for kind, _, _ in events(data, 0))
     with pytest.raises(ConfigError, match="did you mean 'lab'"):
         prepare(raw, without=["labs"])
@@ -225,7 +222,7 @@ def test_a_stay_that_ends_before_it_starts_is_dropped_and_counted(tmp_path: Path
     raw = write_tables(tmp_path / "raw", patient=TABLES["patient"].replace("-5,2000,1,2015,p-2", "-5,-1,1,2015,p-2"))
     data = prepare(raw)
     assert data.patients.tolist() == ["p-1"]
-    assert data.info["cohort_flow"][1]["left_out_end_before_start"] == 1
+    assert data.info.cohort_flow[1].counts["left_out_end_before_start"] == 1
 
 
 def test_duplicate_rows_and_blank_lines_change_nothing_but_the_counts(tmp_path: Path) -> None:
@@ -233,8 +230,8 @@ def test_duplicate_rows_and_blank_lines_change_nothing_but_the_counts(tmp_path: 
     twice = {name: text + "\n" + text.splitlines()[1] + "\n\n" for name, text in TABLES.items()}
     data = prepare(write_tables(tmp_path / "raw", **twice))
     assert data.content_hash() == plain.content_hash()
-    assert data.info["cohort_flow"][0]["left_out_duplicates"] == 1
-    assert data.info["cohort_flow"][0]["left_out_without_id"] == 2
+    assert data.info.cohort_flow[0].counts["left_out_duplicates"] == 1
+    assert data.info.cohort_flow[0].counts["left_out_without_id"] == 2
 
 
 def test_a_stay_twice_with_other_content_is_an_error(tmp_path: Path) -> None:
@@ -285,16 +282,16 @@ def test_a_full_disk_is_an_error_that_leaves_nothing(raw: Path, monkeypatch: pyt
 
 def test_new_stays_get_the_training_vocabulary(raw: Path, tmp_path: Path) -> None:
     data = prepare(raw, max_events=2)
-    columns, rows = eicu.prepare_for_prediction(raw, data.info["vocabularies"], data.info["settings"])
+    columns, rows = eicu.prepare_for_prediction(raw, data.info.vocabularies, data.info.settings)
     assert rows["patientunitstayid"].to_list() == [20, 10, 30, 40]
     for name in ("event_kind", "event_time", "event_codes"):
         assert columns[name].to_rows() == data.column(name).to_rows()  # type: ignore[union-attr]
     assert torch.equal(columns["static"], torch.as_tensor(data.column("static")))  # type: ignore[arg-type]
     new = write_tables(tmp_path / "new", treatment="patientunitstayid,treatmentoffset,treatmentstring\n20,9,new\n")
-    columns, _ = eicu.prepare_for_prediction(new, data.info["vocabularies"], data.info["settings"] | {"max_events": 99})
+    columns, _ = eicu.prepare_for_prediction(new, data.info.vocabularies, data.info.settings | {"max_events": 99})
     assert [0] in columns["event_codes"].to_rows()[0]  # type: ignore[union-attr]
     with pytest.raises(DataError, match="trained on mimic3"):
-        eicu.prepare_for_prediction(new, data.info["vocabularies"], {"source": "mimic3"})
+        eicu.prepare_for_prediction(new, data.info.vocabularies, {"source": "mimic3"})
 
 
 def read(folder: Path, name: str) -> list[dict[str, str]]:
@@ -329,7 +326,7 @@ def test_the_demo_with_labs_gives_what_a_plain_loop_over_its_rows_gives(shared_d
             note(row, "medication", "drugstartoffset", ["medication:" + name.strip(), *often])
 
     data = open_dataset(eicu.prepare(folder, tmp_path / "out", max_events=None))
-    _, rows = eicu.prepare_for_prediction(folder, data.info["vocabularies"], data.info["settings"])
+    _, rows = eicu.prepare_for_prediction(folder, data.info.vocabularies, data.info.settings)
     assert len(rows) == len(found) == 171
     for at, stay in enumerate(rows["patientunitstayid"].cast(pl.String)):
         seen = events(data, at)
@@ -358,7 +355,7 @@ def test_the_demo_results_are_the_numbers_in_its_rows(shared_data: Path, tmp_pat
     data = open_dataset(eicu.prepare(folder, tmp_path / "out", max_events=None))
     codes, values = data.column("event_codes"), data.column("event_values")
     flat = [np.asarray(column.values.values) for column in (codes, values) if isinstance(column, Ragged)]  # type: ignore[union-attr]
-    words = data.info["vocabularies"]["events"]
+    words = data.info.vocabularies["events"]
     found: dict[str, set[float]] = defaultdict(set)
     for code, value in zip(*flat, strict=True):
         if words[code].startswith("lab:"):
@@ -389,7 +386,7 @@ def test_a_twin_carries_its_patients_factors_in_the_laboratory_values(tmp_path: 
     codes, values = data.column("event_codes"), data.column("event_values")
     assert isinstance(codes, Ragged)
     assert isinstance(values, Ragged)
-    field = next(field for field in data.info["settings"]["code_fields"] if field["name"] == "lab")
+    field = next(field for field in data.info.settings["code_fields"] if field["name"] == "lab")
     stays = [{code: [] for code in range(field["start"], field["stop"])} for _ in range(len(data))]  # type: list[dict[int, list[float]]]
     for row, (cs, vs) in enumerate(zip(codes.to_rows(), values.to_rows(), strict=True)):
         for event_codes, event_values in zip(cs, vs, strict=True):  # type: ignore[call-overload]
@@ -433,6 +430,6 @@ def test_a_killed_run_goes_on_with_the_tables_it_had_read(raw: Path, monkeypatch
         assert "lab" not in reads
         assert "medication" in reads
         assert ("diagnosis" in reads) == bool(changed)
-        assert ("diagnosis_string:new|one" in data.info["vocabularies"]["events"]) == bool(changed)
+        assert ("diagnosis_string:new|one" in data.info.vocabularies["events"]) == bool(changed)
         assert (data.content_hash() == plain) == (not changed)
         assert not list(raw.parent.glob(".again*"))

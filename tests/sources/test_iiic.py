@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from manydg.data.storage import open_dataset
+from manydg.data.dataset import open_dataset
 from manydg.errors import ConfigError, DataError, ManyDGError, StorageError
 from manydg.sources import iiic
 from manydg.sources._preparing import file_checksum
@@ -64,20 +64,20 @@ def test_samples_with_fewer_than_five_votes_are_left_out_and_counted(raw: Path, 
     assert data.target.names == ("OTHER", "ESZ", "LPD", "GPD", "LRDA", "GRDA")
     assert data.patients[data.domains.numpy()].tolist() == KEYS[kept].tolist()
     np.testing.assert_array_equal(data.column("signal").numpy(), np.load(raw / "signals.npy")[kept])
-    assert data.info["cohort_flow"] == [
+    assert [step.to_json() for step in data.info.cohort_flow] == [
         {"step": "samples found", "patients": 3, "samples": 9},
         {"step": "at least 5 votes", "patients": 3, "samples": 7, "left_out": 2},
         {"step": "finite signal", "patients": 3, "samples": 7, "left_out": 0},
     ]
-    assert data.info["settings"]["rate"] == 200.0
-    assert len(data.info["settings"]["channels"]) == 16
+    assert data.info.settings["rate"] == 200.0
+    assert len(data.info.settings["channels"]) == 16
 
 
 def test_the_checksum_of_the_signals_is_that_of_the_file(raw: Path, tmp_path: Path) -> None:
     for order in ("C", "F"):
         change(raw, "signals", lambda array, order=order: np.asarray(array, order=order))
         out = iiic.prepare(raw, tmp_path / f"out{order}")
-        entries = {entry["name"]: entry["checksum"] for entry in open_dataset(out).info["provenance"]["files"]}
+        entries = {entry.name: entry.checksum for entry in open_dataset(out).info.provenance.files}
         assert entries == {path.name: file_checksum(path) for path in raw.iterdir()}
     np.testing.assert_array_equal(
         open_dataset(tmp_path / "outC").column("signal").numpy(),
@@ -125,7 +125,12 @@ def test_another_order_of_unnamed_vote_columns_can_be_told(raw: Path, tmp_path: 
 def test_a_limit_takes_the_first_patients(raw: Path, tmp_path: Path) -> None:
     data = open_dataset(iiic.prepare(raw, tmp_path / "out", limit_patients=2))
     assert data.patients.tolist() == ["a", "b"]
-    assert data.info["cohort_flow"][1] == {"step": "limit on patients", "patients": 2, "samples": 6, "left_out": 3}
+    assert data.info.cohort_flow[1].to_json() == {
+        "step": "limit on patients",
+        "patients": 2,
+        "samples": 6,
+        "left_out": 3,
+    }
 
 
 def test_artefacts_are_left_out_only_on_request_and_counted_by_kind(raw: Path, tmp_path: Path) -> None:
@@ -138,7 +143,7 @@ def test_artefacts_are_left_out_only_on_request_and_counted_by_kind(raw: Path, t
     change(raw, "signals", spoil)
     assert len(open_dataset(iiic.prepare(raw, tmp_path / "plain"))) == 5
     data = open_dataset(iiic.prepare(raw, tmp_path / "strict", max_amplitude=500, flat_below=0.1))
-    assert {step["step"]: step.get("left_out") for step in data.info["cohort_flow"]} == {
+    assert {step.step: step.counts.get("left_out") for step in data.info.cohort_flow} == {
         "samples found": None,
         "at least 5 votes": 2,
         "finite signal": 2,
@@ -293,7 +298,7 @@ def test_the_twin_has_sparse_votes_artefacts_and_a_truth(tmp_path: Path) -> None
     raw = iiic.synthesize(tmp_path / "raw", patients=30, samples_per_patient=10)
     data = open_dataset(iiic.prepare(raw, tmp_path / "out", max_amplitude=1500, flat_below=0.01))
     assert all(
-        step["left_out"] > 0 for step in data.info["cohort_flow"] if "votes" in step["step"] or "uV" in step["step"]
+        step.counts["left_out"] > 0 for step in data.info.cohort_flow if "votes" in step.step or "uV" in step.step
     )
     truth = json.loads((raw / "truth.json").read_text())["patients"]
     keys, votes = np.load(raw / "patients.npy"), np.load(raw / "votes.npy")
@@ -352,5 +357,5 @@ def test_the_checksum_is_that_of_every_byte_of_the_file_however_it_lies_there(
         file.write(tail)
     data = open_dataset(iiic.prepare(raw, tmp_path / "out", min_votes=1))
     assert np.array_equal(np.asarray(data.column("signal")), signals)
-    found = {entry["name"]: entry["checksum"] for entry in data.info["provenance"]["files"]}
+    found = {entry.name: entry.checksum for entry in data.info.provenance.files}
     assert found["signals.npy"] == hashlib.sha256((raw / "signals.npy").read_bytes()).hexdigest()

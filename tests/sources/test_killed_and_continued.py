@@ -118,4 +118,4 @@ def test_pieces_of_other_options_are_not_taken_over(tmp_path: Path) -> None:
     few = mimic3.prepare(tmp_path / "raw", tmp_path / "out", max_diagnoses=5, **options)
     fresh = mimic3.prepare(tmp_path / "raw", tmp_path / "fresh", max_diagnoses=5, **options)
     assert contents(few) == contents(fresh)
-    assert len(read_description(few)["info"]["vocabularies"]["diagnoses"]) <= 6
+    assert len(read_description(few).info.vocabularies["diagnoses"]) <= 6

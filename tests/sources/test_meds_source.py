@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from manydg.data.columns import Ragged
-from manydg.data.dataset import DomainDataset
-from manydg.data.storage import open_dataset
+from manydg.data.dataset import DomainDataset, open_dataset
 from manydg.errors import ConfigError, DataError, StorageError
 from manydg.sources import meds as source
 
@@ -77,7 +76,7 @@ def prepare(raw: Path, **options: object) -> DomainDataset:
 
 
 def events(data: DomainDataset, row: int) -> list[tuple[str, float, list[tuple[str, float | None]]]]:
-    words, kinds = data.info["vocabularies"]["events"], data.info["settings"]["event_kinds"]
+    words, kinds = data.info.vocabularies["events"], data.info.settings["event_kinds"]
     columns = [data.column(name) for name in ("event_kind", "event_time", "event_codes", "event_values")]
     kind, time, codes, values = (column.to_rows()[row] for column in columns if isinstance(column, Ragged))
     return [
@@ -93,8 +92,8 @@ def test_events_up_to_the_prediction_time_and_never_after(raw: Path) -> None:
     assert [event[:2] for event in events(data, 0)][2:] == [("DIAGNOSIS", -60.0), ("LAB", -60.0)]
     assert [event[:2] for event in events(data, 1)][2:] == [("DIAGNOSIS", -120.0), ("LAB", -120.0), ("LAB", 0.0)]
     assert events(data, 1)[-1][2] == [("LAB:LAB//sodium//mmol", 135.5)]
-    assert all(word != "MEDS_DEATH:MEDS_DEATH" for word in data.info["vocabularies"]["events"])
-    assert data.info["cohort_flow"][-1] == {
+    assert all(word != "MEDS_DEATH:MEDS_DEATH" for word in data.info.vocabularies["events"])
+    assert data.info.cohort_flow[-1].to_json() == {
         "step": "samples with 1 or more events up to the prediction time",
         "patients": 2,
         "samples": 3,
@@ -117,7 +116,7 @@ def test_codes_keep_their_case_and_a_value_that_is_nan_is_missing(raw: Path) -> 
 
 def test_all_codes_may_be_of_one_kind(raw: Path) -> None:
     data = prepare(raw, kinds="one")
-    assert data.info["settings"]["event_kinds"] == ["event"]
+    assert data.info.settings["event_kinds"] == ["event"]
     assert len(events(data, 0)[-1][2]) == 3
     with pytest.raises(ConfigError, match="kinds"):
         prepare(raw, kinds="two")
@@ -172,11 +171,11 @@ def test_damaged_or_foreign_data_are_errors_that_leave_nothing(raw: Path) -> Non
 def test_new_subjects_get_the_training_vocabulary_at_their_last_event_or_at_given_times(raw: Path) -> None:
     data = prepare(raw)
     info = data.info
-    columns, rows = source.prepare_for_prediction(raw, info["vocabularies"], info["settings"], times=raw / "labels")
+    columns, rows = source.prepare_for_prediction(raw, info.vocabularies, info.settings, times=raw / "labels")
     assert rows.height == 3
     for name in ("event_kind", "event_time", "event_codes"):
         assert columns[name].to_rows() == data.column(name).to_rows()  # type: ignore[union-attr]
-    columns, rows = source.prepare_for_prediction(raw, info["vocabularies"], info["settings"])
+    columns, rows = source.prepare_for_prediction(raw, info.vocabularies, info.settings)
     assert rows["prediction_time"].to_list() == [
         DAY + timedelta(hours=3),
         DAY + timedelta(days=9),

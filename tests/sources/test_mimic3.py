@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from manydg.data.columns import Ragged
-from manydg.data.dataset import DomainDataset
-from manydg.data.storage import open_dataset
+from manydg.data.dataset import DomainDataset, open_dataset
 from manydg.errors import ConfigError, DataError, ManyDGError, StorageError
 from manydg.sources import mimic3
 
@@ -82,7 +81,7 @@ def prepare(raw: Path, **options: object) -> DomainDataset:
 
 
 def words(data: DomainDataset, column: str) -> list[list[list[str]]]:
-    vocabulary = data.info["vocabularies"]["drugs" if column == "history_drugs" else column]
+    vocabulary = data.info.vocabularies["drugs" if column == "history_drugs" else column]
     ragged = data.column(column)
     assert isinstance(ragged, Ragged)
     return [[[vocabulary[code] for code in visit] for visit in row] for row in ragged.to_rows()]  # type: ignore[attr-defined]
@@ -106,11 +105,11 @@ def test_history_holds_earlier_drugs_only_and_the_target_the_current_ones(raw: P
 def test_patients_with_one_complete_visit_are_left_out_and_every_step_is_counted(raw: Path) -> None:
     data = prepare(raw)
     assert sorted(data.patients) == ["1", "2"]
-    flow = {step["step"]: step for step in data.info["cohort_flow"]}
+    flow = {step.step: step.counts for step in data.info.cohort_flow}
     assert flow["patients with 2 or more complete visits"]["samples"] == 5
     assert flow["rows of prescriptions"]["left_out_without_ndc"] == 1
     assert flow["rows of prescriptions"]["left_out_repeated"] == 1
-    names = {entry["name"] for entry in data.info["provenance"]["files"]}
+    names = {entry.name for entry in data.info.provenance.files}
     assert names == {"ADMISSIONS.csv", "DIAGNOSES_ICD.csv", "PROCEDURES_ICD.csv", "PRESCRIPTIONS.csv", "map.csv"}
 
 
@@ -123,7 +122,7 @@ def test_an_admission_that_ends_before_it_starts_is_dropped_and_counted(tmp_path
     raw = write_tables(tmp_path / "raw", ADMISSIONS=ADMISSIONS.replace("2101-06-05", "2101-05-05"))
     data = prepare(raw)
     assert len(data) == 4
-    assert data.info["cohort_flow"][1]["left_out_end_before_start"] == 1
+    assert data.info.cohort_flow[1].counts["left_out_end_before_start"] == 1
 
 
 def test_duplicate_rows_are_dropped_and_counted(tmp_path: Path) -> None:
@@ -131,8 +130,8 @@ def test_duplicate_rows_are_dropped_and_counted(tmp_path: Path) -> None:
     twice = DIAGNOSES + DIAGNOSES.splitlines()[1] + "\n"
     plain = prepare(write_tables(tmp_path / "raw"))
     data = prepare(write_tables(tmp_path / "raw", ADMISSIONS=again, DIAGNOSES_ICD=twice))
-    assert data.info["cohort_flow"][0]["left_out_duplicates"] == 1
-    assert data.info["cohort_flow"][2]["left_out_repeated"] == 1
+    assert data.info.cohort_flow[0].counts["left_out_duplicates"] == 1
+    assert data.info.cohort_flow[2].counts["left_out_repeated"] == 1
     assert data.content_hash() == plain.content_hash()
 
 
@@ -201,7 +200,7 @@ def test_a_full_disk_is_an_error_that_leaves_nothing(raw: Path, monkeypatch: pyt
 
 def test_only_the_most_frequent_diagnoses_may_be_kept(raw: Path) -> None:
     data = prepare(raw, max_diagnoses=1)
-    assert data.info["vocabularies"]["diagnoses"] == ["<unknown>", "A"]
+    assert data.info.vocabularies["diagnoses"] == ["<unknown>", "A"]
 
 
 def test_a_list_of_drugs_and_a_limit_of_patients_narrow_the_cohort(raw: Path) -> None:
@@ -216,11 +215,11 @@ def test_a_list_of_drugs_and_a_limit_of_patients_narrow_the_cohort(raw: Path) ->
 
 def test_interactions_are_read_by_atc_and_by_compound(raw: Path) -> None:
     (raw / "ddi.csv").write_text("atc_1,atc_2\nB02BC,A01AA01\nA01AA,B02B\nX99X,A01A\nC03C,C03CA01\n")
-    assert prepare(raw, ddi=raw / "ddi.csv").info["settings"]["drug_interactions"] == [[0, 1]]
+    assert prepare(raw, ddi=raw / "ddi.csv").info.settings["drug_interactions"] == [[0, 1]]
     (raw / "stitch.csv").write_text("STITCH 1,STITCH 2,Side Effect Name\nCID1,CID2,rare\nCID1,CID3,rare\n")
     (raw / "cid.csv").write_text("CID1,A01AA01,C03CA01\nCID2,B02BC02\n")
     data = prepare(raw, ddi=raw / "stitch.csv", ddi_atc=raw / "cid.csv")
-    assert data.info["settings"]["drug_interactions"] == [[0, 1], [1, 2]]
+    assert data.info.settings["drug_interactions"] == [[0, 1], [1, 2]]
     with pytest.raises(DataError, match="--ddi-atc"):
         prepare(raw, ddi=raw / "stitch.csv")
 
@@ -235,21 +234,21 @@ def test_new_visits_get_the_training_vocabulary_and_need_no_drugs_of_their_own(r
         PRESCRIPTIONS="SUBJECT_ID,HADM_ID,NDC\n7,70,22\n",
     )
     info = data.info
-    columns, rows = mimic3.prepare_for_prediction(new, info["vocabularies"], info["settings"], ndc_map=raw / "map.csv")
+    columns, rows = mimic3.prepare_for_prediction(new, info.vocabularies, info.settings, ndc_map=raw / "map.csv")
     assert rows["hadm_id"].to_list() == [70, 71]
     assert rows["earlier_visits"].to_list() == [0, 1]
     assert columns["diagnoses"].to_rows() == [[[2]], [[2], [0, 3]]]  # type: ignore[union-attr]
     assert columns["history_drugs"].to_rows() == [[], [[1]]]  # type: ignore[union-attr]
     with pytest.raises(ConfigError, match="--ndc-map"):
-        mimic3.prepare_for_prediction(new, info["vocabularies"], info["settings"])
+        mimic3.prepare_for_prediction(new, info.vocabularies, info.settings)
     with pytest.raises(DataError, match="trained on eicu"):
-        mimic3.prepare_for_prediction(new, info["vocabularies"], {"source": "eicu"}, ndc_map=raw / "map.csv")
+        mimic3.prepare_for_prediction(new, info.vocabularies, {"source": "eicu"}, ndc_map=raw / "map.csv")
 
 
 def test_the_training_tables_give_the_same_inputs_at_prediction(raw: Path) -> None:
     data = prepare(raw)
     info = data.info
-    columns, rows = mimic3.prepare_for_prediction(raw, info["vocabularies"], info["settings"], ndc_map=raw / "map.csv")
+    columns, rows = mimic3.prepare_for_prediction(raw, info.vocabularies, info.settings, ndc_map=raw / "map.csv")
     known = np.isin(rows["subject_id"].cast(pl.String).to_numpy(), data.patients)
     for name in ("diagnoses", "procedures", "history_drugs"):
         ragged, trained = columns[name], data.column(name)
@@ -295,7 +294,7 @@ def test_the_demo_counts_are_those_in_the_docs(shared_data: Path, tmp_path: Path
     mapping = shared_data / "drug_mapping" / "ndc_to_atc.csv"
     data = open_dataset(mimic3.prepare(shared_data / "mimic3_demo", tmp_path / "out", ndc_map=mapping))
     assert (len(data), data.n_patients) == (36, 11)
-    assert {name: len(found) for name, found in data.info["vocabularies"].items()} == {
+    assert {name: len(found) for name, found in data.info.vocabularies.items()} == {
         "diagnoses": 228,
         "procedures": 58,
         "drugs": 88,
@@ -316,7 +315,7 @@ def test_a_twin_goes_through_in_either_packing_and_the_same_seed_gives_the_same_
 def test_a_twin_has_the_blemishes_of_the_original_and_factors_that_show(tmp_path: Path) -> None:
     twin = mimic3.synthesize(tmp_path / "twin", patients=1500, seed=0)
     data = open_dataset(mimic3.prepare(twin, tmp_path / "out", ndc_map=twin / "ndc_to_atc.csv"))
-    flow = {step["step"]: step for step in data.info["cohort_flow"]}
+    flow = {step.step: step.counts for step in data.info.cohort_flow}
     drugs = flow["rows of prescriptions"]
     assert drugs["left_out_without_ndc"] > 0
     assert 0.03 < drugs["left_out_not_in_mapping"] / drugs["rows"] < 0.2

@@ -9,7 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from manydg.cli.prepare_ehr import register_prepare, register_synthesize
-from manydg.data.storage import open_dataset
+from manydg.data.dataset import open_dataset
 from manydg.errors import ConfigError
 
 
@@ -38,15 +38,15 @@ def test_a_synthetic_database_becomes_a_dataset_by_two_commands(tmp_path: Path, 
     printed = run("prepare", name, raw, "--out", out, *extra)
     data = open_dataset(out)
     assert f"{len(data):,} samples of {data.n_patients:,} patients" in printed
-    assert data.info["provenance"]["source"] == name
-    assert len(data.info["cohort_flow"]) >= 3
+    assert data.info.provenance.source == name
+    assert len(data.info.cohort_flow) >= 3
 
 
 def test_options_reach_the_source(tmp_path: Path) -> None:
     run("synthesize", "eicu", "--patients", 40, "--out", tmp_path / "raw", "--ending", ".csv")
     assert (tmp_path / "raw" / "lab.csv").is_file()
     run("prepare", "eicu", tmp_path / "raw", "--out", tmp_path / "out", "--min-gap", 30, "--limit-patients", 30)
-    options = open_dataset(tmp_path / "out").info["provenance"]["options"]
+    options = open_dataset(tmp_path / "out").info.provenance.options
     assert (options["min_gap"], options["limit_patients"], options["max_events"]) == (30.0, 30, 300)
     with pytest.raises(ConfigError):
         run("synthesize", "eicu", "--patients", 40, "--out", tmp_path / "x", "--ending", ".zip")

@@ -11,7 +11,7 @@ import mne
 import numpy as np
 import pytest
 
-from manydg.data.storage import open_dataset
+from manydg.data.dataset import open_dataset
 from manydg.errors import DataError, StorageError
 from manydg.sources import sleep_edf
 from manydg.sources._edf import read_annotations
@@ -48,7 +48,7 @@ def test_a_night_without_hypnogram_gives_the_inputs_of_preparation(tmp_path: Pat
     raw = sleep_edf.synthesize(tmp_path / "raw", patients=1, hours=0.5, nights=1)
     data = open_dataset(sleep_edf.prepare(raw, tmp_path / "out"))
     assert data.times is not None
-    recording = read_recording(raw / "SC4001E0-PSG.edf", data.info["settings"])
+    recording = read_recording(raw / "SC4001E0-PSG.edf", data.info.settings)
     epochs = (data.times / 30).long().numpy()
     np.testing.assert_array_equal(recording.signal[epochs], data.column("signal").numpy())
     assert len(recording.signal) == 60

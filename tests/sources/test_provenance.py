@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from manydg.data.info import CohortStep, DatasetInfo
 from manydg.errors import StorageError
-from manydg.sources._preparing import CohortFlow, Progress, describe_files, provenance
+from manydg.sources._preparing import CohortFlow, Progress, describe_files, with_provenance
 
 
 def test_a_files_checksum_is_the_one_that_physionet_lists(tmp_path: Path) -> None:
     content = bytes(range(256)) * 40_000
     (tmp_path / "a.bin").write_bytes(content)
     (entry,) = describe_files([tmp_path / "a.bin"])
-    assert entry == {
+    assert entry.to_json() == {
         "name": "a.bin",
         "bytes": len(content),
         "checksum": hashlib.sha256(content).hexdigest(),
@@ -32,11 +33,13 @@ def test_provenance_is_json_and_names_no_folder(tmp_path: Path) -> None:
     (tmp_path / "map.csv").write_text("x")
     flow = CohortFlow()
     flow.add("found", patients=2)
-    info = provenance("mimic3", [tmp_path / "map.csv"], {"ndc_map": tmp_path / "map.csv", "limit": None}, flow)
-    text = json.dumps(info)
+    info = with_provenance(
+        DatasetInfo(), "mimic3", [tmp_path / "map.csv"], {"ndc_map": tmp_path / "map.csv", "limit": None}, flow
+    )
+    text = json.dumps(info.to_json())
     assert str(tmp_path) not in text
-    assert info["provenance"]["options"] == {"ndc_map": "map.csv", "limit": None}
-    assert info["cohort_flow"] == [{"step": "found", "patients": 2}]
+    assert info.provenance.options == {"ndc_map": "map.csv", "limit": None}
+    assert info.cohort_flow == (CohortStep("found", {"patients": 2}),)
 
 
 def test_the_flow_handed_out_is_a_copy() -> None:

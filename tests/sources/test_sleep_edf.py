@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from manydg.data.storage import open_dataset
+from manydg.data.dataset import open_dataset
 from manydg.errors import ConfigError, DataError, StorageError
 from manydg.sources import sleep_edf
 from manydg.sources._edf import read_annotations
@@ -94,7 +94,7 @@ def test_two_nights_of_a_person_are_one_patient_with_a_rising_clock(twin: Path, 
 
 def test_the_dataset_says_what_its_signal_is(prepared: Path) -> None:
     data = open_dataset(prepared)
-    assert data.info["settings"] == {
+    assert data.info.settings == {
         "rate": 100.0, "channels": ["EEG Fpz-Cz", "EEG Pz-Oz"], "unit": "uV", "epoch_seconds": 30,
     }  # fmt: skip
     assert data.target.names == ("W", "N1", "N2", "N3", "REM")
@@ -103,19 +103,20 @@ def test_the_dataset_says_what_its_signal_is(prepared: Path) -> None:
 
 def test_the_cohort_flow_adds_up(prepared: Path) -> None:
     data = open_dataset(prepared)
-    flow = data.info["cohort_flow"]
-    counted = [step for step in flow if "samples" in step]
+    flow = data.info.cohort_flow
+    counted = [step.counts for step in flow if "samples" in step.counts]
     for before, after in itertools.pairwise(counted):
         assert after["samples"] == before["samples"] - after.get("left_out", 0)
-    assert flow[-1] == {"step": "samples", "patients": 3, "samples": len(data)}
+    assert flow[-1].to_json() == {"step": "samples", "patients": 3, "samples": len(data)}
 
 
 def test_provenance_lists_every_file_with_size_and_checksum(twin: Path, prepared: Path) -> None:
-    record = open_dataset(prepared).info["provenance"]
-    sizes = {entry["name"]: entry["bytes"] for entry in record["files"]}
+    record = open_dataset(prepared).info.provenance
+    assert record is not None
+    sizes = {entry.name: entry.bytes for entry in record.files}
     assert sizes == {path.name: path.stat().st_size for path in twin.glob("*.edf")}
-    assert record["options"]["wake_margin"] is None
-    assert str(twin) not in json.dumps(record)
+    assert record.options["wake_margin"] is None
+    assert str(twin) not in json.dumps(record.to_json())
 
 
 def test_a_wake_margin_keeps_that_much_wakefulness_around_sleep(twin: Path, tmp_path: Path) -> None:
@@ -127,8 +128,8 @@ def test_a_wake_margin_keeps_that_much_wakefulness_around_sleep(twin: Path, tmp_
         asleep = (stages > 0).nonzero().squeeze(1)
         assert 0 < int(asleep[0]) <= 10
         assert len(stages) - 1 - int(asleep[-1]) <= 10
-    assert data.info["cohort_flow"][-2]["step"] == "within 5 minutes of sleep"
-    assert data.info["cohort_flow"][-2]["left_out"] > 0
+    assert data.info.cohort_flow[-2].step == "within 5 minutes of sleep"
+    assert data.info.cohort_flow[-2].counts["left_out"] > 0
 
 
 def test_a_limit_takes_the_first_patients_with_all_their_nights(twin: Path, tmp_path: Path) -> None:
@@ -235,7 +236,7 @@ def test_the_twin_has_the_mess_of_the_original(tmp_path: Path) -> None:
     texts = {note.text for file in raw.glob("*Hypnogram.edf") for note in read_annotations(file)}
     assert {"Movement time", "Sleep stage ?", "Sleep stage 4", "Sleep stage R"} <= texts
     data = open_dataset(sleep_edf.prepare(raw, tmp_path / "out"))
-    left_out = {step["step"]: step.get("left_out", 0) for step in data.info["cohort_flow"]}
+    left_out = {step.step: step.counts.get("left_out", 0) for step in data.info.cohort_flow}
     assert left_out["30 s epochs with signal and hypnogram"] > 0
     assert left_out["without movement time"] > 0
     assert left_out["with a stage"] > 0

@@ -89,9 +89,9 @@ def test_a_recording_without_its_hypnogram_is_refused_or_skipped_and_counted(tmp
     shutil.copy(raw / PSG, raw / "SC4011E0-PSG.edf")
     fails(raw, tmp_path, DataError, "SC4011E0-PSG.edf is a PSG without its Hypnogram .1 such files")
     sleep_edf.prepare(raw, tmp_path / "out", unpaired="skip")
-    from manydg.data.storage import open_dataset
+    from manydg.data.dataset import open_dataset
 
-    assert open_dataset(tmp_path / "out").info["cohort_flow"][0] == {
+    assert open_dataset(tmp_path / "out").info.cohort_flow[0].to_json() == {
         "step": "recordings with a hypnogram",
         "patients": 1,
         "recordings": 1,
@@ -109,12 +109,12 @@ def test_a_hypnogram_without_its_recording_is_refused(tmp_path: Path) -> None:
 def test_a_hypnogram_of_another_length_gives_the_overlap(
     tmp_path: Path, epochs: int, scored: int, samples: int, unscored_signal: int
 ) -> None:
-    from manydg.data.storage import open_dataset
+    from manydg.data.dataset import open_dataset
 
     raw = make_night(tmp_path / "raw", epochs=epochs, scored=scored)
     data = open_dataset(sleep_edf.prepare(raw, tmp_path / "out"))
     assert len(data) == samples
-    assert data.info["cohort_flow"][1]["left_out"] == unscored_signal
+    assert data.info.cohort_flow[1].counts["left_out"] == unscored_signal
 
 
 def test_a_missing_channel_is_named_with_those_that_are_there(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from manydg.data.storage import open_dataset
+from manydg.data.dataset import open_dataset
 from manydg.sources import sleep_edf
 from manydg.sources._edf import read_annotations, read_header
 from manydg.sources.sleep_edf import as_dataset, read_recording, stages_from_annotations, write_stages

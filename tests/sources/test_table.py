@@ -12,8 +12,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from manydg.data.dataset import DomainDataset
-from manydg.data.storage import open_dataset
+from manydg.data.dataset import DomainDataset, open_dataset
 from manydg.errors import ConfigError, DataError, ManyDGWarning, StorageError
 from manydg.sources.table import prepare
 
@@ -52,17 +51,19 @@ def test_every_format_gives_the_same_dataset(tmp_path: Path, name: str) -> None:
     assert dataset.column("x").tolist() == [[a, b, c] for a, b, c in zip(*list(ROWS.values())[2:5], strict=True)]
     assert dataset.patients[dataset.domains.numpy()].tolist() == ROWS["who"]
     assert [dataset.target.names[code] for code in dataset.targets] == ROWS["stage"]
-    assert dataset.info["settings"] == {"features": ["eeg_a", "eeg_b", "eog"]}
-    assert dataset.info["cohort_flow"] == [{"step": "rows of the table", "patients": 3, "samples": 6}]
-    (file,) = dataset.info["provenance"]["files"]
-    assert (file["name"], file["bytes"]) == (name, (tmp_path / name).stat().st_size)
+    assert dataset.info.settings == {"features": ["eeg_a", "eeg_b", "eog"]}
+    assert [step.to_json() for step in dataset.info.cohort_flow] == [
+        {"step": "rows of the table", "patients": 3, "samples": 6}
+    ]
+    (file,) = dataset.info.provenance.files
+    assert (file.name, file.bytes) == (name, (tmp_path / name).stat().st_size)
 
 
 def test_patient_target_and_time_are_never_features_and_that_is_said(tmp_path: Path) -> None:
     file = write(tmp_path, who=[1, 1, 2, 2, 3, 3], stage=[0, 1, 0, 1, 0, 1], clock=list(range(6)), note=[0.0] * 5 + [1])
     dataset = prepared(file, features=["*"], time="clock")
-    assert dataset.info["settings"]["features"] == ["eeg_a", "eeg_b", "eog", "note"]
-    assert dataset.info["provenance"]["options"]["left_out_of_features"] == ["who", "stage", "clock"]
+    assert dataset.info.settings["features"] == ["eeg_a", "eeg_b", "eog", "note"]
+    assert dataset.info.provenance.options["left_out_of_features"] == ["who", "stage", "clock"]
     assert dataset.times is not None
     assert dataset.times.tolist() == list(range(6))
     assert dataset.target.kind == "binary"
@@ -107,7 +108,7 @@ def test_missing_values_are_refused_with_row_and_column_or_kept(tmp_path: Path) 
     assert not (tmp_path / "out").exists()
     dataset = prepared(file, missing="keep")
     assert np.isnan(dataset.column("x").numpy()[:, 2]).tolist() == [False, True, False, False, True, False]  # type: ignore[union-attr]
-    assert dataset.info["settings"]["missing"] is True
+    assert dataset.info.settings["missing"] is True
 
 
 def test_infinity_is_refused_even_where_missing_values_are_kept(tmp_path: Path) -> None:

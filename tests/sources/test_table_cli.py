@@ -13,7 +13,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from manydg.cli.prepare_table import register_prepare
-from manydg.data.storage import open_dataset
+from manydg.data.dataset import open_dataset
 from manydg.errors import DataError
 
 app = typer.Typer()
@@ -44,7 +44,7 @@ def test_several_patterns_may_follow_one_option(table: Path, tmp_path: Path) -> 
     first = run(*who, "--features", "eeg_*", "age", "--out", tmp_path / "a")
     second = run(*who, "--features", "eeg_*", "--features", "age", "--out", tmp_path / "b")
     assert (first.exit_code, second.exit_code) == (0, 0)
-    names = [open_dataset(tmp_path / folder).info["settings"]["features"] for folder in "ab"]
+    names = [open_dataset(tmp_path / folder).info.settings["features"] for folder in "ab"]
     assert names == [["eeg_1", "eeg_2", "age"]] * 2
 
 

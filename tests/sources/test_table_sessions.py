@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from manydg.data.context import add_context
-from manydg.data.dataset import DomainDataset
+from manydg.data.dataset import DomainDataset, open_dataset
 from manydg.data.schema import InputSchema
-from manydg.data.storage import open_dataset
 from manydg.data.timeline import Timeline
 from manydg.errors import ConfigError, DataError
 from manydg.predict import predict_raw
@@ -48,12 +47,12 @@ def prepared(file: Path, **options: Any) -> DomainDataset:
 def test_nights_follow_each_other_in_natural_order_with_a_pause_that_no_night_has(tmp_path: Path) -> None:
     dataset = prepared(write(tmp_path))
     # N9 (epochs 1 to 4) comes before N10 (0 to 3); the longest night takes 3, and 6 lie between two.
-    assert dataset.info["settings"]["session_gap"] == 3.0
+    assert dataset.info.settings["session_gap"] == 3.0
     assert dataset.times is not None
     assert dataset.times.tolist() == [12.0, 0.0, 3.0, 9.0, 1.0, 0.0, 2.0, 1.0]
     # The session is never a feature, even where a pattern means it.
-    assert dataset.info["settings"]["features"] == ["value"]
-    assert dataset.info["provenance"]["options"]["session"] == "night"
+    assert dataset.info.settings["features"] == ["value"]
+    assert dataset.info.provenance.options["session"] == "night"
 
 
 @pytest.mark.parametrize(
@@ -155,6 +154,6 @@ def test_a_model_takes_another_table_whose_nights_are_longer(tmp_path: Path) -> 
     (tmp_path / "other").mkdir()
     epochs = [30, 1, 4, 0, 2, 7, 9, 8]
     second = prepared(write(tmp_path / "other", epoch=epochs))
-    gaps = [data.info["settings"]["session_gap"] for data in (first, second)]
+    gaps = [data.info.settings["session_gap"] for data in (first, second)]
     assert gaps == [3.0, 30.0]
     InputSchema.of(first).check(InputSchema.of(second))

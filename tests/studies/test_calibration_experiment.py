@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from manydg.config import TrainingConfig
-from manydg.data.dataset import DomainDataset
-from manydg.data.storage import open_dataset
+from manydg.data.dataset import DomainDataset, open_dataset
 from manydg.studies.catalogue.calibration import COLUMNS, judge
 from manydg.studies.conduct import conduct, make_request
 from manydg.studies.figure_data import CellTable, Curve, read_figures

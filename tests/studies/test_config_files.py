@@ -17,6 +17,7 @@ from manydg.algorithms import ALGORITHMS
 from manydg.backbones import BACKBONES
 from manydg.config import TrainingConfig
 from manydg.data.dataset import DomainDataset
+from manydg.data.info import Provenance
 from manydg.errors import ConfigError, ManyDGError, StorageError
 from manydg.studies.settings import (
     Options,
@@ -226,7 +227,7 @@ def test_settings_are_read_without_pydantic_where_no_file_of_the_users_is_read()
 def tiny_sleep(dataset_of: Callable[..., DomainDataset], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Dense features that say they come from Sleep-EDF, as twins and real nights do."""
     data = dataset_of(patients=12)
-    told = replace(data, info={**data.info, "provenance": {"source": "sleep-edf"}})
+    told = replace(data, info=replace(data.info, provenance=Provenance("sleep-edf")))
     return told.save(tmp_path_factory.mktemp("data") / "nights")
 
 

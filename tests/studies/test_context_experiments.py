@@ -15,6 +15,7 @@ from manydg.config import TrainingConfig
 from manydg.data.build import from_arrays
 from manydg.data.context import add_context, limit_context
 from manydg.data.dataset import DomainDataset
+from manydg.data.info import DatasetInfo
 from manydg.errors import ConfigError
 from manydg.studies.catalogue import EXPERIMENTS
 from manydg.studies.conduct import fitting
@@ -135,7 +136,7 @@ def test_sessions_and_their_clock_follow_the_gap(nights: DomainDataset) -> None:
     assert sessions is not None
     assert sessions.reshape(24, 2, 20).tolist() == np.tile(np.repeat([0, 1], 20), 24).reshape(24, 2, 20).tolist()
     assert elapsed(nights).max() == 19
-    assert sessions_of(dataclasses.replace(nights, info={})) is None
+    assert sessions_of(dataclasses.replace(nights, info=DatasetInfo())) is None
 
 
 def test_every_sample_is_scored_in_one_bin_of_time_and_runs_share_the_bins(nights: DomainDataset, run: Run) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from manydg.data.dataset import DomainDataset
-from manydg.data.storage import open_dataset
+from manydg.data.dataset import DomainDataset, open_dataset
+from manydg.data.info import Provenance
 from manydg.errors import ConfigError, DataError, StorageError
 from manydg.studies import paper
 from manydg.studies.figure_data import read_figures
@@ -43,7 +43,7 @@ def test_each_source_becomes_a_dataset_folder_and_is_not_prepared_twice(twins: P
     said: list[str] = []
     for entry in find_datasets(twins):
         place = prepare_found(entry, twins, tmp_path / entry.name, workers=1, say=said.append)
-        assert open_dataset(place).info["provenance"]["source"] == entry.name
+        assert open_dataset(place).info.provenance.source == entry.name
         again: list[str] = []
         assert prepare_found(entry, twins, tmp_path / entry.name, workers=1, say=again.append) == place
         assert again == []
@@ -56,7 +56,7 @@ def test_what_is_prepared_already_is_used_as_it_is(
     twins: Path, tmp_path: Path, dataset_of: Callable[..., DomainDataset]
 ) -> None:
     data = dataset_of()
-    told = replace(data, info={**data.info, "provenance": {"source": "mimic3"}})
+    told = replace(data, info=replace(data.info, provenance=Provenance("mimic3")))
     told.save(tmp_path / "visits")
     (tmp_path / "raw").symlink_to(twins / "mimic3")
     dataset_of(patients=5).save(tmp_path / "own")

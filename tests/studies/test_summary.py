@@ -15,7 +15,7 @@ from rich.console import Console
 from scipy import stats
 
 from manydg.cli.compare import show_summary
-from manydg.data.dataset import TargetSpec
+from manydg.data.info import TargetSpec
 from manydg.errors import DataError, StorageError
 from manydg.evaluation.metrics import null_for_nan, score, score_patients
 from manydg.evaluation.statistics import patient_difference, patient_intervals

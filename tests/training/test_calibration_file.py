@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from manydg.data.build import from_arrays
-from manydg.data.dataset import DomainDataset
-from manydg.data.storage import open_dataset
+from manydg.data.dataset import DomainDataset, open_dataset
 from manydg.errors import StorageError
 from manydg.evaluation.calibration import fit_temperature, scale_temperature
 from manydg.evaluation.trust import fit_on_average, prediction_sets

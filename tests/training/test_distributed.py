@@ -100,7 +100,7 @@ def test_two_processes_reach_the_result_of_one(commands: Any, tmp_path: Path) ->
 
 SCRIPT = """
 import json, sys
-from manydg.data.storage import open_dataset
+from manydg.data.dataset import open_dataset
 from manydg.training.execution.distributed import joined
 from manydg.training.execution.distributed import check_divisible
 from manydg.training.run import train

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from manydg.data.dataset import TargetSpec
+from manydg.data.info import TargetSpec
 from manydg.data.storage import DatasetWriter
 
 LIMIT = 640 * 2**20
@@ -22,7 +22,7 @@ PROGRAM = """
 import json, sys
 import torch
 from torch import nn
-from manydg.data.storage import open_dataset
+from manydg.data.dataset import open_dataset
 from manydg.training.execution.memory import memory_of_machine
 from manydg.training.run import train
 
@@ -95,7 +95,7 @@ def test_data_of_three_times_the_memory_are_trained_on_by_windows(limited: Path,
 TABLES = """
 import json, sys
 import torch
-from manydg.data.storage import open_dataset
+from manydg.data.dataset import open_dataset
 from manydg.config import TrainingConfig
 from manydg.training.execution.memory import memory_of_machine
 from manydg.training.run import train

@@ -76,7 +76,8 @@ class GAMENet(Backbone):
         self.query = nn.Sequential(nn.ReLU(), nn.Linear(2 * hidden, width))
         self.together = _DrugGraph(self.drugs, width, dropout)
         self.apart = _DrugGraph(self.drugs, width, dropout)
-        self.apart.connect(_links(schema.settings.get("drug_interactions") or [], self.drugs))
+        pairs = cast("Sequence[Sequence[int]]", schema.settings.get("drug_interactions") or [])
+        self.apart.connect(_links(pairs, self.drugs))
         self.apart_weight = nn.Parameter(torch.ones(1))
         self.out = nn.Sequential(nn.ReLU(), nn.Linear(3 * width, width))
         self.output_size = width

@@ -36,10 +36,10 @@ def say_what_was_prepared(out: Path) -> None:
     from manydg.data.storage import read_description
 
     description = read_description(out)
-    for step in description["info"]["cohort_flow"]:
-        typer.echo(f"{step['step']}: {counts_in_words(step)}")
+    for step in description.info.cohort_flow:
+        typer.echo(f"{step.step}: {counts_in_words(step.counts)}")
     typer.echo(
-        f"wrote {out}: {description['samples']:,} samples of {description['patients']:,} patients "
+        f"wrote {out}: {description.samples:,} samples of {description.patients:,} patients "
         f"(next: 'manydg inspect {out}', 'manydg train {out} --out RUN')"
     )
 

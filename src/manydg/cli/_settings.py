@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from manydg.cli._options import parse_settings
 
@@ -36,7 +35,7 @@ class Typed:
         from manydg.studies.settings import changed
 
         described = read_description(dataset)
-        base = _base(self.config, described["info"].get("provenance") or {})
+        base = _base(self.config, described.info.source)
         if base.origin:
             console.print(f"settings: {base.origin}{_how_to_see(base.origin)}")
         training = {
@@ -49,14 +48,13 @@ class Typed:
         return changed(base, training=training, backbone=self.backbone, sets=sets)
 
 
-def _base(config: str | None, provenance: Mapping[str, Any]) -> Options:
+def _base(config: str | None, source: str | None) -> Options:
     from manydg.studies.settings import Options, preset_names, read_preset, read_settings
 
     if config == NONE:
         return Options()
     if config is not None:
         return read_settings(config)
-    source = provenance.get("source")
     return read_preset(str(source)) if source in preset_names() else Options()
 
 

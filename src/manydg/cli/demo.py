@@ -34,7 +34,7 @@ def demo(
     dataset = make_demo_dataset(patients)
     place = out / "dataset"
     dataset.save(place, overwrite=True)
-    new = len(dataset.info["test_patients"])
+    new = len(dataset.info.test_patients)
     console.print(
         f"{len(dataset)} samples of {patients} synthetic patients, drawn from the paper's generative model; {new} of "
         "them are new: nobody trains on them, and a spurious covariate that helps on the others misleads there",

@@ -121,14 +121,15 @@ def _say_what_was_written(out: Path) -> None:
     from manydg.data.storage import read_description
 
     description = read_description(out)
-    target, info = description["target"], description["info"]
-    names = target["names"]
+    target, provenance = description.target, description.info.provenance
+    names = target.names
     shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-    typer.echo(f"wrote {out}: {description['samples']:,} samples of {description['patients']:,} patients")
-    typer.echo(f"  target: {target['kind']} of {len(names)} ({shown})")
-    shapes = {key: entry["shape"][1:] for key, entry in description["files"].items() if key.startswith("inputs.")}
+    typer.echo(f"wrote {out}: {description.samples:,} samples of {description.patients:,} patients")
+    typer.echo(f"  target: {target.kind} of {len(names)} ({shown})")
+    shapes = {key: file.shape[1:] for key, file in description.files.items() if key.startswith("inputs.")}
     for key, shape in shapes.items():
         typer.echo(f"  input {key.removeprefix('inputs.')}: {' x '.join(map(str, shape))} float32 a sample")
-    if left_out := info["provenance"]["options"].get("left_out_of_features"):
+    left_out = provenance.options.get("left_out_of_features") if provenance else None
+    if isinstance(left_out, list):
         typer.echo(f"  not used as features, being patient, target, time or session: {', '.join(left_out)}")
-    typer.echo(f"  content {description['content_hash']}")
+    typer.echo(f"  content {description.content_hash}")

@@ -50,7 +50,7 @@ def train(
     """
     from manydg.cli._progress import EpochLines, console
     from manydg.cli._settings import Typed
-    from manydg.data.storage import open_dataset
+    from manydg.data.dataset import open_dataset
     from manydg.training.execution.distributed import joined
     from manydg.training.fit import Silent
     from manydg.training.run import train as train_run

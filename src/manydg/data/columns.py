@@ -196,6 +196,36 @@ def take_dense(column: Tensor, indices: Tensor) -> Tensor:
     return torch.index_select(column, 0, indices) if column.device.type == "cpu" else column[indices]
 
 
+def unnest(column: Column) -> tuple[list[Tensor], Tensor]:
+    """The offsets of each ragged level, outermost first (none for a dense column), and the items under them.
+
+    Examples
+    --------
+    >>> levels, items = unnest(Ragged.from_rows([[[1, 2], [3]], [[4]]]))
+    >>> [offsets.tolist() for offsets in levels], items.tolist()
+    ([[0, 2, 3], [0, 2, 3, 4]], [1, 2, 3, 4])
+    """
+    levels: list[Tensor] = []
+    while isinstance(column, Ragged):
+        levels.append(column.offsets)
+        column = column.values
+    return levels, column
+
+
+def nest(levels: Sequence[Tensor], items: Tensor) -> Column:
+    """The column that :func:`unnest` takes apart."""
+    column: Column = items
+    for offsets in reversed(levels):
+        column = Ragged(column, offsets)
+    return column
+
+
+def tensors_of(column: Column) -> list[Tensor]:
+    """Every tensor a column consists of: the offsets of its levels, then its items."""
+    levels, items = unnest(column)
+    return [*levels, items]
+
+
 def check_column(name: str, column: Column) -> None:
     """Raise if a ragged column's offsets do not describe its values."""
     if not isinstance(column, Ragged):

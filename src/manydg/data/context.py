@@ -265,7 +265,7 @@ class ContextOptions:
         (:func:`manydg.data.timeline.samples_until_known`), and its model keeps that number.
     gap : float, optional
         A pause longer than this begins a new session, over whose border no neighbours are taken. By default the
-        dataset's ``info["settings"]["session_gap"]``, if it has one.
+        dataset's setting ``session_gap``, if it has one.
     """
 
     mode: str = "offline"
@@ -347,14 +347,13 @@ def add_context(
         if spectrum is None and signal.ndim == 3:
             raise DataError("context of signals is made of their spectrograms: give the transform as spectrum=")
         added |= spectral_context(signal, timeline, chosen.mode, chosen.strength or _STRENGTH, spectrum or torch.Tensor)
-    settings = {**dataset.info.get("settings", {}), "context": chosen.to_json()}
-    info = {**dataset.info, "settings": settings}
+    info = dataclasses.replace(dataset.info, settings={**dataset.info.settings, "context": chosen.to_json()})
     return dataclasses.replace(whole, columns={**whole.columns, **added}, info=info, stored_hash=None)
 
 
 def has_context(dataset: DomainDataset) -> bool:
     """Whether context was added to a dataset."""
-    return "context" in dataset.info.get("settings", {}) or COLUMN in dataset.columns
+    return "context" in dataset.info.settings or COLUMN in dataset.columns
 
 
 def limit_context(dataset: DomainDataset, others: int) -> DomainDataset:
@@ -425,7 +424,7 @@ def _settle(dataset: DomainDataset, options: ContextOptions) -> ContextOptions:
         ordered = sorted(set(parts) - {"relative", "difference"})
         if ordered:
             raise DataError(f"the parts {ordered} of context need the time of every sample, and the dataset has none")
-    gap = options.gap if options.gap is not None else dataset.info.get("settings", {}).get("session_gap")
+    gap = options.gap if options.gap is not None else dataset.info.session_gap
     strength = _STRENGTH if options.strength is None else options.strength
     return dataclasses.replace(options, parts=parts or DEFAULT_PARTS[options.mode], gap=gap, strength=strength)
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,39 +13,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from manydg.data.columns import Column, Ragged, check_column, take
+from manydg.data.columns import Column, check_column, nest, take, unnest
+from manydg.data.info import DatasetInfo, TargetSpec, combine_checksums
+from manydg.data.storage import DatasetWriter, Verify, offsets_file, read_arrays, read_description
 from manydg.errors import DataError
-
-KINDS = ("classes", "votes", "binary", "multilabel")
-
-
-@dataclass(frozen=True)
-class TargetSpec:
-    """What the labels are, as data: their kind and the names of the classes or labels.
-
-    Parameters
-    ----------
-    kind : {"classes", "votes", "binary", "multilabel"}
-        ``classes``: ``(rows,)`` class codes; ``votes``: ``(rows, K)`` expert votes; ``binary``: ``(rows,)`` 0 or 1;
-        ``multilabel``: ``(rows, K)`` of 0 and 1.
-    names : tuple of str
-        One name per class or label, in code order. A binary target names its negative class first.
-    """
-
-    kind: str
-    names: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise DataError(f"unknown target kind '{self.kind}'; known: {', '.join(KINDS)}")
-        if self.kind == "binary" and len(self.names) != 2:
-            raise DataError(f"a binary target has two class names, not {len(self.names)}")
-        if len(set(self.names)) != len(self.names):
-            raise DataError("class names must be different from one another")
-
-    @property
-    def size(self) -> int:
-        return len(self.names)
+from manydg.files import ArrayFile
 
 
 @dataclass(frozen=True)
@@ -89,8 +60,8 @@ class DomainDataset:
         The patients' names in code order.
     times : Tensor, optional
         ``(rows,)`` float64: when each sample was taken, on its patient's own clock.
-    info : dict
-        What else is known, as JSON values: vocabularies, sampling rates, provenance, cohort flow.
+    info : DatasetInfo
+        What else is known: vocabularies, settings such as sampling rates, provenance, cohort flow.
     rows : Tensor, optional
         The rows of the store that this dataset is about; ``None`` for all, in order. Targets, domains and times are
         already those of the rows.
@@ -102,7 +73,7 @@ class DomainDataset:
     domains: Tensor
     patients: npt.NDArray[np.str_]
     times: Tensor | None = None
-    info: Mapping[str, Any] = field(default_factory=dict)
+    info: DatasetInfo = field(default_factory=DatasetInfo)
     rows: Tensor | None = None
     stored_hash: str | None = None
     pseudonym_key: str = ""
@@ -120,7 +91,7 @@ class DomainDataset:
         if self.times is not None and len(self.times) != count:
             raise DataError(f"there are {len(self.times)} times, but {count} patient ids")
         if not self.pseudonym_key:
-            object.__setattr__(self, "pseudonym_key", _secret_of(self))
+            object.__setattr__(self, "pseudonym_key", _pseudonym_key(self))
 
     def __len__(self) -> int:
         return int(self.domains.shape[0])
@@ -202,11 +173,11 @@ class DomainDataset:
         """Sixteen hex digits that change when any value, label, patient or name in the dataset does."""
         if self.stored_hash is not None:
             return self.stored_hash
-        parts = {
-            key: {"dtype": array.dtype.str, "shape": list(array.shape), "checksum": _checksum(array)}
+        arrays = {
+            key: ArrayFile(array.nbytes, array.dtype.str, array.shape, _checksum(array))
             for key, array in arrays_of(self).items()
         }
-        return combine_checksums(parts, self.target)
+        return combine_checksums(arrays, self.target)
 
     def pseudonyms(self) -> list[str]:
         """A stable alias for each patient that cannot be turned back without the data themselves."""
@@ -217,24 +188,51 @@ class DomainDataset:
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Write the dataset to a folder that :func:`manydg.open_dataset` opens; all or nothing."""
-        from manydg.data.storage import save_dataset
+        codes, columns = self.domains.cpu().numpy(), {name: self.column(name) for name in self.columns}
+        with DatasetWriter(folder, self.target, self.info, overwrite=overwrite) as writer:
+            writer.append_all(columns, self.targets, codes, self.patients, self.times, self.pseudonym_key)
+        return Path(folder)
 
-        return save_dataset(self, folder, overwrite=overwrite)
+
+def open_dataset(folder: str | Path, *, verify: Verify = "auto") -> DomainDataset:
+    """Open a dataset folder, memory-mapped.
+
+    Parameters
+    ----------
+    folder : path
+    verify : {"auto", "full", "sizes"}
+        ``full`` reads every byte against its checksum; ``sizes`` only compares file sizes; ``auto`` is ``full`` up to
+        one gigabyte.
+    """
+    path = Path(folder)
+    description = read_description(path)
+    arrays = read_arrays(path, description.files, verify)
+    names = arrays.pop("patients")
+    tensors = {key: torch.from_numpy(array) for key, array in arrays.items()}
+    columns = {}
+    for name, nesting in description.columns.items():
+        columns[name] = nest(
+            [tensors[offsets_file(name, level)] for level in range(nesting)], tensors[f"inputs.{name}"]
+        )
+    return DomainDataset(
+        columns=columns,
+        targets=tensors["targets"],
+        target=description.target,
+        domains=tensors["domains"],
+        patients=np.array(names),
+        times=tensors.get("times"),
+        info=description.info,
+        stored_hash=description.content_hash,
+        pseudonym_key=description.pseudonym_key,
+    )
 
 
 def _checksum(array: npt.NDArray[Any]) -> str:
     return hashlib.blake2b(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, digest_size=16).hexdigest()
 
 
-def combine_checksums(parts: Mapping[str, Mapping[str, Any]], target: TargetSpec) -> str:
-    """One hash of a dataset from its arrays' types, shapes and checksums."""
-    arrays = {key: [part["dtype"], part["shape"], part["checksum"]] for key, part in parts.items()}
-    text = json.dumps([arrays, target.kind, target.names], sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def _secret_of(dataset: DomainDataset) -> str:
-    """A key that only somebody who holds the patients' names and labels can work out."""
+def _pseudonym_key(dataset: DomainDataset) -> str:
+    """A secret that follows from the patients' names and labels alone."""
     digest = hashlib.blake2b(b"manydg pseudonyms", digest_size=32)
     digest.update("\0".join(dataset.patients.tolist()).encode())
     for tensor in (dataset.domains, dataset.targets):
@@ -244,17 +242,16 @@ def _secret_of(dataset: DomainDataset) -> str:
 
 def arrays_of(dataset: DomainDataset) -> dict[str, npt.NDArray[Any]]:
     """Every array a dataset consists of, under the name it has on disk."""
-    found: dict[str, npt.NDArray[Any]] = {}
+    arrays: dict[str, npt.NDArray[Any]] = {}
     for name in dataset.columns:
-        column, level = dataset.column(name), 0
-        while isinstance(column, Ragged):
-            found[f"inputs.{name}.offsets{'' if level == 0 else level + 1}"] = column.offsets.cpu().numpy()
-            column, level = column.values, level + 1
-        found[f"inputs.{name}"] = column.cpu().numpy()
-    found["targets"] = dataset.targets.cpu().numpy()
-    found["domains"] = dataset.domains.cpu().numpy()
+        levels, items = unnest(dataset.column(name))
+        for level, offsets in enumerate(levels):
+            arrays[offsets_file(name, level)] = offsets.cpu().numpy()
+        arrays[f"inputs.{name}"] = items.cpu().numpy()
+    arrays["targets"] = dataset.targets.cpu().numpy()
+    arrays["domains"] = dataset.domains.cpu().numpy()
     # Through a list, so that the names' type is as wide as the longest, as it is on disk.
-    found["patients"] = np.array(dataset.patients.tolist(), dtype=np.str_)
+    arrays["patients"] = np.array(dataset.patients.tolist(), dtype=np.str_)
     if dataset.times is not None:
-        found["times"] = dataset.times.cpu().numpy()
-    return found
+        arrays["times"] = dataset.times.cpu().numpy()
+    return arrays

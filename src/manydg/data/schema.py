@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from manydg.data.columns import Ragged
+from manydg.data.columns import unnest
 from manydg.data.dataset import DomainDataset
 from manydg.errors import DataError
+from manydg.files import Json
 
 TRUST = "context_weight"
 """The column that says how far what is usual for a patient is to be trusted, from 0 to 1, ``(rows, 1)``. It weighs what
@@ -43,20 +44,19 @@ class InputSchema:
 
     columns: Mapping[str, ColumnSchema]
     sizes: Mapping[str, int] = field(default_factory=dict)
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Json] = field(default_factory=dict)
 
     @staticmethod
     def of(dataset: DomainDataset) -> InputSchema:
-        """The schema of a dataset; ``info["vocabularies"]`` and ``info["settings"]`` supply sizes and settings."""
+        """The schema of a dataset; its info supplies sizes of vocabularies and settings."""
         columns = {}
         for name, column in dataset.columns.items():
-            nesting = 0
-            while isinstance(column, Ragged):
-                column, nesting = column.values, nesting + 1
-            columns[name] = ColumnSchema(str(column.dtype).removeprefix("torch."), tuple(column.shape[1:]), nesting)
-        vocabularies = dataset.info.get("vocabularies", {})
-        sizes = {name: len(words) for name, words in vocabularies.items()} | dict(dataset.info.get("sizes", {}))
-        settings = {key: value for key, value in dataset.info.get("settings", {}).items() if key not in _OF_THE_DATA}
+            levels, items = unnest(column)
+            dtype = str(items.dtype).removeprefix("torch.")
+            columns[name] = ColumnSchema(dtype, tuple(items.shape[1:]), len(levels))
+        info = dataset.info
+        sizes = {name: len(words) for name, words in info.vocabularies.items()} | dict(info.sizes)
+        settings = {key: value for key, value in info.settings.items() if key not in _OF_THE_DATA}
         return InputSchema(columns, sizes, settings)
 
     def measurements(self) -> dict[str, ColumnSchema]:
@@ -67,8 +67,8 @@ class InputSchema:
         """The same of samples that come alone, without the context of their patients."""
         return replace(self, columns={n: column for n, column in self.columns.items() if not n.startswith(CONTEXT)})
 
-    def to_json(self) -> dict[str, Any]:
-        columns = {
+    def to_json(self) -> dict[str, Json]:
+        columns: dict[str, Json] = {
             name: {"dtype": column.dtype, "shape": list(column.shape), "nesting": column.nesting}
             for name, column in self.columns.items()
         }
@@ -104,7 +104,7 @@ class InputSchema:
                 raise DataError(_difference(key, given.settings[key], value))
 
 
-def _difference(key: str, here: Any, trained: Any) -> str:
+def _difference(key: str, here: Json, trained: Json) -> str:
     """What differs in a setting: of long lists of names, only the names that do."""
     if not (isinstance(here, list) and isinstance(trained, list) and all(isinstance(x, str) for x in here + trained)):
         return f"{key} is {here!r} here, but the model was trained on {trained!r}"

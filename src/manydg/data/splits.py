@@ -15,9 +15,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from manydg.data.build import encode_patients
 from manydg.data.columns import Column, Ragged
 from manydg.data.dataset import DomainDataset
+from manydg.data.encoding import encode_patients
 from manydg.errors import ConfigError, DataError, ManyDGWarning, StorageError
 from manydg.files import read_json, write_json
 

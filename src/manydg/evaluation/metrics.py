@@ -134,7 +134,7 @@ def score(target: Target, truth: Array, probabilities: Array, threshold: float |
 
     Examples
     --------
-    >>> from manydg.data.dataset import TargetSpec
+    >>> from manydg.data.info import TargetSpec
     >>> from manydg.targets import target_of
     >>> wake_or_not = target_of(TargetSpec("classes", ("wake", "sleep")))
     >>> score(wake_or_not, np.array([0, 1, 1]), np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]]))["accuracy"]

@@ -6,13 +6,15 @@ import contextlib
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from manydg.data.build import encode_patients, encode_targets
+from manydg.data.encoding import encode_patients, encode_targets
+from manydg.data.info import DatasetInfo
 from manydg.data.storage import DatasetWriter
 from manydg.errors import ConfigError, DataError, ManyDGWarning
 
@@ -34,7 +36,7 @@ def write_dense(
     classes: Sequence[str] | None = None,
     times: npt.NDArray[np.float64] | None = None,
     missing: str = "refuse",
-    info: Mapping[str, Any],
+    info: DatasetInfo,
     overwrite: bool = False,
 ) -> Path:
     """Check dense samples and write them as a dataset folder, in memory of one piece.
@@ -62,11 +64,10 @@ def write_dense(
             )
     with naming(files["patient"]):
         _check_patients(patients)
-    settings = {**info.get("settings", {}), **({"missing": True} if missing == "keep" else {})}
-    content = {**info, "settings": settings}
+    settings = {**info.settings, **({"missing": True} if missing == "keep" else {})}
     spread = _Spread(values.shape[1:])
     step = max(1, _PIECE_BYTES // max(1, 4 * math.prod(values.shape[1:])))
-    with DatasetWriter(out, target, content, overwrite=overwrite) as writer:
+    with DatasetWriter(out, target, replace(info, settings=settings), overwrite=overwrite) as writer:
         for start in range(0, len(values), step):
             rows = slice(start, start + step)
             with np.errstate(over="ignore"):

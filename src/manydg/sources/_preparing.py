@@ -19,7 +19,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import get_context
 from pathlib import Path
@@ -29,8 +29,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from manydg.data.info import CohortStep, DatasetInfo, Provenance, SourceFile
 from manydg.errors import ConfigError, ManyDGError, StorageError, unknown_name
-from manydg.files import disk_errors, read_ahead, recover_folder, write_json
+from manydg.files import Json, disk_errors, read_ahead, reading_errors, recover_folder, write_json
 from manydg.jobs import ENGINES, RETRIES, UNLIMITED, as_they_end, connected, places
 
 # Where a dataset came from: the files read, the options used and the counts left after each filter.
@@ -52,19 +53,22 @@ class CohortFlow:
     """
 
     def __init__(self) -> None:
-        self._steps: list[dict[str, Any]] = []
+        self._steps: list[CohortStep] = []
 
     def add(self, step: str, **counts: int) -> None:
-        """Note what is left after a step; any counts may be named (patients, samples, rows, left_out, ...)."""
-        self._steps.append({"step": step, **{name: int(count) for name, count in counts.items()}})
+        """Add what is left after a step; any counts may be named (patients, samples, rows, left_out, ...)."""
+        self._steps.append(CohortStep(step, {name: int(count) for name, count in counts.items()}))
 
     def extend(self, steps: Iterable[Mapping[str, Any]]) -> None:
-        """Note steps that another flow gave as JSON values."""
-        self._steps.extend(dict(step) for step in steps)
+        """Add steps that another flow gave as JSON values."""
+        self._steps.extend(CohortStep.from_json(step) for step in steps)
 
-    def to_json(self) -> list[dict[str, Any]]:
+    def steps(self) -> tuple[CohortStep, ...]:
+        return tuple(self._steps)
+
+    def to_json(self) -> list[dict[str, Json]]:
         """The steps as JSON values, in order."""
-        return [dict(step) for step in self._steps]
+        return [step.to_json() for step in self._steps]
 
 
 def file_checksum(path: str | Path) -> str:
@@ -74,15 +78,6 @@ def file_checksum(path: str | Path) -> str:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
     return digest.hexdigest()
-
-
-@contextmanager
-def reading_errors(path: str | Path) -> Iterator[None]:
-    """Turn the operating system's errors while a file is read into ours."""
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def read_into(file: io.FileIO, data: memoryview) -> None:
@@ -116,41 +111,35 @@ def hashed_meanwhile(digest: Any, data: memoryview) -> Iterator[None]:
         thread.join()
 
 
-def describe_files(paths: Iterable[str | Path]) -> list[dict[str, Any]]:
+def describe_files(paths: Iterable[str | Path]) -> list[SourceFile]:
     """Name, size and checksum of each file, in memory of one chunk; folders' names are left out."""
-    found = []
-    for path in map(Path, paths):
-        checksum = file_checksum(path)
-        found.append({"name": path.name, "bytes": path.stat().st_size, "checksum": checksum})
-    return found
+    return [SourceFile(path.name, path.stat().st_size, file_checksum(path)) for path in map(Path, paths)]
 
 
-def provenance(
-    source: str, files: Iterable[str | Path] | Iterable[Mapping[str, Any]], options: Mapping[str, Any], flow: CohortFlow
-) -> dict[str, Any]:
-    """What to merge into :class:`manydg.data.storage.DatasetWriter`'s ``info``.
+def with_provenance(
+    info: DatasetInfo,
+    source: str,
+    files: Iterable[str | Path | SourceFile],
+    options: Mapping[str, Any],
+    flow: CohortFlow,
+) -> DatasetInfo:
+    """A dataset's info with its origin.
 
     Parameters
     ----------
+    info : DatasetInfo
     source : str
         The name of the raw format, as in ``manydg prepare NAME``.
-    files : paths, or entries that :func:`describe_files` made
+    files : paths, or what :func:`describe_files` made of them
         The files the dataset was made from.
     options : dict
         The options that decide the content; paths among them are cut to their names.
     flow : CohortFlow
-
-    Returns
-    -------
-    dict
-        ``{"provenance": {"source", "program", "files", "options"}, "cohort_flow": [...]}``, all JSON values.
     """
-    entries = [dict(file) if isinstance(file, Mapping) else describe_files([file])[0] for file in files]
+    entries = tuple(file if isinstance(file, SourceFile) else describe_files([file])[0] for file in files)
     plain = {key: value.name if isinstance(value, Path) else value for key, value in options.items()}
-    return {
-        "provenance": {"source": source, "program": f"manydg {_version()}", "files": entries, "options": plain},
-        "cohort_flow": flow.to_json(),
-    }
+    origin = Provenance(source, f"manydg {_version()}", entries, plain)
+    return replace(info, provenance=origin, cohort_flow=flow.steps())
 
 
 def _version() -> str:

@@ -6,14 +6,14 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from manydg.data.dataset import DomainDataset
+from manydg.data.dataset import DomainDataset, open_dataset
+from manydg.data.info import Provenance
 from manydg.data.schema import InputSchema
-from manydg.data.storage import open_dataset
 
 # What the paper counts in its four datasets, and what explains a difference from what was found.
 
@@ -200,9 +200,9 @@ def _figures(step: Mapping[str, Any]) -> str:
 def summarize(folder: str | Path) -> dict[str, Any]:
     """Everything ``manydg inspect`` shows, as JSON values; inputs are not read, so size does not matter."""
     data = open_dataset(folder, verify="sizes")
-    record = data.info.get("provenance", {})
-    source = str(record.get("source", ""))
-    flow = data.info.get("cohort_flow", [])
+    provenance = data.info.provenance or Provenance("")
+    source = provenance.source
+    flow = [step.to_json() for step in data.info.cohort_flow]
     expected = EXPECTED.get(source)
     return {
         "dataset": Path(folder).name,
@@ -217,14 +217,14 @@ def summarize(folder: str | Path) -> dict[str, Any]:
         "labels_per_sample": labels_per_sample(data),
         "samples_per_patient": samples_per_patient(data),
         "cohort_flow": flow,
-        "options": record.get("options", {}),
-        "files": len(record.get("files", [])),
+        "options": dict(provenance.options),
+        "files": len(provenance.files),
         "expected": {
             "edition": expected.edition if expected else None,
             "labels_per_sample": dict(expected.labels_per_sample) if expected else {},
             "notes": dict(expected.notes) if expected else {},
             "counts": [
-                row.to_json() for row in compare_counts(source, found_counts(data), flow, record.get("options", {}))
+                row.to_json() for row in compare_counts(source, found_counts(data), flow, dict(provenance.options))
             ],
         },
     }
@@ -237,10 +237,8 @@ def found_counts(data: DomainDataset) -> dict[str, int]:
 
 def vocabulary_sizes(data: DomainDataset) -> dict[str, int]:
     """Number of real codes in each vocabulary (the unknown code is none), and in each field of an event vocabulary."""
-    sizes = {
-        name: sum(word != "<unknown>" for word in words) for name, words in data.info.get("vocabularies", {}).items()
-    }
-    fields = data.info.get("settings", {}).get("code_fields", [])
+    sizes = {name: sum(word != "<unknown>" for word in words) for name, words in data.info.vocabularies.items()}
+    fields = cast("list[dict[str, Any]]", data.info.settings.get("code_fields", []))
     return sizes | {field["name"]: int(field["stop"]) - int(field["start"]) for field in fields}
 
 

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from manydg.data.info import DatasetInfo
 from manydg.errors import DataError, StorageError
 from manydg.sources._dense import write_dense
-from manydg.sources._preparing import CohortFlow, provenance
+from manydg.sources._preparing import CohortFlow, with_provenance
 
 
 def prepare(
@@ -80,7 +81,7 @@ def prepare(
         classes=classes,
         times=np.asarray(arrays["time"], dtype=np.float64) if "time" in arrays else None,
         missing=missing,
-        info={"settings": settings, **provenance("arrays", list(paths.values()), options, flow)},
+        info=with_provenance(DatasetInfo(settings=settings), "arrays", list(paths.values()), options, flow),
         overwrite=overwrite,
     )
 

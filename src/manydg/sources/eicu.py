@@ -13,7 +13,7 @@ import numpy.typing as npt
 import polars as pl
 
 from manydg.data.columns import Column
-from manydg.data.dataset import TargetSpec
+from manydg.data.info import DatasetInfo, TargetSpec
 from manydg.data.storage import DatasetWriter
 from manydg.errors import ConfigError, DataError, unknown_name
 from manydg.sources._events import (
@@ -33,8 +33,8 @@ from manydg.sources._preparing import (
     WorkFolder,
     describe_files,
     make_ready,
-    provenance,
     run_jobs,
+    with_provenance,
     work_folder,
 )
 from manydg.sources._tables import Array, CategoryMap, SampleIndex, Table, find_tables, parse_doses, parse_numbers
@@ -453,16 +453,16 @@ def _make(
         labels = readmitted(stays, within_days=options["within_days"], min_gap=options["min_gap"])
         store = _read_events(tables, stays, workers, flow, work)
         vocabulary = store.vocabulary(options["min_count"])
-        info = {
-            "name": "eicu",
-            "vocabularies": {"events": vocabulary.words},
-            "settings": _settings(vocabulary, options["without"], **limits),
-        }
+        info = DatasetInfo(
+            name="eicu",
+            vocabularies={"events": vocabulary.words},
+            settings=_settings(vocabulary, options["without"], **limits),
+        )
         target = TargetSpec("binary", ("not readmitted", "readmitted"))
         with DatasetWriter(out, target, info, overwrite=overwrite) as writer:
             kept = _write(writer, store.blocks(vocabulary, **limits), stays, labels, flow, options["min_events"])
             _check_labels(labels[kept])
-            writer.info |= provenance("eicu", files.result(), options, flow)
+            writer.info = with_provenance(writer.info, "eicu", files.result(), options, flow)
 
 
 def prepare_for_prediction(
@@ -612,7 +612,7 @@ def _write(
             counts[name] = counts.get(name, 0) + count
         if len(block.samples):
             rows = block.samples
-            writer.append_lasting(block.columns | {"static": static[rows]}, labels[rows], patients[rows], order[rows])
+            writer.append_immutable(block.columns | {"static": static[rows]}, labels[rows], patients[rows], order[rows])
             kept.append(rows)
     chosen = np.concatenate(kept) if kept else np.zeros(0, np.int64)
     if not len(chosen):

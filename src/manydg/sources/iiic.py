@@ -20,10 +20,10 @@ import polars as pl
 import torch
 
 from manydg.data.columns import Column
-from manydg.data.dataset import TargetSpec
+from manydg.data.info import DatasetInfo, SourceFile, TargetSpec
 from manydg.data.storage import DatasetWriter
 from manydg.errors import ConfigError, DataError, ManyDGWarning, StorageError
-from manydg.files import LARGE_FILE, HashingThread, drop_from_cache
+from manydg.files import LARGE_FILE, HashingThread, Json, drop_from_cache, reading_errors
 from manydg.sources._preparing import (
     CohortFlow,
     Job,
@@ -31,11 +31,10 @@ from manydg.sources._preparing import (
     WorkFolder,
     describe_files,
     make_ready,
-    provenance,
     read_into,
-    reading_errors,
     run_jobs,
     spreads,
+    with_provenance,
     wrong_folder,
 )
 from manydg.synthetic.iiic import synthesize
@@ -389,12 +388,13 @@ class PartReading:
         """What was found, once all blocks are read, as JSON values: ``verdicts`` (a digit for each row) and ``files``
         with their checksums."""
         path = self._part.signals
-        entry = {"name": path.name, "bytes": path.stat().st_size, "checksum": self._digest.hexdigest()}
+        entry = SourceFile(path.name, path.stat().st_size, self._digest.hexdigest())
         if not self._signals.flags.c_contiguous:
             # Rows of a column-major file do not lie one after the other, so its bytes are read by themselves.
             (entry,) = describe_files([path])
         others = describe_files([file for file in self._part.files if file != path])
-        return {"verdicts": "".join(map(str, self._verdicts.tolist())), "files": [entry, *others]}
+        files = [file.to_json() for file in (entry, *others)]
+        return {"verdicts": "".join(map(str, self._verdicts.tolist())), "files": files}
 
 
 def plan_part(argument: tuple[Part, Rules]) -> dict[str, Any]:
@@ -492,7 +492,7 @@ def _read_part(part: Part, scale: float) -> tuple[npt.NDArray[np.float32], pl.Da
 
 __all__ = ["prepare", "prepare_for_prediction", "synthesize"]
 
-SETTINGS = {"rate": RATE, "channels": list(CHANNELS), "unit": "uV"}
+SETTINGS: dict[str, Json] = {"rate": RATE, "channels": list(CHANNELS), "unit": "uV"}
 _LIMITED = 9
 
 
@@ -548,14 +548,14 @@ def prepare(
         run_jobs(plan_part, jobs, work, workers=workers, title="checking samples")
     chosen = None if limit_patients is None else np.unique(np.concatenate(patients))[:limit_patients]
     with DatasetWriter(
-        out, TargetSpec("votes", CLASSES), {"settings": SETTINGS | {"scale": scale}}, overwrite=overwrite
+        out, TargetSpec("votes", CLASSES), DatasetInfo(settings=SETTINGS | {"scale": scale}), overwrite=overwrite
     ) as writer:
         plans = _copy(writer, jobs, patients, chosen, work)
         limited = [_limit(verdicts_in(plan), keys, chosen) for plan, keys in zip(plans, patients, strict=True)]
         flow = _flow(np.concatenate(limited), np.concatenate(patients), rules)
         options = asdict(rules) | {"vote_order": list(rules.vote_order), "limit_patients": limit_patients}
-        files = [entry for plan in plans for entry in plan["files"]]
-        writer.info |= provenance("iiic", files, options, flow)
+        files = [SourceFile.from_json(entry) for plan in plans for entry in plan["files"]]
+        writer.info = with_provenance(writer.info, "iiic", files, options, flow)
     work.remove()
     return out
 
@@ -614,7 +614,7 @@ def _copy(
                 kept = _limit(verdicts, keys[rows], chosen) == KEPT
                 if kept.any():
                     signal = _microvolts(stored, kept, rules)
-                    writer.append_lasting({"signal": signal}, votes[rows][kept], keys[rows][kept])
+                    writer.append_immutable({"signal": signal}, votes[rows][kept], keys[rows][kept])
                 progress.advance(len(kept))
             plans.append(reading.plan())
             if plan is None:

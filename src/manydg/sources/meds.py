@@ -15,10 +15,10 @@ import polars as pl
 import torch
 
 from manydg.data.columns import Column
-from manydg.data.dataset import TargetSpec
+from manydg.data.info import DatasetInfo, TargetSpec
 from manydg.data.storage import DatasetWriter
 from manydg.errors import ConfigError, DataError, StorageError
-from manydg.files import disk_errors
+from manydg.files import Json, disk_errors
 from manydg.sources._events import EventBlock, EventStore, Field, Vocabulary, join_blocks, keep_events, put_back, ranges
 from manydg.sources._preparing import (
     CohortFlow,
@@ -27,9 +27,9 @@ from manydg.sources._preparing import (
     describe_files,
     hint_at_another,
     make_ready,
-    provenance,
     run_jobs,
     states_of,
+    with_provenance,
     work_folder,
 )
 from manydg.sources._tables import Array, CategoryMap, SampleIndex
@@ -470,12 +470,12 @@ def prepare(
         with DatasetWriter(out, spec, info, overwrite=overwrite) as writer:
             blocks = store.blocks(vocabulary, min_events=min_events, max_events=max_events, ticks_per_minute=60)
             _write(writer, blocks, samples, codes, clock, flow, min_events)
-            writer.info |= provenance("meds", described.result(), options, flow)
+            writer.info = with_provenance(writer.info, "meds", described.result(), options, flow)
     return out
 
 
-def _info(name: str, vocabulary: Vocabulary, kinds: str, min_events: int, max_events: int | None) -> dict[str, Any]:
-    settings = {
+def _info(name: str, vocabulary: Vocabulary, kinds: str, min_events: int, max_events: int | None) -> DatasetInfo:
+    settings: dict[str, Json] = {
         "source": "meds",
         "event_kinds": [field["name"] for field in vocabulary.fields],
         "code_fields": vocabulary.fields,
@@ -484,7 +484,7 @@ def _info(name: str, vocabulary: Vocabulary, kinds: str, min_events: int, max_ev
         "min_events": min_events,
         "max_events": max_events,
     }
-    return {"name": name, "vocabularies": {"events": vocabulary.words}, "settings": settings}
+    return DatasetInfo(name=name, vocabularies={"events": vocabulary.words}, settings=settings)
 
 
 def _write(
@@ -501,7 +501,7 @@ def _write(
     for block in blocks:
         rows = block.samples
         if len(rows):
-            writer.append_lasting(block.columns | {"static": static[rows]}, codes[rows], patients[rows], hours[rows])
+            writer.append_immutable(block.columns | {"static": static[rows]}, codes[rows], patients[rows], hours[rows])
         kept.append(rows)
     chosen = np.concatenate(kept)
     if not len(chosen):

@@ -14,10 +14,10 @@ import polars as pl
 import torch
 
 from manydg.data.columns import Column, Ragged
-from manydg.data.dataset import TargetSpec
+from manydg.data.info import DatasetInfo, TargetSpec
 from manydg.data.storage import DatasetWriter
 from manydg.errors import ConfigError, DataError
-from manydg.files import disk_errors
+from manydg.files import Json, disk_errors
 from manydg.sources._events import offsets_of, ranges
 from manydg.sources._preparing import (
     CohortFlow,
@@ -25,8 +25,8 @@ from manydg.sources._preparing import (
     WorkFolder,
     describe_files,
     make_ready,
-    provenance,
     run_jobs,
+    with_provenance,
     work_folder,
 )
 from manydg.sources._tables import Array, CategoryMap, SampleIndex, Table, find_tables, open_table
@@ -588,9 +588,9 @@ def prepare(
         records = _cohort(records, min_visits, limit_patients, flow)
         vocabularies = _vocabularies(records)
         pairs = [] if ddi is None else read_interactions(ddi, vocabularies["drugs"], compounds=ddi_atc)
-        settings = {"source": "mimic3", "drug_interactions": pairs}
-        info = {"name": "mimic3", "vocabularies": vocabularies, "settings": settings}
-        info |= provenance("mimic3", files.result(), options, flow)
+        settings: dict[str, Json] = {"source": "mimic3", "drug_interactions": pairs}
+        info = DatasetInfo(name="mimic3", vocabularies=vocabularies, settings=settings)
+        info = with_provenance(info, "mimic3", files.result(), options, flow)
         _write(records, vocabularies, out, info, overwrite)
     return out
 
@@ -711,7 +711,7 @@ def _vocabularies(records: Records) -> dict[str, list[str]]:
 
 
 def _write(
-    records: Records, vocabularies: Mapping[str, list[str]], out: Path, info: Mapping[str, Any], overwrite: bool
+    records: Records, vocabularies: Mapping[str, list[str]], out: Path, info: DatasetInfo, overwrite: bool
 ) -> None:
     visits = records.visits
     codes = {name: codes_by_visit(visits, getattr(records, name), words) for name, words in vocabularies.items()}

@@ -16,10 +16,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from manydg.data.dataset import DomainDataset, TargetSpec
+from manydg.data.dataset import DomainDataset
+from manydg.data.info import DatasetInfo, SourceFile, TargetSpec
 from manydg.data.storage import DatasetWriter
 from manydg.errors import ConfigError, DataError, StorageError
-from manydg.files import disk_error, write_atomically
+from manydg.files import Json, disk_error, write_atomically
 from manydg.sources._edf import (
     Annotation,
     EdfChannel,
@@ -43,9 +44,9 @@ from manydg.sources._preparing import (
     hashed_meanwhile,
     make_ready,
     map_whole,
-    provenance,
     run_jobs,
     spreads,
+    with_provenance,
     wrong_folder,
 )
 from manydg.synthetic.sleep_edf import synthesize
@@ -207,9 +208,9 @@ def plan_night(argument: tuple[Night, float | None]) -> dict[str, Any]:
     }
 
 
-def describe_night(night: Night) -> list[dict[str, Any]]:
+def describe_night(night: Night) -> list[dict[str, Json]]:
     """Name, size and checksum of a night's two files."""
-    return describe_files([night.psg, night.hypnogram])
+    return [file.to_json() for file in describe_files([night.psg, night.hypnogram])]
 
 
 def choose_epochs(
@@ -247,7 +248,7 @@ def night_offsets(nights: Sequence[Night], plans: Sequence[Mapping[str, Any]]) -
 __all__ = ["prepare", "synthesize"]
 
 _BLOCK = 128
-SETTINGS = {"rate": RATE, "channels": list(CHANNELS), "unit": "uV", "epoch_seconds": EPOCH_SECONDS}
+SETTINGS: dict[str, Json] = {"rate": RATE, "channels": list(CHANNELS), "unit": "uV", "epoch_seconds": EPOCH_SECONDS}
 
 
 def prepare(
@@ -294,9 +295,13 @@ def prepare(
     sums = [Job(f"checksums of {night.name}", (night.psg, night.hypnogram), night) for night in nights]
     if spreads(workers):
         run_jobs(describe_night, sums, work, workers=workers, title="checksums")
-    with DatasetWriter(out, TargetSpec("classes", STAGES), {"settings": SETTINGS}, overwrite=overwrite) as writer:
+    with DatasetWriter(
+        out, TargetSpec("classes", STAGES), DatasetInfo(settings=SETTINGS), overwrite=overwrite
+    ) as writer:
         files = _copy(writer, sums, plans, work)
-        writer.info |= provenance("sleep-edf", files, options, _flow(found, nights, plans, wake_margin))
+        writer.info = with_provenance(
+            writer.info, "sleep-edf", files, options, _flow(found, nights, plans, wake_margin)
+        )
     work.remove()
     return out
 
@@ -365,18 +370,17 @@ def _people_left(nights: Sequence[Night], plans: Sequence[Mapping[str, Any]]) ->
 
 def _copy(
     writer: DatasetWriter, jobs: Sequence[Job], plans: Sequence[Mapping[str, Any]], work: WorkFolder
-) -> list[dict[str, Any]]:
+) -> list[SourceFile]:
     """Write the chosen epochs, a night at a time.
 
     A night whose checksums are not known yet is hashed while its epochs are written, so that it is read once.
 
     Returns
     -------
-    list of dict
-        Name, size and checksum of every file.
+    list of SourceFile
     """
     nights = [job.argument for job in jobs]
-    files: list[dict[str, Any]] = []
+    files: list[SourceFile] = []
     with Progress("copying signals", total=len(nights)) as progress:
         for job, plan, offset in zip(jobs, plans, night_offsets(nights, plans), strict=True):
             night, known = job.argument, work.load(job)
@@ -385,12 +389,12 @@ def _copy(
                 digest = hashlib.sha256()
                 with hashed_meanwhile(digest, content.data):
                     _copy_night(writer, night, plan, offset, content)
-                entry = {"name": night.psg.name, "bytes": len(content), "checksum": digest.hexdigest()}
-                known = [entry, *describe_files([night.hypnogram])]
+                signal = SourceFile(night.psg.name, len(content), digest.hexdigest())
+                known = [file.to_json() for file in (signal, *describe_files([night.hypnogram]))]
                 work.save(job, known)
             else:
                 _copy_night(writer, night, plan, offset, None)
-            files.extend(known)
+            files.extend(SourceFile.from_json(file) for file in known)
             progress.advance()
     return files
 
@@ -410,7 +414,7 @@ def _copy_night(
         part = slice(start, start + _BLOCK)
         signal = read_epochs(header, channels, kept[part], EPOCH_SAMPLES, content)
         times = kept[part] * float(EPOCH_SECONDS) + offset
-        writer.append_lasting({"signal": signal}, stages[part], [night.patient] * len(signal), times)
+        writer.append_immutable({"signal": signal}, stages[part], [night.patient] * len(signal), times)
 
 
 # New nights without a hypnogram: from an EDF recording to a model's inputs, and from probabilities to files.
@@ -542,7 +546,7 @@ def as_dataset(recording: Recording, settings: Mapping[str, Any], target: Target
         domains=torch.zeros(epochs, dtype=torch.int64),
         patients=np.array([recording.name]),
         times=torch.arange(epochs, dtype=torch.float64) * recording.epoch_seconds,
-        info={"settings": dict(settings)},
+        info=DatasetInfo(settings=dict(settings)),
     )
 
 

@@ -14,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from manydg.data.info import DatasetInfo
 from manydg.errors import ConfigError, DataError, StorageError
 from manydg.sources._dense import write_dense
-from manydg.sources._preparing import CohortFlow, provenance
+from manydg.sources._preparing import CohortFlow, with_provenance
 
 # Columns of a table as arrays; what does not fit is named by file, column and row.
 
@@ -259,7 +260,7 @@ def prepare(
         classes=classes if classes is not None or len(roles.targets) == 1 else roles.targets,
         times=times,
         missing=missing,
-        info={"settings": settings, **provenance("table", [path], options, flow)},
+        info=with_provenance(DatasetInfo(settings=settings), "table", [path], options, flow),
         overwrite=overwrite,
     )
 

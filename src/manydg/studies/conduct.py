@@ -11,8 +11,8 @@ from typing import Any
 from manydg.algorithms import ALGORITHMS
 from manydg.backbones import build_backbone
 from manydg.config import TrainingConfig
+from manydg.data.dataset import open_dataset
 from manydg.data.schema import InputSchema
-from manydg.data.storage import open_dataset
 from manydg.errors import ConfigError
 from manydg.studies.catalogue import EXPERIMENTS
 from manydg.studies.experiment import Experiment, Record, Request, ok

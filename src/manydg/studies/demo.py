@@ -6,6 +6,7 @@ import numpy as np
 
 from manydg.data.build import from_arrays
 from manydg.data.dataset import DomainDataset
+from manydg.data.info import CohortStep, DatasetInfo
 
 CLASSES = ("calm", "drowsy", "asleep", "dreaming")
 LATENT, SIGNAL, SPURIOUS = 6, 24, 4
@@ -47,16 +48,14 @@ def make_demo_dataset(patients: int = 240, samples: int = 60, seed: int = 0) -> 
     told = np.where(is_new[:, None], rng.dirichlet(np.full(len(CLASSES), 1.5), size=patients), priors)
     spurious = (told @ rng.normal(size=(len(CLASSES), SPURIOUS)) * 3)[who] + rng.normal(size=(len(who), SPURIOUS)) * 0.3
     names = np.array([f"demo-{number:04d}" for number in range(patients)])
+    flow = CohortStep("drawn from the generative model", {"patients": patients, "samples": len(who)})
     return from_arrays(
         np.concatenate([signal, spurious], axis=1),
         np.array(CLASSES)[label],
         names[who],
         kind="classes",
         names=CLASSES,
-        info={
-            "test_patients": names[is_new].tolist(),
-            "cohort_flow": [{"step": "drawn from the generative model", "patients": patients, "samples": len(who)}],
-        },
+        info=DatasetInfo(test_patients=tuple(names[is_new].tolist()), cohort_flow=(flow,)),
     )
 
 

@@ -147,7 +147,7 @@ def elapsed(part: DomainDataset) -> npt.NDArray[np.float64]:
 
 def sessions_of(part: DomainDataset) -> npt.NDArray[np.int64] | None:
     """The session of each sample, counted within the patient; ``None`` where the dataset does not tell them apart."""
-    if part.times is None or part.info.get("settings", {}).get("session_gap") is None:
+    if part.times is None or part.info.session_gap is None:
         return None
     timeline = _timeline(part)
     begins = timeline.session == torch.arange(len(timeline), device=timeline.session.device)
@@ -236,4 +236,4 @@ def _scores(run: Run, part: DomainDataset, probabilities: npt.NDArray[np.float32
 
 
 def _timeline(part: DomainDataset) -> Timeline:
-    return Timeline.of(part.domains, part.times, part.info.get("settings", {}).get("session_gap"))
+    return Timeline.of(part.domains, part.times, part.info.session_gap)

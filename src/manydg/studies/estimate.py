@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from manydg.config import TrainingConfig, pick_device
-from manydg.data.dataset import DomainDataset
-from manydg.data.storage import open_dataset
+from manydg.data.dataset import DomainDataset, open_dataset
 from manydg.errors import ManyDGError
 from manydg.studies.procedures import STEPS, tuning_epochs
 from manydg.studies.records import read_runs

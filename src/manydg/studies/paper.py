@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from manydg.data.storage import open_dataset, read_description
+from manydg.data.dataset import open_dataset
+from manydg.data.storage import read_description
 from manydg.errors import ConfigError, DataError, ManyDGError, StorageError, unknown_name
 from manydg.studies.conduct import conduct_together, fitting, make_request, plan_experiment
 from manydg.studies.experiment import Request
@@ -101,7 +102,7 @@ def _has_signals(folder: Path) -> bool:
 
 def _source(place: Path) -> str | None:
     try:
-        return str((read_description(place)["info"].get("provenance") or {}).get("source"))
+        return str(read_description(place).info.source)
     except ManyDGError:
         return None
 
@@ -366,7 +367,7 @@ def requests_for(place: Path, scale: Scale, say: Say) -> dict[str, Request]:
 
 def options_for(place: Path, scale: Scale) -> Options:
     """The paper's settings where they are known, else the program's own, with the scale's."""
-    source = (open_dataset(place, verify="sizes").info.get("provenance") or {}).get("source")
+    source = open_dataset(place, verify="sizes").info.source
     base = read_preset(str(source)) if source in preset_names() else Options()
     training = dict(scale.training) | ({} if scale.epochs is None else {"epochs": scale.epochs})
     return changed(base, training=training, backbone=None, sets={})

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from manydg.code_version import code_version
-from manydg.data.dataset import DomainDataset
-from manydg.data.storage import open_dataset
+from manydg.data.dataset import DomainDataset, open_dataset
 from manydg.errors import StorageError
 from manydg.files import append_line, fingerprint, read_json, refuse_dataset_folder, write_atomically, write_json
 from manydg.targets import target_of
@@ -136,8 +135,8 @@ def describe_study(folder: Path, dataset: Path, name: str, experiment: str, comm
         "target": {"kind": data.target.kind, "names": list(data.target.names)},
         "label_counts": label_counts(data),
         "samples_per_patient": quantiles,
-        "cohort_flow": data.info.get("cohort_flow", []),
-        "provenance": data.info.get("provenance", {}),
+        "cohort_flow": [step.to_json() for step in data.info.cohort_flow],
+        "provenance": data.info.provenance.to_json() if data.info.provenance else {},
         "commands": commands,
     }
     known["commands"][experiment] = command

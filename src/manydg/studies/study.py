@@ -13,8 +13,7 @@ from typing import Any, Protocol
 
 from manydg.code_version import code_version
 from manydg.config import TrainingConfig
-from manydg.data.dataset import DomainDataset
-from manydg.data.storage import open_dataset
+from manydg.data.dataset import DomainDataset, open_dataset
 from manydg.errors import ManyDGError, StorageError
 from manydg.files import fingerprint, remove_partial_files, write_json, write_unsynced
 from manydg.studies.engines import current_engine

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from manydg.data.dataset import TargetSpec
+from manydg.data.info import TargetSpec
 from manydg.errors import DataError, StorageError
 from manydg.evaluation.predictions import Predictions
 from manydg.evaluation.statistics import (

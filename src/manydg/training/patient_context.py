@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -80,7 +80,7 @@ def with_context(
 
 def as_trained(dataset: DomainDataset, schema: InputSchema, backbone: nn.Module | None = None) -> DomainDataset:
     """A dataset with the same context as the data that a model of this schema, with this backbone, was trained on."""
-    known: dict[str, Any] | None = schema.settings.get("context")
+    known = cast("dict[str, Any] | None", schema.settings.get("context"))
     if known is None or has_context(dataset):
         return dataset
     return add_context(dataset, spectrum=getattr(backbone, "spectrogram", None), **known)

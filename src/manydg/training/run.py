@@ -17,11 +17,20 @@ from torch import nn
 from manydg.algorithms import Algorithm
 from manydg.code_version import code_version
 from manydg.config import TrainingConfig, pick_device
-from manydg.data.dataset import DomainDataset, TargetSpec
+from manydg.data.dataset import DomainDataset
+from manydg.data.info import TargetSpec
 from manydg.data.schema import InputSchema
 from manydg.data.splits import Split, check_split, split_named, split_patients, warn_of_overlap
 from manydg.errors import DataError, StorageError
-from manydg.files import fingerprint, read_json, refuse_dataset_folder, remove_partial_files, replacing, write_json
+from manydg.files import (
+    Json,
+    fingerprint,
+    read_json,
+    refuse_dataset_folder,
+    remove_partial_files,
+    replacing,
+    write_json,
+)
 from manydg.targets import target_of
 from manydg.training.checkpoint import read_tensors, write_tensors
 from manydg.training.execution.distributed import by_leader, current_team
@@ -155,11 +164,12 @@ def _train_and_score(
     # Adapting to a patient at prediction is context too: all samples of the patient that are there.
     by_algorithm = {"mode": "offline", "by": "algorithm"} if fitted.algorithm.uses_patients else {"mode": "none"}
     record["context"] = schema.settings.get("context", by_algorithm)
-    info = {key: dataset.info[key] for key in ("vocabularies", "settings") if key in dataset.info}
-    provenance = dataset.info.get("provenance", {})
-    info["source"] = provenance.get("source")
+    known = dataset.info.to_json()
+    info: dict[str, Json] = {key: known[key] for key in ("vocabularies", "settings") if key in known}
+    options = dataset.info.provenance.options if dataset.info.provenance else {}
+    info["source"] = dataset.info.source
     # Names of columns, by which a later table can say which rows are of one patient, and when.
-    info["roles"] = {role: provenance.get("options", {}).get(role) for role in ("patient", "time", "session")}
+    info["roles"] = {role: options.get(role) for role in ("patient", "time", "session")}
     if (team := current_team()) is not None:
         record["processes"] = team.size
     if folder is not None:
@@ -182,9 +192,9 @@ def _check_split(dataset: DomainDataset, config: TrainingConfig, split: Split | 
 
 
 def draw_split(dataset: DomainDataset, config: TrainingConfig) -> Split:
-    """The split of a seed. A dataset may name its test patients (``info["test_patients"]``); then only training and
+    """The split of a seed. A dataset may name its test patients (``info.test_patients``); then only training and
     validation are drawn."""
-    reserved = dataset.info.get("test_patients")
+    reserved = dataset.info.test_patients
     if not reserved:
         return split_patients(dataset, config.ratios, config.seed)
     others = dataset.subset(sorted(set(dataset.patients.tolist()) - set(reserved)))

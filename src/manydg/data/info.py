@@ -1,0 +1,272 @@
+"""What is known of a dataset besides its arrays: labels, provenance, cohort flow, vocabularies, settings.
+
+These are the typed forms of what ``dataset.json`` holds; each reads itself from JSON values and writes itself as such.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from manydg.errors import DataError
+from manydg.files import ArrayFile, Json
+
+KINDS = ("classes", "votes", "binary", "multilabel")
+
+
+@dataclass(frozen=True)
+class TargetSpec:
+    """What the labels are, as data: their kind and the names of the classes or labels.
+
+    Parameters
+    ----------
+    kind : {"classes", "votes", "binary", "multilabel"}
+        ``classes``: ``(rows,)`` class codes; ``votes``: ``(rows, K)`` expert votes; ``binary``: ``(rows,)`` 0 or 1;
+        ``multilabel``: ``(rows, K)`` of 0 and 1.
+    names : tuple of str
+        One name per class or label, in code order. A binary target names its negative class first.
+    """
+
+    kind: str
+    names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise DataError(f"unknown target kind '{self.kind}'; known: {', '.join(KINDS)}")
+        if self.kind == "binary" and len(self.names) != 2:
+            raise DataError(f"a binary target has two class names, not {len(self.names)}")
+        if len(set(self.names)) != len(self.names):
+            raise DataError("class names must be different from one another")
+
+    @property
+    def size(self) -> int:
+        return len(self.names)
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> TargetSpec:
+        return TargetSpec(value["kind"], tuple(value["names"]))
+
+    def to_json(self) -> dict[str, Json]:
+        return {"kind": self.kind, "names": list(self.names)}
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file a dataset was made from, without its folder: name, size in bytes and SHA-256 checksum."""
+
+    name: str
+    bytes: int
+    checksum: str
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> SourceFile:
+        return SourceFile(str(value["name"]), int(value["bytes"]), str(value["checksum"]))
+
+    def to_json(self) -> dict[str, Json]:
+        return {"name": self.name, "bytes": self.bytes, "checksum": self.checksum}
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where a dataset came from.
+
+    Parameters
+    ----------
+    source : str
+        The name of the raw format, as in ``manydg prepare NAME``.
+    program : str
+        The program that prepared it, with its version.
+    files : tuple of SourceFile
+    options : dict
+        The options that decided the content, as JSON values.
+    """
+
+    source: str
+    program: str = ""
+    files: tuple[SourceFile, ...] = ()
+    options: Mapping[str, Json] = field(default_factory=dict)
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Provenance:
+        files = tuple(SourceFile.from_json(entry) for entry in value.get("files", ()))
+        return Provenance(str(value["source"]), str(value.get("program", "")), files, dict(value.get("options", {})))
+
+    def to_json(self) -> dict[str, Json]:
+        files = [file.to_json() for file in self.files]
+        return {"source": self.source, "program": self.program, "files": files, "options": dict(self.options)}
+
+
+@dataclass(frozen=True)
+class CohortStep:
+    """What one filter left, as in the flow chart of a clinical paper.
+
+    Parameters
+    ----------
+    step : str
+        The filter in words.
+    counts : dict of str to int
+        Any counts: ``patients``, ``samples``, ``recordings``, ``left_out``, ...
+    """
+
+    step: str
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> CohortStep:
+        return CohortStep(str(value["step"]), {name: int(count) for name, count in value.items() if name != "step"})
+
+    def to_json(self) -> dict[str, Json]:
+        return {"step": self.step, **self.counts}
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """What is known of a dataset besides its arrays.
+
+    Parameters
+    ----------
+    name : str
+        What the dataset is called where its folder's name does not say it.
+    vocabularies : dict of str to sequence of str
+        The words of each coded column, in code order.
+    settings : dict
+        Plain facts that hold at prediction too, as JSON values: sampling rate, channel names, units, feature names.
+    sizes : dict of str to int
+        Further counts that a backbone is built from.
+    test_patients : tuple of str
+        Patients reserved for testing; a split then draws only training and validation.
+    provenance : Provenance, optional
+    cohort_flow : tuple of CohortStep
+    other : dict
+        Further entries, kept as they are.
+    """
+
+    name: str = ""
+    vocabularies: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    settings: Mapping[str, Json] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    test_patients: tuple[str, ...] = ()
+    provenance: Provenance | None = None
+    cohort_flow: tuple[CohortStep, ...] = ()
+    other: Mapping[str, Json] = field(default_factory=dict)
+
+    @property
+    def source(self) -> str | None:
+        """The raw format the dataset was prepared from, where that is known."""
+        return self.provenance.source if self.provenance else None
+
+    @property
+    def session_gap(self) -> float | None:
+        """The pause between samples that begins a new session, in the unit of the times, where it is known."""
+        gap = self.settings.get("session_gap")
+        return float(gap) if isinstance(gap, int | float) else None
+
+    @staticmethod
+    def of(value: DatasetInfo | Mapping[str, Any] | None) -> DatasetInfo:
+        """The typed form of what a user gives: itself, JSON values by name, or nothing."""
+        if isinstance(value, DatasetInfo):
+            return value
+        try:
+            return DatasetInfo.from_json(value or {})
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise DataError(
+                f"info is not what a dataset can hold ({error!r}): see manydg.data.info.DatasetInfo"
+            ) from None
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> DatasetInfo:
+        known = {entry.name for entry in fields(DatasetInfo)} - {"other"}
+        provenance = value.get("provenance")
+        return DatasetInfo(
+            name=str(value.get("name", "")),
+            vocabularies={name: list(words) for name, words in value.get("vocabularies", {}).items()},
+            settings=dict(value.get("settings", {})),
+            sizes={name: int(size) for name, size in value.get("sizes", {}).items()},
+            test_patients=tuple(str(patient) for patient in value.get("test_patients", ())),
+            provenance=Provenance.from_json(provenance) if provenance else None,
+            cohort_flow=tuple(CohortStep.from_json(step) for step in value.get("cohort_flow", ())),
+            other={key: entry for key, entry in value.items() if key not in known},
+        )
+
+    def to_json(self) -> dict[str, Json]:
+        """JSON values by name; what is empty is left out, but a prepared dataset always states its settings."""
+        always = {*self.other, *(["settings"] if self.provenance else [])}
+        content: dict[str, Json] = {
+            "name": self.name,
+            "vocabularies": {name: list(words) for name, words in self.vocabularies.items()},
+            "settings": dict(self.settings),
+            "sizes": dict(self.sizes),
+            "test_patients": list(self.test_patients),
+            "provenance": self.provenance.to_json() if self.provenance else None,
+            "cohort_flow": [step.to_json() for step in self.cohort_flow],
+            **self.other,
+        }
+        return {key: value for key, value in content.items() if value or key in always}
+
+
+@dataclass(frozen=True)
+class DatasetDescription:
+    """The content of ``dataset.json``.
+
+    Parameters
+    ----------
+    samples, patients : int
+    target : TargetSpec
+    columns : dict of str to int
+        How many ragged levels each input column has above its items.
+    pseudonym_key : str
+        Secret key, in hexadecimal digits, of the patients' pseudonyms.
+    files : dict of str to ArrayFile
+        The ``.npy`` files by their names without ending.
+    info : DatasetInfo
+    """
+
+    samples: int
+    patients: int
+    target: TargetSpec
+    columns: Mapping[str, int]
+    pseudonym_key: str
+    files: Mapping[str, ArrayFile]
+    info: DatasetInfo
+
+    @property
+    def content_hash(self) -> str:
+        return combine_checksums(self.files, self.target)
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> DatasetDescription:
+        """Raise a plain error if an entry is missing or does not agree with the others."""
+        files = {key: ArrayFile.from_json(entry) for key, entry in value["files"].items()}
+        target, info = TargetSpec.from_json(value["target"]), DatasetInfo.from_json(value["info"])
+        bytes.fromhex(value["pseudonym_key"])
+        needed = {f"inputs.{name}" for name in value["columns"]} | {"targets", "domains", "patients"}
+        if not needed <= set(files):
+            raise KeyError("files")
+        description = DatasetDescription(
+            value["samples"], value["patients"], target, value["columns"], value["pseudonym_key"], files, info
+        )
+        if description.content_hash != value["content_hash"]:
+            raise ValueError("the content hash is not that of the files")
+        return description
+
+    def to_json(self) -> dict[str, Json]:
+        return {
+            "samples": self.samples,
+            "patients": self.patients,
+            "target": self.target.to_json(),
+            "columns": dict(self.columns),
+            "content_hash": self.content_hash,
+            "pseudonym_key": self.pseudonym_key,
+            "files": {key: file.to_json() for key, file in self.files.items()},
+            "info": self.info.to_json(),
+        }
+
+
+def combine_checksums(arrays: Mapping[str, ArrayFile], target: TargetSpec) -> str:
+    """The content hash of a dataset, from its arrays' types, shapes and checksums and the names of its labels."""
+    parts = {key: [array.dtype, array.shape, array.checksum] for key, array in arrays.items()}
+    text = json.dumps([parts, target.kind, target.names], sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
