@@ -113,7 +113,11 @@ def hashed_meanwhile(digest: Any, data: memoryview) -> Iterator[None]:
 
 def describe_files(paths: Iterable[str | Path]) -> list[SourceFile]:
     """Name, size and checksum of each file, in memory of one chunk; folders' names are left out."""
-    return [SourceFile(path.name, path.stat().st_size, file_checksum(path)) for path in map(Path, paths)]
+    entries = []
+    for path in map(Path, paths):
+        checksum = file_checksum(path)
+        entries.append(SourceFile(path.name, path.stat().st_size, checksum))
+    return entries
 
 
 def with_provenance(
