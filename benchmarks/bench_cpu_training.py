@@ -29,7 +29,8 @@ from benchmarks.plain import plain_training
 from benchmarks.tasks import TASKS, Task, model
 from manydg.config import TrainingConfig
 from manydg.data.dataset import DomainDataset
-from manydg.training.execution.memory import keeping_freed_memory, place
+from manydg.machine import keeping_freed_memory
+from manydg.training.execution.memory import place
 from manydg.training.fit import Silent, TrainingLoop
 
 SAMPLES = {"seizure": 512, "sleep": 512, "drugs": 1280, "readmission": 128}

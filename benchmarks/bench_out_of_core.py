@@ -40,7 +40,8 @@ from manydg.data.schema import InputSchema
 from manydg.data.storage import open_dataset
 from manydg.targets import target_of
 from manydg.training.execution.batches import Resident
-from manydg.training.execution.memory import keeping_freed_memory, memory_of_machine, reading_ahead, rows_of_window
+from manydg.machine import keeping_freed_memory, memory_of_machine
+from manydg.training.execution.memory import reading_ahead, rows_of_window
 from manydg.training.execution.steps import PlainSteps
 
 BATCH, UNCOUNTED = 64, 8

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from manydg.data.build import from_arrays
 from manydg.data.dataset import DomainDataset, open_dataset
+from manydg.machine import memory_of_machine
 from manydg.training import fit as ordering
 from manydg.training.execution.memory import (
     cut_into_blocks,
-    memory_of_machine,
     plan_in_blocks,
     read_ahead,
     rows_of_window,

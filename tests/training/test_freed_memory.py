@@ -12,7 +12,8 @@ import pytest
 PROGRAM = """
 import json, resource
 import torch
-from manydg.training.execution.memory import keeping_freed_memory
+import manydg.training.fit
+from manydg.machine import keeping_freed_memory
 
 def share_of_pages_anew(size=48 * 2**20, times=20):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -38,7 +39,9 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library is not glibc")
+@pytest.mark.skipif(
+    sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library is not glibc"
+)
 def test_a_freed_block_is_used_again_within_and_given_back_afterwards() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)

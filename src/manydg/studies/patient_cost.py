@@ -21,9 +21,9 @@ from manydg.data.build import from_arrays
 from manydg.data.dataset import Batch, DomainDataset
 from manydg.data.sampling import PATIENTS_PER_EPISODE
 from manydg.data.schema import InputSchema
+from manydg.machine import memory_of_machine
 from manydg.studies.figure_data import Axis, Curve, FigureData, Line, XAxis
 from manydg.targets import target_of
-from manydg.training.execution.memory import memory_of_machine
 
 _FIGURES = {
     "patients_step_time": ("milliseconds", "milliseconds per step"),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import resource
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +20,7 @@ from manydg.config import TrainingConfig
 from manydg.data.dataset import DomainDataset
 from manydg.data.splits import Split
 from manydg.evaluation.metrics import choose_threshold, score, score_patients
+from manydg.machine import peak_memory
 from manydg.training.fit import Fitted
 from manydg.training.inference import predict_probabilities
 
@@ -162,8 +161,6 @@ def _plain(metrics: Mapping[str, float]) -> dict[str, float | int | None]:
     }
 
 
-def _peak_memory_mb(device: str) -> float:
-    if device.startswith("cuda"):
-        return torch.cuda.max_memory_allocated(device) / 2**20
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (2**20 if sys.platform == "darwin" else 2**10)
+def _peak_memory_mb(device: str) -> float | None:
+    peak = torch.cuda.max_memory_allocated(device) if device.startswith("cuda") else peak_memory()
+    return None if peak is None else peak / 2**20

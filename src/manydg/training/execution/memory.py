@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import math
-import os
-import resource
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,6 +20,7 @@ from manydg.algorithms import Algorithm
 from manydg.data.columns import Column, Ragged
 from manydg.data.dataset import DomainDataset
 from manydg.data.sampling import EpochPlan, plan_epoch
+from manydg.machine import memory_of_machine
 from manydg.training.execution.distributed import processes_here
 
 # Epochs for data that do not fit in memory: patients who lie together on disk are read together.
@@ -155,8 +152,6 @@ def bytes_per_row(dataset: DomainDataset) -> float:
 T = TypeVar("T")
 _SHARE_OF_DATA = 0.5
 _SHARE_OF_WINDOW = 0.125
-_SHARE_OF_FREED = 0.125
-_TRIM_THRESHOLD, _MOST_MAPPED = -1, -4
 _FACTORIES = {
     torch.ops.aten.empty.memory_format,
     torch.ops.aten.full.default,
@@ -165,40 +160,6 @@ _FACTORIES = {
     torch.ops.aten.randn.default,
     torch.ops.aten.zeros.default,
 }
-_USUAL_TRIM_THRESHOLD, _USUAL_MOST_MAPPED = 64 * 2**20, 65_536
-
-
-def memory_of_machine() -> int:
-    """Bytes of memory, or fewer where the process or its container has a limit.
-
-    Not what is free at the moment, so that every run does the same.
-    """
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limits = [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA)]
-    known = [limit for limit in limits if limit != resource.RLIM_INFINITY]
-    return min([physical, *known, *_container_limits()])
-
-
-def _container_limits() -> list[int]:
-    """Limits of the control groups this process is in, of either version; none where there are none."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    found = []
-    for line in lines:
-        _, kinds, place = line.split(":", 2)
-        root, name = ("", "memory.max") if not kinds else ("memory", "memory.limit_in_bytes")
-        if kinds and "memory" not in kinds.split(","):
-            continue
-        # Within a container the group's own folder is the root.
-        for folder in (place.strip("/"), ""):
-            try:
-                text = (Path("/sys/fs/cgroup") / root / folder / name).read_text().strip()
-            except OSError:
-                continue
-            found += [int(text)] if text.isdigit() else []
-    return found
 
 
 @contextmanager
@@ -245,29 +206,6 @@ def reading_ahead(dataset: DomainDataset, blocks: BlockPlan, steps: Iterator[T])
                 if coming < len(blocks.windows):
                     ahead = reader.submit(read_ahead, dataset, blocks.windows[coming])
             yield step
-
-
-@contextmanager
-def keeping_freed_memory() -> Iterator[None]:
-    """Memory that a step frees is kept for the next one, an eighth of the machine's at most.
-
-    The steps of a training on a CPU ask for the same blocks again and again. The C library gives the large ones back to
-    the system every time, which then hands them out anew page by page: a quarter of the time of the sleep network.
-    Afterwards the library does as it did, and what is free is given back. Nothing happens where it is not glibc.
-    """
-    library = ctypes.CDLL(None)
-    if not hasattr(library, "mallopt") or not hasattr(library, "malloc_trim"):
-        yield
-        return
-    kept = min(2**31 - 1, int(_SHARE_OF_FREED * memory_of_machine()))
-    library.mallopt(_MOST_MAPPED, 0)
-    library.mallopt(_TRIM_THRESHOLD, kept)
-    try:
-        yield
-    finally:
-        library.mallopt(_MOST_MAPPED, _USUAL_MOST_MAPPED)
-        library.mallopt(_TRIM_THRESHOLD, _USUAL_TRIM_THRESHOLD)
-        library.malloc_trim(0)
 
 
 # Where the data live during training: on the GPU where they fit, and worked out once where that fits.
