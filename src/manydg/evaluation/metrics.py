@@ -151,22 +151,22 @@ def score_patients(
     target: Target,
     truth: Array,
     probabilities: Array,
-    patients: npt.NDArray[np.integer],
+    patients: Array,
     threshold: float | None = None,
-) -> dict[int, dict[str, float]]:
+) -> dict[Any, dict[str, float]]:
     """Every default metric within each patient, and the patient's number of samples.
 
     Parameters
     ----------
     target, truth, probabilities, threshold
         As for :func:`score`.
-    patients : (rows,) array of int
-        The patient code of each row.
+    patients : (rows,) array of int or str
+        The patient of each row.
 
     Returns
     -------
-    dict of int to dict
-        By patient code, in rising order: ``samples`` and the metrics; NaN where undefined for that patient.
+    dict of patient to dict
+        In sorted order: ``samples`` and the metrics; NaN where undefined for that patient.
     """
     truth, probabilities = _checked(target, truth, probabilities)
     if len(truth) == 0:
@@ -175,7 +175,8 @@ def score_patients(
     columns = {"samples": np.bincount(run.groups).astype(float)} | PatientMetrics(run).each()
     rows = zip(*columns.values(), strict=True)
     return {
-        int(code): dict(zip(columns, map(float, row), strict=True)) for code, row in zip(run.names, rows, strict=True)
+        name: dict(zip(columns, map(float, row), strict=True))
+        for name, row in zip(run.names.tolist(), rows, strict=True)
     }
 
 

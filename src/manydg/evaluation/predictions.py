@@ -1,17 +1,28 @@
-"""Predictions of a trained model on samples whose truth is known, and what is decided from them."""
+"""Predictions of a trained model on samples whose truth is known, what is decided from them, and their file.
+
+``predictions.npz`` of a run folder has the validation and the test patients' samples one after the other: ``split`` (0
+or 1), ``row`` (position in the dataset), ``patient`` (index into ``pseudonyms``), ``probabilities`` and ``truth``.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from manydg.errors import StorageError
+from manydg.files import replacing
 from manydg.targets import Target
 
 Array = npt.NDArray[Any]
 DEFAULT_THRESHOLD = 0.5
+_SIDES = ("val", "test")
 
 
 def decide(target: Target, probabilities: Array, threshold: float | None = None) -> npt.NDArray[np.int64]:
@@ -41,6 +52,8 @@ class Predictions:
         Pseudonyms or codes; where runs are compared, the same name means the same person in each.
     threshold : float, optional
         Decision threshold of binary and multi-label targets; 0.5 if not given.
+    rows : (rows,), optional
+        Position of each sample in the dataset.
     """
 
     target: Target
@@ -48,16 +61,58 @@ class Predictions:
     probabilities: Array
     patients: Array
     threshold: float | None = None
-    names: Array = field(init=False, repr=False)
-    """The distinct patients, sorted."""
-    groups: npt.NDArray[np.intp] = field(init=False, repr=False)
-    """Index of each row's patient in ``names``."""
+    rows: npt.NDArray[np.int64] | None = None
 
-    def __post_init__(self) -> None:
-        names, groups = np.unique(self.patients, return_inverse=True)
-        object.__setattr__(self, "names", names)
-        object.__setattr__(self, "groups", groups)
+    @property
+    def names(self) -> Array:
+        """The distinct patients, sorted."""
+        return self._grouping[0]
+
+    @property
+    def groups(self) -> npt.NDArray[np.intp]:
+        """Index of each row's patient in ``names``."""
+        return self._grouping[1]
+
+    @cached_property
+    def _grouping(self) -> tuple[Array, npt.NDArray[np.intp]]:
+        return np.unique(self.patients, return_inverse=True)
 
     def decisions(self) -> npt.NDArray[np.int64]:
         """Class codes ``(rows,)`` or label indicators ``(rows, K)``."""
         return decide(self.target, self.probabilities, self.threshold)
+
+
+def write_predictions(path: Path, held_out: Mapping[str, Predictions]) -> None:
+    """Write the predictions on validation (``val``) and ``test`` patients, who are named by pseudonyms."""
+    sides = [held_out[side] for side in _SIDES]
+    offsets = (0, len(sides[0].names))
+    columns: dict[str, list[Array]] = {
+        "split": [np.full(len(side.truth), code, np.int8) for code, side in enumerate(sides)],
+        "row": [np.full(len(side.truth), -1) if side.rows is None else side.rows for side in sides],
+        "patient": [side.groups + offset for side, offset in zip(sides, offsets, strict=True)],
+        "pseudonyms": [side.names for side in sides],
+        "probabilities": [side.probabilities for side in sides],
+        "truth": [side.truth for side in sides],
+    }
+    # numpy's keywords are arrays and a bool, which no type says.
+    joined: Any = {name: np.concatenate(parts) for name, parts in columns.items()}
+    with replacing(path) as partial, partial.open("wb") as file:
+        np.savez_compressed(file, **joined)
+
+
+def read_predictions(path: Path, side: str, target: Target, threshold: float | None = None) -> Predictions:
+    """Read the predictions on the ``val`` or the ``test`` patients.
+
+    Raises
+    ------
+    StorageError
+        If the file is missing or damaged.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            chosen = arrays["split"] == _SIDES.index(side)
+            patients = arrays["pseudonyms"][arrays["patient"][chosen]]
+            truth, probabilities, rows = (arrays[name][chosen] for name in ("truth", "probabilities", "row"))
+    except (OSError, ValueError, KeyError, IndexError, zipfile.BadZipFile) as error:
+        raise StorageError(f"{path} cannot be read ({error}): delete the run's folder and run it again") from error
+    return Predictions(target, truth, probabilities, patients, threshold, rows)
