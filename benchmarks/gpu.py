@@ -140,7 +140,7 @@ def time_task(task: Task, samples: int, cases: list[Case], epochs: int) -> list[
         except Exception as error:  # noqa: BLE001 - one line that fails must not cost the others
             print(case, type(error).__name__, str(error)[:2000], flush=True)
             continue
-        seconds = [entry["seconds"] for entry in loop.history]
+        seconds = [entry.seconds for entry in loop.history]
         line = {
             **vars(case),
             "speed": vars(loop.speed),
@@ -149,7 +149,7 @@ def time_task(task: Task, samples: int, cases: list[Case], epochs: int) -> list[
             "first": seconds[0],
             "epoch": statistics.median(seconds[1:]),
             "epochs": seconds,
-            "loss": loop.history[-1]["losses"]["supervised"],
+            "loss": loop.history[-1].losses["supervised"],
             "peak_gb": torch.cuda.max_memory_allocated() / 1e9,
         }
         lines.append(line)
@@ -169,7 +169,7 @@ def streamed(name: str) -> dict[str, Any]:
         config, algorithm = _build(task, Case(name, "manydg", execution="captured"), data, 4)
         loop = TrainingLoop(algorithm, there, None, config, "", None, Silent())
         loop.run()
-        found[where] = [entry["seconds"] for entry in loop.history]
+        found[where] = [entry.seconds for entry in loop.history]
     print(json.dumps(found), flush=True)
     return found
 
@@ -217,7 +217,7 @@ def _curve(task: Task, case: Case, data: DomainDataset, epochs: int, seed: int, 
     placed = data if stay else place(data, algorithm, DEVICE)
     loop = TrainingLoop(algorithm, placed, None, config, "", None, Silent())
     loop.run()
-    return [entry["losses"]["supervised"] for entry in loop.history]
+    return [entry.losses["supervised"] for entry in loop.history]
 
 
 def _build(task: Task, case: Case, data: DomainDataset, epochs: int, seed: int = 0) -> tuple[TrainingConfig, Algorithm]:

@@ -13,6 +13,7 @@ import torch
 from benchmarks.tasks import TASKS
 from manydg.config import TrainingConfig
 from manydg.studies.study import Study, grid
+from manydg.training.record import RunRecord
 
 TRAININGS = (
     ("drugs", 3_000, "deterministic", 2),
@@ -52,21 +53,21 @@ def _against_one_alone(data: Path, config: TrainingConfig, out: Path) -> dict[st
         "whole study of one": whole_of_one,
         "whole study of five": whole_of_five,
         "ratio of whole studies": whole_of_five / whole_of_one,
-        "same losses": alone[0]["history"][-1]["losses"] == together[0]["history"][-1]["losses"],
-        "test alone": alone[0]["test"],
-        "test together": [run["test"] for run in together],
+        "same losses": alone[0].history[-1].losses == together[0].history[-1].losses,
+        "test alone": alone[0].test,
+        "test together": [run.test for run in together],
     }
 
 
-def _study(data: Path, config: TrainingConfig, out: Path, seeds: int) -> tuple[list[dict[str, Any]], float]:
+def _study(data: Path, config: TrainingConfig, out: Path, seeds: int) -> tuple[list[RunRecord], float]:
     """The runs of so many seeds at the same time, and the seconds that all took."""
     plan, start = grid("compare", ["manydg"], range(seeds), config), time.perf_counter()
     runs, seconds = Study(out / str(seeds), data, plan, data.name).execute(seeds), time.perf_counter() - start
-    if failed := [run["error"] for run in runs if run["status"] != "ok"]:
+    if failed := [run.error for run in runs if not run.ok]:
         raise RuntimeError(f"runs failed: {failed}")
     return runs, seconds
 
 
-def _after_the_first(run: dict[str, Any]) -> float:
+def _after_the_first(run: RunRecord) -> float:
     """Seconds of a run's training steps without those of the first epoch."""
-    return sum(entry["seconds"] for entry in run["history"][1:])
+    return sum(entry.seconds for entry in run.history[1:])

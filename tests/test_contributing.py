@@ -37,7 +37,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_algorithm_in_contributing_trains(module: Path, small_dataset: DomainDataset) -> None:
     (module / "from_the_docs_idea.py").write_text(_blocks("CONTRIBUTING.md", "Add an algorithm")[0])
     run = manydg.train(small_dataset, algorithm="from_the_docs_idea:MyIdea", epochs=1, settings={"weight": 0.2})
-    assert set(run.record["history"][0]["losses"]) == {"supervised", "mine"}
+    assert set(run.record.history[0].losses) == {"supervised", "mine"}
 
 
 def test_the_backbone_in_contributing_gives_features(module: Path, small_dataset: DomainDataset) -> None:
@@ -67,7 +67,7 @@ def test_the_five_lines_of_the_readme_run() -> None:
     names = {"X": X, "y": y, "patients": patients, "X_new": X[:5]}
     first, second = _blocks("README.md", "Your arrays, five lines")
     exec(first.replace("epochs=20", "epochs=1"), names)
-    assert set(names["run"].record["test"]) == {"auprc", "f1", "kappa", "auroc"}
+    assert set(names["run"].record.test) == {"auprc", "f1", "kappa", "auroc"}
     exec(second.replace('algorithm="manydg"', 'algorithm="manydg", epochs=1'), names)
     assert names["model"].predict_proba(names["X_new"]).shape == (5, 2)
 

@@ -22,7 +22,7 @@ def test_visits_of_one_patient_share_their_context_and_their_flag(shared_data: P
     told = pl.read_csv(file)
     names = data.target.names
     sets = next(name for name in told.columns if name.startswith("set_") and "_of_" not in name)
-    validating = run.record["patients"]["val"]
+    validating = run.record.patients.val
     assert sets == f"set_{min(90, 100 * validating // (validating + 1))}"
     assert set(told[sets].fill_null("").str.split("|").explode()) <= {*names, ""}
     assert all(told[f"calibrated_{name}"].is_between(0, 1).all() for name in names)

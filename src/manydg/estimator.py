@@ -352,7 +352,8 @@ class ManyDGClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             module = copy.deepcopy(self.backbone) if isinstance(self.backbone, nn.Module) else None
             fitted = fit(config, train, val, pick_device(self.device), backbone=module)
         self.algorithm_ = fitted.algorithm.eval()
-        self.history_, self.epoch_, self.selection_rule_ = fitted.history, fitted.epoch, fitted.selection_rule
+        self.history_ = [entry.to_json() for entry in fitted.history]
+        self.epoch_, self.selection_rule_ = fitted.epoch, fitted.selection_rule
         self.n_patients_ = data.n_patients
         self._config_, self._schema_ = config, InputSchema.of(data)
         return self

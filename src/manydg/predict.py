@@ -52,12 +52,12 @@ _COLUMNS = {
 def about(run: Run) -> dict[str, Any]:
     """What a file of predictions should be read with, as JSON values."""
     record = run.record
-    unseen = {"patients": record["patients"]["test"], "samples": record["samples"]["test"], **record["test"]}
+    unseen = {"patients": record.patients.test, "samples": record.samples.test, **record.test}
     return {
-        "run": record["run"],
-        "algorithm": record["algorithm"],
-        "trained on": record["dataset"],
-        "classes or labels": record["target"]["names"],
+        "run": record.run,
+        "algorithm": record.algorithm,
+        "trained on": record.dataset,
+        "classes or labels": list(run.algorithm.target.spec.names),
         "how well it did on patients it had not seen": unseen,
         "decision": _decision(run),
         "columns": _COLUMNS,
@@ -66,10 +66,10 @@ def about(run: Run) -> dict[str, Any]:
 
 def _decision(run: Run) -> dict[str, Any]:
     record = run.record
-    threshold, rule = record["threshold"], record["threshold_rule"]
+    threshold, rule = record.threshold, record.threshold_rule
     if threshold is None:
         return {"rule": rule, "in words": f"the {rule} decides"}
-    target, labels = run.algorithm.target, record["target"]["names"]
+    target, labels = run.algorithm.target, list(run.algorithm.target.spec.names)
     found = {"rule": rule, "threshold": threshold}
     what = f"'{labels[1]}'" if target.kind == "binary" else "every label"
     words = f"{what} counts as predicted from a probability of {threshold:.4g} upwards ({rule}"
@@ -277,7 +277,7 @@ def _write_rows(
         info=DatasetInfo(settings=_known(run, "settings"), vocabularies=_known(run, "vocabularies")),
     )
     probabilities = run.predict_proba(data)
-    threshold = run.record["threshold"]
+    threshold = run.record.threshold
     decided = decide(target, probabilities, threshold)
     names = np.array(target.spec.names)
     if decided.ndim == 1:

@@ -86,6 +86,6 @@ def test_training_by_windows_learns_as_well_and_says_so(monkeypatch: pytest.Monk
     whole = train(data, epochs=6, batch_size=32, lr=0.01, device="cpu")
     monkeypatch.setattr(ordering, "rows_of_window", lambda train: 100)
     windows = train(data, epochs=6, batch_size=32, lr=0.01, device="cpu")
-    assert "order" not in whole.record["history"][0]
-    assert windows.record["history"][0]["order"].startswith("windows of about 100 rows")
-    assert windows.record["val"]["accuracy"] == pytest.approx(whole.record["val"]["accuracy"], abs=0.1)
+    assert whole.record.history[0].order is None
+    assert windows.record.history[0].order.startswith("windows of about 100 rows")
+    assert windows.record.val["accuracy"] == pytest.approx(whole.record.val["accuracy"], abs=0.1)

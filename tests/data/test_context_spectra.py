@@ -91,6 +91,6 @@ def test_runs_with_context_on_signals_predict_loudness_that_is_relative_to_the_p
     )  # fmt: skip
     run = train(signals, config)
     without = train(signals, config.replace(context="none"))
-    assert run.record["context"]["mode"] == "offline"
-    assert run.record["test"]["auroc"] > 0.9 > without.record["test"]["auroc"]
+    assert run.record.context["mode"] == "offline"
+    assert run.record.test["auroc"] > 0.9 > without.record.test["auroc"]
     assert run.predict_proba(signals).shape == (96, 2)

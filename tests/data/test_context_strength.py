@@ -98,8 +98,8 @@ def test_only_training_patients_decide_and_the_model_keeps_the_number(tmp_path: 
     values[torch.from_numpy(np.concatenate([split.val, split.test]))] *= 1e6
     other = dataclasses.replace(data, columns={"x": values})
     options = {"algorithm": "base", "context": "offline", "epochs": 1, "split": split, "device": "cpu"}
-    strengths = [train(each, **options).record["context"]["strength"] for each in (data, other)]  # type: ignore[arg-type]
+    strengths = [train(each, **options).record.context["strength"] for each in (data, other)]  # type: ignore[arg-type]
     assert strengths[0] == strengths[1] == known_after(data.select(split.train))
     run = train(data, context_options={"strength": 3.0}, **options)  # type: ignore[arg-type]
-    assert run.record["context"]["strength"] == 3.0
+    assert run.record.context["strength"] == 3.0
     assert run.prepare(data.select(split.test)).info.settings["context"]["strength"] == 3.0

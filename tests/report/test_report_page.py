@@ -291,7 +291,7 @@ def test_patients_with_one_sample_each_are_judged_by_the_share_of_right_decision
     ("spoil", "told"),
     [
         (lambda folder: (folder / "results.jsonl").unlink(), "no results"),
-        (lambda folder: (folder / "results.jsonl").write_text("{}\n"), "lacks run"),
+        (lambda folder: (folder / "results.jsonl").write_text("{}\n"), "line 1 is damaged, it has no 'algorithm'"),
         (lambda folder: (folder / "results.jsonl").write_text(""), "no record"),
         (lambda folder: (folder / "study.json").write_text("{"), "study.json"),
         (lambda folder: (folder / "figures" / "a.json").write_text('{"kind": "bar"}'), "figures/a.json"),

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manydg.algorithms import ALGORITHMS
+from manydg.config import TrainingConfig
 from manydg.evaluation.statistics import Interval
 from manydg.report.sections.compare import difference_in_words, reading
 from manydg.report.sections.inside import verdict_on_z
@@ -16,6 +17,9 @@ from manydg.report.study import Test as Difference
 from manydg.report.study import defined_metric, epoch_curve, patient_means, spread
 from manydg.report.words import ALGORITHMS as WORDS
 from manydg.studies.figure_data import SimilarityRow
+from manydg.training.record import EpochEntry, RunRecord
+
+RECORD = RunRecord(run="f0", algorithm="manydg", seed=0, dataset="d", config=TrainingConfig())
 
 
 def difference(gap: float, low: float, high: float, p: float) -> Difference:
@@ -69,24 +73,25 @@ def test_spread_leaves_out_what_is_undefined() -> None:
 
 def test_a_patient_counts_once_however_many_splits_tested_him() -> None:
     runs = [
-        {"per_patient": {"P-00aa": {"kappa": 0.2}, "P-00ab": {"kappa": None}}},
-        {"per_patient": {"P-00aa": {"kappa": 0.4}}},
+        RECORD.replace(per_patient={"P-00aa": {"kappa": 0.2}, "P-00ab": {"kappa": None}}),
+        RECORD.replace(per_patient={"P-00aa": {"kappa": 0.4}}),
     ]
     assert patient_means(runs, "kappa") == {"P-00aa": pytest.approx(0.3)}
 
 
 def test_a_metric_that_most_patients_lack_is_passed_over() -> None:
-    runs = [{"per_patient": {f"P-00{n:02d}": {"auprc": None if n else 0.5, "kappa": 0.1} for n in range(4)}}]
+    people = {f"P-00{n:02d}": {"auprc": None if n else 0.5, "kappa": 0.1} for n in range(4)}
+    runs = [RECORD.replace(per_patient=people)]
     assert defined_metric(runs, ["auprc", "kappa"]) == "kappa"
     assert defined_metric(runs, ["auprc"]) is None
 
 
 def test_an_epoch_curve_is_the_mean_of_the_runs_that_reached_the_epoch() -> None:
     runs = [
-        {"history": [{"epoch": 1, "val": {"kappa": 0.2}}, {"epoch": 2, "val": {"kappa": 0.6}}]},
-        {"history": [{"epoch": 1, "val": {"kappa": 0.4}}]},
+        RECORD.replace(history=(EpochEntry(1, {}, {"kappa": 0.2}, 1.0), EpochEntry(2, {}, {"kappa": 0.6}, 1.0))),
+        RECORD.replace(history=(EpochEntry(1, {}, {"kappa": 0.4}, 1.0),)),
     ]
-    x, mean, *_ = epoch_curve(runs, lambda entry: entry["val"]["kappa"])
+    x, mean, *_ = epoch_curve(runs, lambda entry: entry.val["kappa"])
     assert x.tolist() == [1, 2]
     assert mean.tolist() == pytest.approx([0.3, 0.6])
 

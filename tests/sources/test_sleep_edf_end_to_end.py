@@ -53,7 +53,7 @@ def test_real_hypnograms_go_through_prepare_train_and_predict(raw: Path, shared_
     # A quarter of the epochs, once: whether a model learns is not the matter here, but that every step fits the next.
     quarter = data.select(np.arange(0, len(data), 4))
     run = train(quarter, algorithm="base", epochs=1, ratios=(0.6, 0.2, 0.2), batch_size=64, out=tmp_path / "run")
-    assert run.record["status"] == "ok"
+    assert run.record.status == "ok"
 
     model = open_run(tmp_path / "run")
     recording = read_recording(raw / "SC4001E0-PSG.edf", model.schema.settings)

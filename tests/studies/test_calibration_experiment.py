@@ -36,7 +36,7 @@ def test_promises_stand_beside_what_was_kept(
     (row,) = table.rows
     assert len(row) == len(COLUMNS)
     cells = dict(zip(table.columns, row, strict=True))
-    folder = tmp_path / "out" / records[0]["folder"]
+    folder = tmp_path / "out" / records[0].folder
     rules = read_calibration(folder)
     assert rules is not None
     assert cells["promised coverage"] == pytest.approx(rules.on_average.level)

@@ -61,7 +61,7 @@ def run(nights: DomainDataset) -> Run:
 def test_what_adapts_to_a_whole_patient_cannot_promise_not_to_look_ahead(nights: DomainDataset, algorithm: str) -> None:
     with pytest.raises(ConfigError, match=rf"{algorithm} cannot be used with causal context.*later"):
         trained(nights, algorithm=algorithm, context="causal")
-    assert trained(nights, algorithm=algorithm, context="offline", epochs=1).record["context"]["mode"] == "offline"
+    assert trained(nights, algorithm=algorithm, context="offline", epochs=1).record.context["mode"] == "offline"
 
 
 def test_an_experiment_leaves_out_what_looks_ahead_and_says_why(nights: DomainDataset) -> None:
@@ -78,21 +78,21 @@ def trained(data: DomainDataset, **options: Any) -> Run:
 
 
 def test_the_record_states_the_context_used(nights: DomainDataset, run: Run) -> None:
-    assert run.record["context"]["mode"] == "offline"
-    assert trained(nights, algorithm="base", epochs=1).record["context"] == {"mode": "none"}
+    assert run.record.context["mode"] == "offline"
+    assert trained(nights, algorithm="base", epochs=1).record.context == {"mode": "none"}
     causal = trained(nights, algorithm="base", epochs=1, context="causal", context_options={"strength": 2.0})
-    assert (causal.record["context"]["mode"], causal.record["context"]["strength"]) == ("causal", 2.0)
+    assert (causal.record.context["mode"], causal.record.context["strength"]) == ("causal", 2.0)
 
 
 def test_context_tells_what_a_value_alone_cannot(nights: DomainDataset, run: Run) -> None:
     without = trained(nights, algorithm="base")
-    assert run.record["test"]["auroc"] > without.record["test"]["auroc"] + 0.05
+    assert run.record.test["auroc"] > without.record.test["auroc"] + 0.05
 
 
 def test_a_model_with_context_remakes_it_from_the_samples_it_is_given(nights: DomainDataset, run: Run) -> None:
     part = nights.select(np.arange(80))
     assert np.array_equal(
-        run.predict_proba(part), run.predict_proba(add_context(part, strength=run.record["context"]["strength"]))
+        run.predict_proba(part), run.predict_proba(add_context(part, strength=run.record.context["strength"]))
     )
     alone = limit_context(part, 0)
     assert not np.allclose(run.predict_proba(part), run.predict_proba(alone))
@@ -188,7 +188,7 @@ def test_figures_of_context_experiments_are_such_as_the_report_draws(
     request = Request(nights, Options(config), 1, ())
     experiment = EXPERIMENTS.get(name)()
     records = Study(tmp_path / "results", place, experiment.plan(request), "nights", "cpu").execute()
-    assert [record["error"] for record in records if record["status"] != "ok"] == []
+    assert [record.error for record in records if record.status != "ok"] == []
     figures = experiment.fold(request, records, tmp_path / "results")
     assert figures
     for figure in figures.values():

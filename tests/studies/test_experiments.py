@@ -23,6 +23,7 @@ from manydg.studies.procedures import fewer_patients
 from manydg.studies.records import read_results, views
 from manydg.studies.settings import Options
 from manydg.studies.summary import summarize_folder
+from manydg.training.record import EpochEntry, RunRecord, Use
 
 PAPER = (
     "objectives", "weights", "limited-data", "continual", "orthogonality", "domain-similarity", "norms",
@@ -55,7 +56,7 @@ def studied(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
 def test_every_run_of_every_experiment_ends_well(studied: tuple[Path, dict[str, Any]], name: str, kind: str) -> None:
     records = studied[1][kind][name]
     assert records
-    assert [record["error"] for record in records if record["status"] != "ok"] == []
+    assert [record.error for record in records if record.status != "ok"] == []
 
 
 def test_all_figures_are_as_the_report_wants_them(studied: tuple[Path, dict[str, Any]]) -> None:
@@ -82,15 +83,15 @@ def test_the_report_has_a_section_for_every_experiment_of_every_dataset(
 def test_a_run_that_serves_several_experiments_is_done_once_and_stands_in_all(
     studied: tuple[Path, dict[str, Any]],
 ) -> None:
-    records = [record for record in read_results(studied[0]) if record["dataset"] == "classes"]
-    assert len({record["run"] for record in records}) == len(records)
+    records = [record for record in read_results(studied[0]) if record.dataset == "classes"]
+    assert len({record.run for record in records}) == len(records)
     (full,) = [
-        record for record in records if record["algorithm"] == "manydg" and {"experiment": "compare", "variant": {}}
-        in record["experiments"]
+        record for record in records if record.algorithm == "manydg" and Use("compare")
+        in record.experiments
     ]  # fmt: skip
-    served = {use["experiment"] for use in full["experiments"]}
+    served = {use.experiment for use in full.experiments}
     assert served == {"compare", "objectives", "weights", "decomposition"}
-    ones = [use["variant"] for use in full["experiments"] if use["experiment"] == "weights"]
+    ones = [use.variant for use in full.experiments if use.experiment == "weights"]
     assert sorted(variant["changed"] for variant in ones) == ["mmd", "reconstruction", "similarity"]
 
 
@@ -119,13 +120,13 @@ def test_every_experiment_has_all_its_rows_in_the_summary(studied: tuple[Path, d
 def test_a_term_that_is_off_has_a_learning_curve_and_no_part_in_training(
     studied: tuple[Path, dict[str, Any]],
 ) -> None:
-    by_case = {record["variant"]["objectives"]: record for record in studied[1]["classes"]["objectives"]}
-    for entry in by_case["case 1: supervised"]["history"]:
-        assert set(entry["losses"]) == {"supervised"}
-        assert set(entry["val_terms"]) == {"supervised", "mmd", "reconstruction", "similarity"}
-        assert -1 <= entry["val_terms"]["similarity"] <= 1
-        assert -2 <= entry["val_terms"]["reconstruction"] <= 2
-        assert entry["val_terms"]["mmd"] >= 0
+    by_case = {record.variant["objectives"]: record for record in studied[1]["classes"]["objectives"]}
+    for entry in by_case["case 1: supervised"].history:
+        assert set(entry.losses) == {"supervised"}
+        assert set(entry.val_terms) == {"supervised", "mmd", "reconstruction", "similarity"}
+        assert -1 <= entry.val_terms["similarity"] <= 1
+        assert -2 <= entry.val_terms["reconstruction"] <= 2
+        assert entry.val_terms["mmd"] >= 0
     figures = {figure.title: figure for figure in read_figures(studied[0] / "figures") if figure.dataset == "classes"}
     similarity = figures["Agreement of domain factors, L_sim (best: -1)"].data
     assert isinstance(similarity, Curve)
@@ -137,7 +138,7 @@ def test_weights_vary_one_at_a_time(studied: tuple[Path, dict[str, Any]]) -> Non
     names = ("mmd", "reconstruction", "similarity")
     seen = {}
     for record in studied[1]["binary"]["weights"]:
-        settings, variant = record["config"]["settings"], record["variant"]
+        settings, variant = record.config.settings, record.variant
         if "weight" not in variant:
             assert [settings[name] for name in names] == [0.2, 0.2, 2.0]
             continue
@@ -151,9 +152,9 @@ def test_limited_data_has_one_test_group_and_nested_training_groups(
     studied: tuple[Path, dict[str, Any]], folders: dict[str, Path], dataset_of: Callable[..., DomainDataset]
 ) -> None:
     records = studied[1]["votes"]["limited-data"]
-    assert len({tuple(sorted(record["per_patient"])) for record in records}) == 1
-    sizes = {record["variant"]["training patients"] for record in records}
-    assert all(record["patients"]["train"] == record["variant"]["training patients"] for record in records)
+    assert len({tuple(sorted(record.per_patient)) for record in records}) == 1
+    sizes = {record.variant["training patients"] for record in records}
+    assert all(record.patients.train == record.variant["training patients"] for record in records)
     data = dataset_of(patients=40)
     for seed in (0, 3):
         splits = [fewer_patients(data, TrainingConfig(seed=seed), count) for count in (5, 12, 32)]
@@ -183,7 +184,9 @@ def test_running_times_come_from_23_epochs_one_run_at_a_time(dataset_of: Callabl
     assert [(run.config.algorithm, run.config.epochs) for run in runs] == [("base", 23), ("mldg", 23)]
     assert experiment.workers == 1
     seconds = [9.0, 9.0, 9.0, 1.0, 3.0]
-    record = {"algorithm": "mldg", "device": "cpu", "history": [{"seconds": value} for value in seconds]}
+    history = tuple(EpochEntry(epoch, {}, {}, value) for epoch, value in enumerate(seconds, start=1))
+    config = TrainingConfig(algorithm="mldg")
+    record = RunRecord(run="f0", algorithm="mldg", seed=0, dataset="d", config=config, device="cpu", history=history)
     request = Request(dataset_of(), QUICK, 1, ("mldg",))
     table = experiment.fold(request, [record], Path())["runtime"].data
     assert isinstance(table, CellTable)
@@ -194,7 +197,7 @@ def test_a_failed_run_is_recorded_and_the_rest_is_folded(folders: dict[str, Path
     options = replace(QUICK, own={"base": {"lr": 1e30}})
     request = make_request("continual", folders["classes"], options, 1, ("base", "manydg"))
     records = conduct("continual", folders["classes"], tmp_path, request)
-    assert {record["algorithm"] for record in records if record["status"] == "failed"} == {"base"}
+    assert {record.algorithm for record in records if record.status == "failed"} == {"base"}
     curves = [figure.data for figure in read_figures(tmp_path / "figures") if isinstance(figure.data, Curve)]
     assert {line.name for curve in curves for line in curve.series} == {"manydg"}
     assert write_report(tmp_path, tmp_path / "report.html").exists()
@@ -208,7 +211,7 @@ def test_an_experiment_of_which_every_run_fails_says_so_and_draws_nothing(
     broken = replace(QUICK, own={"manydg": {"lr": 1e30}})
     request = make_request("objectives", folders["classes"], broken, 1, ())
     records = conduct("objectives", folders["classes"], tmp_path, request, say=said.append)
-    assert {record["status"] for record in records} == {"failed"}
+    assert {record.status for record in records} == {"failed"}
     assert "no run ended well" in said[0]
     assert read_figures(tmp_path / "figures") == []
 
@@ -232,7 +235,7 @@ def test_patients_with_one_sample_each_have_nothing_within_and_no_step_on_a_sing
     names = ("continual", "domain-similarity", "orthogonality", "norms")
     requests = {name: make_request(name, place, QUICK, 1, ("base", "manydg")) for name in names}
     found = conduct_together(requests, place, tmp_path / "out")
-    assert {record["status"] for records in found.values() for record in records} == {"ok"}
+    assert {record.status for records in found.values() for record in records} == {"ok"}
     (similarity,) = [figure for figure in read_figures(tmp_path / "out" / "figures") if figure.kind == "similarity"]
     assert isinstance(similarity.data, Similarity)
     assert [row.within for row in similarity.data.rows] == [None, None]
@@ -248,18 +251,20 @@ def test_every_algorithm_can_learn_continually(folders: dict[str, Path], tmp_pat
     assert planned == {name for name in names if ALGORITHMS.get(name).sampling != "whole"}
     chosen = replace(request, algorithms=("condadv", "dann", "irm", "pcl", "mldg"))
     records = conduct("continual", data, tmp_path, chosen)
-    assert [record["error"] for record in records if record["status"] != "ok"] == []
+    assert [record.error for record in records if record.status != "ok"] == []
 
 
 def test_the_views_of_a_record_say_what_each_experiment_says() -> None:
-    uses = [{"experiment": "a", "variant": {}}, {"experiment": "b", "variant": {"x": 1}}]
-    found = views(
-        [{"run": "1", "experiment": "a", "variant": {}, "experiments": uses}, {"run": "2", "experiment": "c"}]
-    )
-    assert [(view["run"], view["experiment"], view["variant"]) for view in found] == [
+    first = RunRecord(run="1", experiment="a", algorithm="base", seed=0, dataset="d", config=TrainingConfig())
+    used = first.replace(experiments=(Use("a"), Use("b", {"x": 1})))
+    found = views([used, first.replace(run="2", experiment="c")])
+    assert [(view.run, view.experiment, view.variant) for view in found] == [
         ("1", "a", {}),
         ("1", "b", {"x": 1}),
         ("2", "c", {}),
     ]
-    assert all("experiments" not in view for view in found)
-    assert json.loads(json.dumps(found)) == found
+    assert all("experiments" not in view.to_json() for view in found)
+    for record in (*found, used, used.replace(status="failed", error="no luck")):
+        written = json.loads(json.dumps(record.to_json()))
+        wanted = {"target": {"kind": "binary", "names": ["a", "b"]}} if record.ok else {}
+        assert RunRecord.from_json(written | wanted).to_json() == written | wanted

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from manydg.data.dataset import DomainDataset
 from manydg.studies.estimate import estimate
 from manydg.studies.records import RUNS
 from manydg.studies.settings import Options
-from manydg.studies.study import PlannedRun, SilentBoard, StatusFile, Study, grid, read_status
+from manydg.studies.study import PlannedRun, RunStatus, SilentBoard, StatusFile, Study, grid, read_status
+from manydg.training.record import EpochEntry, RunRecord
 
 QUICK = Options(TrainingConfig(epochs=2, batch_size=32, backbone_options={"hidden": 8, "width": 6}))
 
@@ -48,7 +49,7 @@ class Watching(SilentBoard):
     def run_started(self, run: PlannedRun, status: Path) -> None:
         self.places.append(status)
 
-    def run_ended(self, run: PlannedRun, record: Mapping[str, Any]) -> None:
+    def run_ended(self, run: PlannedRun, record: RunRecord) -> None:
         self.ends.append(run.config.algorithm)
         assert not self.places[-1].exists()
 
@@ -106,18 +107,18 @@ def test_the_board_hears_of_every_run_and_of_the_end(tmp_path: Path, dataset: Pa
 def test_a_run_leaves_its_last_epoch_in_its_status_while_it_goes_on(
     tmp_path: Path, dataset: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[dict[str, Any]] = []
+    seen: list[RunStatus] = []
     real = StatusFile.epoch_ended
 
-    def spied(self: StatusFile, entry: Mapping[str, Any]) -> None:
+    def spied(self: StatusFile, entry: EpochEntry) -> None:
         real(self, entry)
         seen.append(read_status(self.file))
 
     monkeypatch.setattr(StatusFile, "epoch_ended", spied)
     Study(tmp_path, dataset, grid("compare", ("manydg",), [0], QUICK), "patients", "cpu").execute()
-    assert [(status["epoch"], status["epochs"]) for status in seen] == [(1, 2), (2, 2)]
-    assert set(seen[0]["losses"]) == {"supervised", "mmd", "reconstruction", "similarity"}
-    assert "kappa" in seen[0]["val"]
+    assert [(status.epoch, status.epochs) for status in seen] == [(1, 2), (2, 2)]
+    assert set(seen[0].losses) == {"supervised", "mmd", "reconstruction", "similarity"}
+    assert "kappa" in seen[0].val
 
 
 def test_a_status_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
@@ -125,7 +126,7 @@ def test_a_status_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
     status = StatusFile(tmp_path / "file" / "status.json")
     status.started("base", 2, 1)
     status.remove()
-    assert read_status(status.file) == {}
+    assert read_status(status.file) == RunStatus()
 
 
 def test_the_live_board_shows_what_is_under_way_and_a_line_for_what_ended(
@@ -137,11 +138,10 @@ def test_the_live_board_shows_what_is_under_way_and_a_line_for_what_ended(
     assert isinstance(board, LiveBoard)
     run = PlannedRun("weights", QUICK.of("manydg", 3), {"changed": "mmd", "weight": 0.1})
     other = PlannedRun("weights", QUICK.of("manydg", 4))
+    record = RunRecord(run="f0", algorithm="manydg", seed=3, dataset="d", config=run.config)
     board.planned([run, other], 0)
     try:
-        StatusFile(tmp_path / "s.json")._write(
-            {"epoch": 1, "epochs": 2, "losses": {"mmd": 0.25}, "val": {"kappa": 0.5, "f1_macro": None}}
-        )
+        StatusFile(tmp_path / "s.json")._write(RunStatus(1, 2, {"mmd": 0.25}, {"kappa": 0.5, "f1_macro": None}))
         board.run_started(run, tmp_path / "s.json")
         board.run_started(other, tmp_path / "not-yet.json")
         shown = Console(file=io.StringIO(), width=160)
@@ -149,10 +149,10 @@ def test_the_live_board_shows_what_is_under_way_and_a_line_for_what_ended(
         text = shown.file.getvalue()
         for part in ("weights", "manydg seed 3, mmd, weight 0.1", "1/2", "mmd 0.2500", "kappa 0.5000", "0/2", "0 of 2"):
             assert part in text
-        board.run_ended(run, {"status": "ok", "test": {"kappa": 0.75}})
+        board.run_ended(run, record.replace(test={"kappa": 0.75}))
         shown.print(board.table())
         assert shown.file.getvalue().count("seed 3") == 1
-        board.run_ended(other, {"status": "failed", "error": "Traceback\nValueError: no"})
+        board.run_ended(other, record.replace(status="failed", error="Traceback\nValueError: no"))
     finally:
         board.ended()
     said = screen.file.getvalue()

@@ -6,11 +6,11 @@ import json
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from manydg.algorithms import ALGORITHMS
+from manydg.data.dataset import TargetSpec
 from manydg.errors import ConfigError
 from manydg.evaluation.probes import ROWS
 from manydg.studies.paper_figures import (
@@ -24,6 +24,7 @@ from manydg.studies.paper_figures import (
 )
 from manydg.studies.summary import summarize, write_summary
 from manydg.targets import _KINDS
+from manydg.training.record import RunRecord
 
 SEEDS = Path(__file__).resolve().parents[3] / "shared" / "seeds"
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e-?\d+)?")
@@ -132,14 +133,15 @@ def test_the_open_demonstration_subset_of_a_database_is_not_the_database() -> No
     assert data_difference("readmission", source="eicu", patients=139_367, samples=200_859).comparable
 
 
-def _record(algorithm: str, seed: int) -> dict[str, Any]:
-    return {
+def _record(algorithm: str, seed: int) -> RunRecord:
+    return RunRecord.from_json({
         "run": f"{algorithm}-{seed}", "experiment": "compare", "variant": {}, "algorithm": algorithm, "seed": seed,
         "dataset": "nights", "dataset_hash": "h", "status": "ok",
         "target": {"kind": "classes", "names": ["W", "N1", "N2", "N3", "REM"]},
         "patients": {"train": 62, "val": 8, "test": 8}, "samples": {"train": 330_000, "val": 42_000, "test": 42_961},
         "test": {"accuracy": 0.88 + 0.01 * seed, "kappa": 0.75, "f1_macro": 0.67},
-    }  # fmt: skip
+        "epoch": 1, "selection_rule": "last epoch", "threshold": None, "threshold_rule": "highest probability",
+    })  # fmt: skip
 
 
 def test_theirs_stands_beside_ours_with_the_table_and_the_verdict() -> None:
@@ -154,12 +156,12 @@ def test_theirs_stands_beside_ours_with_the_table_and_the_verdict() -> None:
 
 
 def test_a_study_the_paper_has_no_task_for_has_nothing_beside_it() -> None:
-    record = _record("base", 0) | {"target": {"kind": "classes", "names": ["calm", "asleep"]}}
+    record = _record("base", 0).replace(target=TargetSpec("classes", ("calm", "asleep")))
     assert beside(summarize([record])) is None
 
 
 def test_the_summary_file_carries_the_papers_figures_and_reads_the_source_from_the_study(tmp_path: Path) -> None:
-    lines = [json.dumps(_record(name, seed)) for name in ("base", "manydg") for seed in (0, 1)]
+    lines = [json.dumps(_record(name, seed).to_json()) for name in ("base", "manydg") for seed in (0, 1)]
     (tmp_path / "results.jsonl").write_text("\n".join(lines) + "\n")
     assert "ours was prepared from an unknown source" in write_summary(tmp_path)[1].read_text()
     study = {"datasets": {"nights": {"provenance": {"source": "sleep-edf"}}}, "commands": {}}

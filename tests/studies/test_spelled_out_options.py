@@ -30,8 +30,8 @@ def test_options_that_are_spelled_out_change_nothing(
     told = spelled_out(config, data)
     assert told.backbone_options
     first, second = (train(data, one, device="cpu") for one in (config, told))
-    assert first.record["history"][0]["losses"] == second.record["history"][0]["losses"]
-    assert first.record["test"] == second.record["test"]
+    assert first.record.history[0].losses == second.record.history[0].losses
+    assert first.record.test == second.record.test
 
 
 def test_a_study_in_fresh_processes_takes_signals(tmp_path: Path) -> None:
@@ -39,5 +39,5 @@ def test_a_study_in_fresh_processes_takes_signals(tmp_path: Path) -> None:
     folder = eeg(16, 2000).save(tmp_path / "data")
     runs = grid("compare", ["base", "manydg"], range(1), TrainingConfig(epochs=1, batch_size=8))
     records = Study(tmp_path / "results", folder, runs, "eeg", "cpu").execute(2)
-    assert [record.get("error") for record in records] == [None, None]
-    assert {record["config"]["backbone"] for record in records} == {"seizure-cnn"}
+    assert [record.error for record in records] == [None, None]
+    assert {record.config.backbone for record in records} == {"seizure-cnn"}

@@ -15,17 +15,19 @@ from rich.console import Console
 from scipy import stats
 
 from manydg.cli.compare import show_summary
+from manydg.config import TrainingConfig
 from manydg.data.info import TargetSpec
 from manydg.errors import DataError, StorageError
 from manydg.evaluation.metrics import null_for_nan, score, score_patients
 from manydg.evaluation.statistics import patient_difference, patient_intervals
 from manydg.studies.summary import load_predictions, summarize, summarize_folder, write_summary
 from manydg.targets import target_of
+from manydg.training.record import RunRecord
 
 SKILL = {"base": 0.8, "prototype": 0.9, "dann": 0.7, "manydg": 1.4}
 
 
-def write_run(folder: Path, algorithm: str, seed: int, kind: str = "classes", **changes: Any) -> dict[str, Any]:
+def write_run(folder: Path, algorithm: str, seed: int, kind: str = "classes", **changes: Any) -> RunRecord:
     """One run on the split of its seed: predictions on disk and a record made from them."""
     target = target_of(TargetSpec(kind, ("a", "b", "c")[: 2 if kind == "binary" else 3]))
     people = np.random.default_rng(seed).permutation(30)[:10]
@@ -44,27 +46,31 @@ def write_run(folder: Path, algorithm: str, seed: int, kind: str = "classes", **
     arrays = {"split": np.ones(120, np.int8), "row": np.arange(120), "patient": patient, "pseudonyms": names}
     np.savez(place / "predictions.npz", **arrays, probabilities=probabilities.astype(np.float32), truth=truth)
     each = score_patients(target, truth, probabilities, patient)
-    return {
+    return RunRecord.from_json({
         "schema": 1, "run": run, "experiment": "compare", "variant": {}, "algorithm": algorithm, "seed": seed,
         "dataset": "toy", "dataset_hash": "abc", "target": {"kind": kind, "names": list(target.spec.names)},
-        "patients": {"train": 16, "val": 4, "test": 10}, "code_version": "1", "threshold": None,
+        "patients": {"train": 16, "val": 4, "test": 10}, "samples": {"test": 120}, "epoch": 1,
+        "code_version": "1", "threshold": None,
         "selection_rule": f"epoch with the highest validation {target.selection}",
         "threshold_rule": "highest probability",
         "test": null_for_nan(score(target, truth, probabilities)),
         "per_patient": {str(names[code]): null_for_nan(values) for code, values in each.items()},
         "seconds": 2.0, "status": "ok", "error": None, "folder": f"runs/{run}",
-    } | changes  # fmt: skip
+    } | changes)  # fmt: skip
 
 
-def write_study(folder: Path, kind: str = "classes", seeds: int = 4) -> list[dict[str, Any]]:
+def write_study(folder: Path, kind: str = "classes", seeds: int = 4) -> list[RunRecord]:
     records = [write_run(folder, algorithm, seed, kind) for algorithm in reversed(SKILL) for seed in range(seeds)]
-    (folder / "results.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (folder / "results.jsonl").write_text("".join(json.dumps(record.to_json()) + "\n" for record in records))
     return records
 
 
-def failure(algorithm: str, seed: int, error: str = "Traceback\nValueError: the loss is not finite") -> dict[str, Any]:
-    return {"run": "x", "experiment": "compare", "algorithm": algorithm, "seed": seed, "dataset": "toy",
-            "status": "failed", "error": error, "variant": {}}  # fmt: skip
+def failure(algorithm: str, seed: int, error: str = "Traceback\nValueError: the loss is not finite") -> RunRecord:
+    config = TrainingConfig(algorithm=algorithm, seed=seed)
+    return RunRecord(
+        run="x", experiment="compare", algorithm=algorithm, seed=seed, dataset="toy", config=config, status="failed",
+        error=error,
+    )  # fmt: skip
 
 
 def test_rows_run_from_base_over_controls_and_rivals_to_manydg(tmp_path: Path) -> None:
@@ -76,8 +82,8 @@ def test_means_tests_and_intervals_are_those_computed_one_by_one(tmp_path: Path)
     records = write_study(tmp_path)
     summary = summarize_folder(tmp_path)[0]
     entry = summary.entries["dann", "kappa"]
-    ours, theirs = ([r for r in records if r["algorithm"] == name] for name in ("dann", "manydg"))
-    first, second = ([r["test"]["kappa"] for r in runs] for runs in (ours, theirs))
+    ours, theirs = ([r for r in records if r.algorithm == name] for name in ("dann", "manydg"))
+    first, second = ([r.test["kappa"] for r in runs] for runs in (ours, theirs))
     assert entry.mean == pytest.approx(np.mean(first))
     assert entry.sd == pytest.approx(np.std(first, ddof=1))
     assert entry.comparison is not None
@@ -128,7 +134,7 @@ def test_records_alone_give_intervals_where_patients_values_suffice(tmp_path: Pa
 
 
 def test_a_failed_run_is_named_with_its_reason_and_its_row_says_how_many_seeds(tmp_path: Path) -> None:
-    records = [r for r in write_study(tmp_path) if r["run"] != "dann-2"] + [failure("dann", 2)]
+    records = [r for r in write_study(tmp_path) if r.run != "dann-2"] + [failure("dann", 2)]
     summary = summarize(records)
     assert "dann, seed 2 failed: ValueError: the loss is not finite" in summary.notes
     assert "| dann | 3 of 4 |" in summary.to_markdown()
@@ -146,14 +152,15 @@ def test_a_failure_that_a_later_run_made_good_is_not_mentioned(tmp_path: Path) -
 
 
 def test_a_missing_seed_is_said(tmp_path: Path) -> None:
-    records = [r for r in write_study(tmp_path) if r["run"] not in ("base-1", "base-3")]
+    records = [r for r in write_study(tmp_path) if r.run not in ("base-1", "base-3")]
     assert "base has no run for seeds 1, 3" in summarize(records).notes
 
 
 def test_seeds_with_other_test_patients_are_not_paired(tmp_path: Path) -> None:
     records = write_study(tmp_path)
-    changed = next(r for r in records if r["run"] == "base-0")
-    changed["per_patient"] = {"P-ffff": next(iter(changed["per_patient"].values()))}
+    index = next(i for i, r in enumerate(records) if r.run == "base-0")
+    others = {"P-ffff": next(iter(records[index].per_patient.values()))}
+    records[index] = records[index].replace(per_patient=others)
     summary = summarize(records)
     assert summary.entries["base", "kappa"].comparison.pairs == 3  # type: ignore[union-attr]
     assert any("not paired" in note for note in summary.notes)
@@ -167,7 +174,7 @@ def test_runs_on_an_older_version_of_the_data_are_left_out_and_counted(tmp_path:
 
 
 def test_without_the_reference_there_are_no_tests_and_it_is_said(tmp_path: Path) -> None:
-    records = [r for r in write_study(tmp_path) if r["algorithm"] != "manydg"]
+    records = [r for r in write_study(tmp_path) if r.algorithm != "manydg"]
     summary = summarize(records)
     assert summary.reference is None
     assert "no tests: there is no run of the reference manydg" in summary.notes
@@ -184,9 +191,7 @@ def test_one_seed_has_no_deviation_and_no_test_but_a_table(tmp_path: Path) -> No
 
 
 def test_an_undefined_metric_is_an_empty_cell_and_not_a_crash(tmp_path: Path) -> None:
-    records = write_study(tmp_path, "binary", seeds=2)
-    for record in records:
-        record["test"]["auroc"] = None
+    records = [r.replace(test={**r.test, "auroc": None}) for r in write_study(tmp_path, "binary", seeds=2)]
     summary = summarize(records)
     assert math.isnan(summary.entries["base", "auroc"].mean)
     assert summary.entries["base", "auroc"].rank == 0
@@ -195,9 +200,8 @@ def test_an_undefined_metric_is_an_empty_cell_and_not_a_crash(tmp_path: Path) ->
 
 
 def test_the_best_is_bold_the_second_underlined_and_equals_share(tmp_path: Path) -> None:
-    records = write_study(tmp_path)
-    for record in records:
-        record["test"]["kappa"] = {"base": 0.5, "prototype": 0.7, "dann": 0.6, "manydg": 0.7}[record["algorithm"]]
+    kappa = {"base": 0.5, "prototype": 0.7, "dann": 0.6, "manydg": 0.7}
+    records = [r.replace(test={**r.test, "kappa": kappa[r.algorithm]}) for r in write_study(tmp_path)]
     ranks = {row: summarize(records).entries[row, "kappa"].rank for row in SKILL}
     assert ranks == {"base": 0, "prototype": 1, "dann": 2, "manydg": 1}
     text = summarize(records).to_markdown()
@@ -225,7 +229,7 @@ def test_the_files_hold_every_row_and_the_rules(tmp_path: Path) -> None:
 
 def test_a_folder_of_several_experiments_gets_a_section_each(tmp_path: Path) -> None:
     records = write_study(tmp_path, seeds=2) + [write_run(tmp_path, "base", 0, experiment="weights")]
-    (tmp_path / "results.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(record.to_json()) + "\n" for record in records))
     text = write_summary(tmp_path)[1].read_text()
     assert "## compare on toy" in text
     assert "## weights on toy" in text

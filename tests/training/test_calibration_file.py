@@ -151,7 +151,7 @@ def test_predictions_carry_how_far_to_trust_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("algorithm", "mode"), [("arm", "offline"), ("bn-adapt", "offline"), ("ema", "none")])
 def test_the_record_says_whether_a_patient_s_other_samples_were_used(algorithm: str, mode: str) -> None:
     run = train(_many(12, 6), algorithm=algorithm, epochs=1, ratios=RATIOS, device="cpu")
-    assert run.record["context"]["mode"] == mode
+    assert run.record.context["mode"] == mode
 
 
 def test_a_run_without_calibration_predicts_without_it(run_folder: Path, tmp_path: Path) -> None:

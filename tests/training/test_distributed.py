@@ -91,10 +91,10 @@ def test_two_processes_reach_the_result_of_one(commands: Any, tmp_path: Path) ->
     ):
         np.testing.assert_allclose(second["probabilities"], first["probabilities"], atol=1e-3)
         assert np.array_equal(first["row"], second["row"])
-    assert two.record["processes"] == 2
-    for before, after in zip(one.record["history"], two.record["history"], strict=True):
-        assert after["losses"] == pytest.approx(before["losses"], abs=1e-4)
-        assert after["val"] == pytest.approx(before["val"], abs=1e-6)
+    assert two.record.processes == 2
+    for before, after in zip(one.record.history, two.record.history, strict=True):
+        assert after.losses == pytest.approx(before.losses, abs=1e-4)
+        assert after.val == pytest.approx(before.val, abs=1e-6)
     assert {file.name for file in (tmp_path / "one").iterdir()} == {file.name for file in (tmp_path / "two").iterdir()}
 
 
@@ -125,7 +125,7 @@ def test_losses_that_tie_rows_together_are_those_of_one_process(tmp_path: Path) 
         )
         two = open_run(tmp_path / "two" / name)
         np.testing.assert_allclose(two.predict_proba(data), one.predict_proba(data), atol=2e-3, err_msg=name)
-        assert two.record["history"][-1]["losses"] == pytest.approx(one.record["history"][-1]["losses"], rel=1e-3)
+        assert two.record.history[-1].losses == pytest.approx(one.record.history[-1].losses, rel=1e-3)
 
 
 def test_what_processes_cannot_share_is_refused_with_the_reason(

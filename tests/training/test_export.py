@@ -141,7 +141,7 @@ def test_a_centred_spectrogram_can_be_exported_too(tmp_path: Path) -> None:
     signal = (30 * rng.normal(size=(40, 16, 2000))).astype(np.float32)
     data = from_arrays({"signal": signal}, np.arange(40) % 2, np.repeat(np.arange(10), 4), kind="classes")
     run = train(data, epochs=1, batch_size=16, device="cpu")
-    assert run.record["config"]["backbone"] == "seizure-cnn"
+    assert run.record.config.backbone == "seizure-cnn"
     assert_parity(run, data, export_run(run, tmp_path / "model.onnx").path, "onnx")
 
 
@@ -173,11 +173,11 @@ def test_an_onnx_file_says_what_its_classes_are_and_nothing_of_patients(
     path = export_run(run, tmp_path / "model.onnx").path
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     said = json.loads(session.get_modelmeta().custom_metadata_map["manydg"])
-    assert said["target"] == run.record["target"]
-    assert said["run"] == run.record["run"]
+    assert said["target"] == run.record.to_json()["target"]
+    assert said["run"] == run.record.run
     assert session.get_inputs()[0].shape == ["batch", 6]
     assert session.get_outputs()[0].shape == ["batch", 3]
-    assert not any(alias.encode() in path.read_bytes() for alias in run.record["per_patient"])
+    assert not any(alias.encode() in path.read_bytes() for alias in run.record.per_patient)
 
 
 @pytest.mark.parametrize("algorithm", [n for n in ALGORITHMS.names() if ALGORITHMS.get(n).uses_patients])

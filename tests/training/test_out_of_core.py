@@ -35,7 +35,7 @@ class Light(nn.Module):
 
 torch.set_num_threads(1)
 run = train(open_dataset(sys.argv[1]), epochs=1, batch_size=64, backbone=Light(), device="cpu")
-print(json.dumps({"memory": memory_of_machine(), "record": run.record}))
+print(json.dumps({"memory": memory_of_machine(), "record": run.record.to_json()}))
 """
 
 
@@ -104,7 +104,7 @@ torch.set_num_threads(1)
 options = {"hidden": 8, "layers": 1, "width": 8, **({} if NAME == "mlp" else {"bins": 2, "embedding": 1})}
 config = TrainingConfig(epochs=1, batch_size=64, backbone=NAME, backbone_options=options)
 run = train(open_dataset(sys.argv[1]), config, device="cpu")
-print(json.dumps({"memory": memory_of_machine(), "record": run.record}))
+print(json.dumps({"memory": memory_of_machine(), "record": run.record.to_json()}))
 """
 
 

@@ -63,7 +63,7 @@ def test_a_cached_spectrogram_trains_as_the_signal_does(monkeypatch: pytest.Monk
     curves = []
     for memory in (1 << 40, 1 << 22):
         monkeypatch.setattr(placing, "memory_of_machine", lambda memory=memory: memory)
-        curves.append([entry["losses"]["supervised"] for entry in fit(config, data, None, CPU).history])
+        curves.append([entry.losses["supervised"] for entry in fit(config, data, None, CPU).history])
     np.testing.assert_allclose(curves[0], curves[1], rtol=1e-3)
 
 

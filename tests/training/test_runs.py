@@ -20,6 +20,7 @@ from manydg.data.dataset import Batch, DomainDataset
 from manydg.data.schema import InputSchema
 from manydg.data.splits import load_split
 from manydg.errors import ConfigError, DataError, StorageError, TrainingError
+from manydg.training.record import RunRecord
 from manydg.training.run import open_run, train
 
 FIELDS = {
@@ -32,7 +33,8 @@ FIELDS = {
 def test_the_record_says_what_ran_on_what_and_how_it_did(small_dataset: DomainDataset, tmp_path: Path) -> None:
     run = train(small_dataset, epochs=3, seed=2, out=tmp_path, device="cpu", name="small", lr=0.01)
     record = json.loads((tmp_path / "run.json").read_text())
-    assert record == run.record
+    assert record == run.record.to_json()
+    assert RunRecord.from_json(record) == run.record
     assert set(record) >= FIELDS
     assert record["dataset"] == "small"
     assert record["dataset_hash"] == small_dataset.content_hash()
@@ -53,10 +55,10 @@ def test_the_record_says_what_ran_on_what_and_how_it_did(small_dataset: DomainDa
 
 def test_the_epoch_is_the_best_on_validation_patients(small_dataset: DomainDataset) -> None:
     run = train(small_dataset, epochs=6, seed=3, lr=0.02)
-    kappas = [entry["val"]["kappa"] for entry in run.record["history"]]
-    assert run.record["selection_rule"] == "epoch with the highest validation kappa"
-    assert run.record["epoch"] == 1 + int(np.argmax(kappas))
-    assert run.record["val"]["kappa"] == max(kappas)
+    kappas = [entry.val["kappa"] for entry in run.record.history]
+    assert run.record.selection_rule == "epoch with the highest validation kappa"
+    assert run.record.epoch == 1 + int(np.argmax(kappas))
+    assert run.record.val["kappa"] == max(kappas)
 
 
 def test_the_metrics_are_those_of_the_predictions_it_leaves(small_dataset: DomainDataset, tmp_path: Path) -> None:
@@ -129,8 +131,8 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(small_dataset
     for name, tensor in first.algorithm.state_dict().items():
         assert torch.equal(tensor, same.algorithm.state_dict()[name])
     for key in ("val", "test", "per_patient", "epoch", "threshold"):
-        assert first.record[key] == same.record[key]
-    assert first.record["per_patient"] != other.record["per_patient"]
+        assert getattr(first.record, key) == getattr(same.record, key)
+    assert first.record.per_patient != other.record.per_patient
 
 
 def test_an_opened_run_predicts_the_same_and_refuses_other_columns(
@@ -245,7 +247,7 @@ def test_two_patients_cannot_be_split(dataset_of: Callable[..., DomainDataset]) 
 
 def test_patients_with_one_sample_each_are_trained_on(dataset_of: Callable[..., DomainDataset]) -> None:
     run = train(dataset_of(patients=60, samples=1), epochs=2)
-    assert set(run.record["history"][0]["losses"]) == {"supervised", "mmd"}
+    assert set(run.record.history[0].losses) == {"supervised", "mmd"}
 
 
 @pytest.mark.filterwarnings("ignore::manydg.errors.ManyDGWarning")
@@ -253,7 +255,7 @@ def test_patients_with_one_sample_each_are_trained_on(dataset_of: Callable[..., 
 def test_any_batch_size_and_number_of_samples_will_do(dataset_of: Callable[..., DomainDataset], algorithm: str) -> None:
     for patients, samples, batch in ((23, 1, 2), (11, 3, 4), (10, 3, 5)):
         run = train(dataset_of(patients=patients, samples=samples), algorithm=algorithm, epochs=1, batch_size=batch)
-        assert run.record["status"] == "ok"
+        assert run.record.status == "ok"
 
 
 def test_the_schema_of_a_run_is_that_of_its_data(small_dataset: DomainDataset) -> None:

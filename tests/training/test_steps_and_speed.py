@@ -128,16 +128,16 @@ def test_bf16_learns_as_float32_does(dataset_of: Callable[..., DomainDataset]) -
     curves = {}
     for kind in ("float32", "bf16"):
         run = train(data, epochs=4, lr=3e-3, batch_size=64, precision=kind)
-        curves[kind] = [entry["losses"]["supervised"] for entry in run.record["history"]]
+        curves[kind] = [entry.losses["supervised"] for entry in run.record.history]
     assert curves["bf16"] != curves["float32"]
     np.testing.assert_allclose(curves["bf16"], curves["float32"], rtol=0.05)
 
 
 def test_the_record_says_which_speed_was_used(small_dataset: DomainDataset, tmp_path: Path) -> None:
-    config = train(small_dataset, epochs=1, out=tmp_path, device="cpu").record["config"]
-    assert (config["precision"], config["execution"]) == ("float32", "plain")
-    config = train(small_dataset, epochs=1, execution="deterministic", device="cpu").record["config"]
-    assert config["execution"] == "deterministic"
+    config = train(small_dataset, epochs=1, out=tmp_path, device="cpu").record.config
+    assert (config.precision, config.execution) == ("float32", "plain")
+    config = train(small_dataset, epochs=1, execution="deterministic", device="cpu").record.config
+    assert config.execution == "deterministic"
 
 
 def test_deterministic_training_gives_the_same_bits_as_plain_training_on_a_cpu(small_dataset: DomainDataset) -> None:

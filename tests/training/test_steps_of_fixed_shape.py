@@ -243,7 +243,7 @@ def test_replayed_steps_learn_what_steps_as_written_learn(algorithm: str, backbo
         except ConfigError as refusal:
             pytest.skip(str(refusal))
         assert fitted.speed.execution == execution
-        curves.append([value for entry in fitted.history for value in entry["losses"].values()])
+        curves.append([value for entry in fitted.history for value in entry.losses.values()])
     np.testing.assert_allclose(curves[1], curves[0], rtol=0.02, atol=1e-3)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Group
 
     from manydg.studies.study import Board, PlannedRun, Study
+    from manydg.training.record import EpochEntry, RunRecord
 
 # Without markup and wrapping, so that brackets in a path or a message stay as they are and each message is one line.
 console = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
@@ -26,11 +27,11 @@ class EpochLines:
         going_on = f", going on from epoch {first_epoch}" if first_epoch > 1 else ""
         console.print(f"training {algorithm}{going_on}")
 
-    def epoch_ended(self, entry: Mapping[str, Any]) -> None:
-        losses, metrics = figures(entry["losses"]), figures(entry["val"])
-        console.print(f"epoch {entry['epoch']:>3}/{self.epochs}  loss: {losses}  validation: {metrics}")
+    def epoch_ended(self, entry: EpochEntry) -> None:
+        losses, metrics = figures(entry.losses), figures(entry.val)
+        console.print(f"epoch {entry.epoch:>3}/{self.epochs}  loss: {losses}  validation: {metrics}")
 
-    def finished(self, record: Mapping[str, Any]) -> None:
+    def finished(self, record: RunRecord) -> None:
         pass
 
 
@@ -50,7 +51,7 @@ class RunLines:
     def run_started(self, run: PlannedRun, status: Path) -> None:
         pass
 
-    def run_ended(self, run: PlannedRun, record: Mapping[str, Any]) -> None:
+    def run_ended(self, run: PlannedRun, record: RunRecord) -> None:
         self.done += 1
         console.print(f"[{self.done:>3}/{self.total}, {clock(self.left)} left]  {told(run)}:  {outcome(record)}")
 
@@ -80,7 +81,7 @@ class LiveBoard(RunLines):
     def run_started(self, run: PlannedRun, status: Path) -> None:
         self.under_way[id(run)] = (run, status)
 
-    def run_ended(self, run: PlannedRun, record: Mapping[str, Any]) -> None:
+    def run_ended(self, run: PlannedRun, record: RunRecord) -> None:
         self.under_way.pop(id(run), None)
         super().run_ended(run, record)
 
@@ -99,8 +100,8 @@ class LiveBoard(RunLines):
         table = Table("experiment", "run", "epoch", "loss", "validation", box=None, pad_edge=False)
         for run, file in list(self.under_way.values()):
             status = read_status(file)
-            epoch = f"{status.get('epoch', 0)}/{status.get('epochs', run.config.epochs)}"
-            cells = [run.experiment, told(run), epoch, figures(status.get("losses")), figures(status.get("val"))]
+            epoch = f"{status.epoch}/{status.epochs or run.config.epochs}"
+            cells = [run.experiment, told(run), epoch, figures(status.losses), figures(status.val)]
             table.add_row(*map(Text, cells))
         left = clock(self.left) if self.left == self.left else "unknown time"
         counts = Text(f"{self.done} of {self.total} runs done, {left} left")
@@ -128,16 +129,17 @@ def told(run: PlannedRun) -> str:
     return ", ".join([f"{run.config.algorithm} seed {run.config.seed}", *variant])
 
 
-def outcome(record: Mapping[str, Any]) -> str:
+def outcome(record: RunRecord) -> str:
     """How a run ended."""
-    if record["status"] == "ok":
-        return figures(record["test"])
-    return f"failed: {record['error'].strip().splitlines()[-1]}"
+    if record.ok:
+        return figures(record.test)
+    lines = (record.error or "no reason given").strip().splitlines()
+    return f"failed: {lines[-1]}"
 
 
-def figures(values: Mapping[str, float | None] | None) -> str:
+def figures(values: Mapping[str, float | None]) -> str:
     """Names and numbers in a row; those that are undefined are left out."""
-    return "  ".join(f"{name} {value:.4f}" for name, value in (values or {}).items() if value is not None)
+    return "  ".join(f"{name} {value:.4f}" for name, value in values.items() if value is not None)
 
 
 def clock(seconds: float) -> str:

@@ -67,10 +67,10 @@ def train(
     if not speaks:
         return
     record = run.record
-    chosen = f"epoch {record['epoch']}, {record['selection_rule']}" if record["epoch"] else record["selection_rule"]
+    chosen = f"epoch {record.epoch}, {record.selection_rule}" if record.epoch else record.selection_rule
     console.print(f"chosen: {chosen}")
-    patients, samples = record["patients"]["test"], record["samples"]["test"]
-    metrics = "  ".join(f"{name} {value:.4f}" for name, value in record["test"].items() if value is not None)
+    patients, samples = record.patients.test, record.samples.test
+    metrics = "  ".join(f"{name} {value:.4f}" for name, value in record.test.items() if value is not None)
     print(f"{patients} unseen patients, {samples} samples:  {metrics}")
     console.print(f"wrote {out}/run.json (the record), model.safetensors, predictions.npz and split.json")
 

@@ -119,7 +119,7 @@ def _meta(study: Study) -> str:
 
 
 def _runs(study: Study) -> int:
-    return sum(record["status"] == "ok" for chapter in study.chapters for record in chapter.records)
+    return sum(record.ok for chapter in study.chapters for record in chapter.records)
 
 
 def _chapter(chapter: Chapter, place: int) -> Written:
@@ -146,7 +146,7 @@ def _chapter(chapter: Chapter, place: int) -> Written:
 
 
 def _experiments(chapter: Chapter) -> list[str]:
-    ran = [str(record["experiment"]) for record in chapter.uses()]
+    ran = [record.experiment for record in chapter.uses()]
     return ran + [figure.experiment for figure in chapter.figures]
 
 

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from manydg.data.info import TargetSpec
-from manydg.errors import DataError, StorageError
+from manydg.errors import DataError
 from manydg.evaluation.predictions import Predictions
 from manydg.evaluation.statistics import Interval
 from manydg.studies.figure_data import FIGURES, PSEUDONYM, FigureData, read_figures
-from manydg.studies.records import views
-from manydg.studies.study import read_results
+from manydg.studies.records import StudiedDataset, StudyDescription, read_description, read_results, views
 from manydg.studies.summary import Entry, Summary, load_predictions, summarize
 from manydg.targets import Target, target_of
+from manydg.training.record import EpochEntry, RunRecord
 
-Record = Mapping[str, Any]
-_NEEDED = ("run", "experiment", "algorithm", "seed", "dataset", "status")
+Record = RunRecord
 
 
 @dataclass(frozen=True)
@@ -36,10 +33,10 @@ class Chapter:
     dataset : str
     folder : Path
         The results folder.
-    records : list of dict
+    records : list of RunRecord
         Finished and failed runs, in the order they were written; of a run that stands twice the last counts.
-    about : dict
-        The dataset's entry of ``study.json``; empty where there is none.
+    about : StudiedDataset, optional
+        The dataset's entry of ``study.json``; None where there is none.
     figures : list of FigureData
     commands : dict
         Experiment to the command that made it.
@@ -48,7 +45,7 @@ class Chapter:
     dataset: str
     folder: Path
     records: Sequence[Record]
-    about: Mapping[str, Any] = field(default_factory=dict)
+    about: StudiedDataset | None = None
     figures: Sequence[FigureData] = ()
     commands: Mapping[str, str] = field(default_factory=dict)
     _read: dict[str, Predictions | None] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -56,11 +53,11 @@ class Chapter:
     @cached_property
     def target(self) -> Target:
         """The kind of label, from the first record that says."""
-        told = [record["target"] for record in self.records if record.get("target")]
-        found = told[0] if told else self.about.get("target")
-        if not found:
+        described = None if self.about is None else self.about.target
+        spec = next((record.target for record in self.records if record.target), described)
+        if spec is None:
             raise DataError(f"no run on {self.dataset} ended well, so there is nothing to report on it")
-        return target_of(TargetSpec(found["kind"], tuple(found["names"])))
+        return target_of(spec)
 
     @property
     def metric(self) -> str:
@@ -69,15 +66,15 @@ class Chapter:
 
     def runs(self, experiment: str) -> list[Record]:
         """Finished runs of an experiment."""
-        return [record for record in self.uses() if record["experiment"] == experiment]
+        return [record for record in self.uses() if record.experiment == experiment]
 
     def uses(self) -> list[Record]:
         """Finished runs as each of their experiments sees them: a run that serves several stands here several times."""
-        return list(views(record for record in self.records if record["status"] == "ok"))
+        return list(views(record for record in self.records if record.ok))
 
     def failed(self) -> list[Record]:
         """Runs that ended in an error."""
-        return [record for record in self.records if record["status"] != "ok"]
+        return [record for record in self.records if not record.ok]
 
     def command(self, experiment: str) -> str:
         """The command that makes an experiment again; empty where it is not known."""
@@ -90,7 +87,7 @@ class Chapter:
 
     def predictions(self, record: Record) -> Predictions | None:
         """Test predictions of a run; None where the run's folder is not here."""
-        key = str(record["run"])
+        key = record.run
         if key not in self._read:
             self._read[key] = _read_predictions(self.folder, record)
         return self._read[key]
@@ -117,79 +114,51 @@ def read_study(folder: str | Path) -> Study:
     """
     folder = Path(folder)
     records = _read_records(folder)
-    about = _read_about(folder / "study.json")
+    about = read_description(folder)
     figures = read_figures(folder / FIGURES)
-    names = list(dict.fromkeys(str(record["dataset"]) for record in records))
+    names = list(dict.fromkeys(record.dataset for record in records))
     for figure in figures:
         if (figure.dataset is None and len(names) > 1) or (figure.dataset is not None and figure.dataset not in names):
             raise DataError(
                 f"the figure '{figure.title}' does not say which dataset it is of (datasets here: {', '.join(names)})"
             )
     chapters = [_chapter(name, folder, records, about, figures) for name in names]
-    versions = list(dict.fromkeys(str(record.get("code_version") or "") for record in records))
-    version = about.get("code_version") or ", ".join(filter(None, versions))
-    return Study(chapters, str(about.get("created") or ""), str(version))
+    versions = list(dict.fromkeys(record.code_version for record in records))
+    return Study(chapters, about.created, about.code_version or ", ".join(filter(None, versions)))
 
 
 def _chapter(
-    name: str, folder: Path, records: list[Record], about: Mapping[str, Any], figures: list[FigureData]
+    name: str, folder: Path, records: list[Record], about: StudyDescription, figures: list[FigureData]
 ) -> Chapter:
-    entry, commands = _entry_of(name, about)
     return Chapter(
         dataset=name,
         folder=folder,
-        records=[record for record in records if record["dataset"] == name],
-        about=entry,
+        records=[record for record in records if record.dataset == name],
+        about=about.datasets.get(name),
         figures=[figure for figure in figures if figure.dataset in (None, name)],
-        commands=commands,
+        commands={key: text for key, text in about.commands_on(name).items() if text},
     )
-
-
-def _entry_of(name: str, about: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, str]]:
-    """The dataset's entry and commands: ``dataset`` is one entry, ``datasets`` has one by each name."""
-    several = about.get("datasets") or {}
-    entries = [*several.values(), about.get("dataset") or {}] if isinstance(several, dict) else several
-    entry: dict[str, Any] = next((entry for entry in entries if entry.get("name") == name), {})
-    commands = entry.get("commands") or about.get("commands") or {}
-    own = commands.get(name)
-    chosen = own if isinstance(own, dict) else commands
-    return entry, {key: str(text) for key, text in chosen.items() if text and isinstance(text, str)}
 
 
 def _read_records(folder: Path) -> list[Record]:
     found: dict[str, Record] = {}
     for place, record in enumerate(read_results(folder), start=1):
-        missing = [key for key in _NEEDED if not isinstance(record, dict) or key not in record]
-        if missing:
-            raise DataError(f"results.jsonl line {place} lacks {', '.join(missing)}: it is no record of a run")
-        if not all(PSEUDONYM.fullmatch(name) for name in record.get("per_patient") or {}):
+        if not all(PSEUDONYM.fullmatch(name) for name in record.per_patient):
             raise DataError(
                 f"results.jsonl line {place} names a patient by something other than a pseudonym (P- and hex digits); "
                 "run it again with a current manydg rather than let an identifier reach a page"
             )
-        found.pop(str(record["run"]), None)
-        found[str(record["run"])] = record
+        found.pop(record.run, None)
+        found[record.run] = record
     if not found:
         raise DataError(f"{folder / 'results.jsonl'} holds no record of a run: run 'manydg compare' first")
     return list(found.values())
 
 
-def _read_about(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise StorageError(f"{path} is no readable JSON ({error}); remove it or make it again") from error
-    if not isinstance(content, dict):
-        raise DataError(f"{path} holds no JSON object")
-    return content
-
-
 def _read_predictions(folder: Path, record: Record) -> Predictions | None:
     found = load_predictions(folder, record)
     if found is not None and not all(PSEUDONYM.fullmatch(str(name)) for name in found.names):
-        raise DataError(f"the predictions of run {record['run']} name a patient by something other than a pseudonym")
+        raise DataError(f"the predictions of run {record.run} name a patient by something other than a pseudonym")
     return found
 
 
@@ -243,22 +212,22 @@ def grouped(records: Iterable[Record], key: Callable[[Record], Key]) -> dict[Key
 
 def by_algorithm(records: Iterable[Record]) -> dict[str, list[Record]]:
     """Records by algorithm: ManyDG, Base and the controls first, then the rivals as they come."""
-    groups = grouped(records, lambda record: str(record["algorithm"]))
+    groups = grouped(records, lambda record: record.algorithm)
     names = [name for name in FIRST if name in groups] + [name for name in groups if name not in FIRST]
     return {name: groups[name] for name in names}
 
 
 def metric_spread(records: Iterable[Record], metric: str, side: str = "test") -> Spread:
     """A metric of several runs."""
-    return spread((record.get(side) or {}).get(metric) for record in records)
+    return spread(getattr(record, side).get(metric) for record in records)
 
 
-def epoch_curve(records: Sequence[Record], pick: Callable[[Mapping[str, Any]], float | None]) -> tuple[FloatArray, ...]:
+def epoch_curve(records: Sequence[Record], pick: Callable[[EpochEntry], float | None]) -> tuple[FloatArray, ...]:
     """Epochs, and mean, low and high over runs at each: ``(epochs,)`` four times."""
     values: dict[int, list[float | None]] = {}
     for record in records:
-        for entry in record.get("history") or []:
-            values.setdefault(int(entry["epoch"]), []).append(pick(entry))
+        for entry in record.history:
+            values.setdefault(entry.epoch, []).append(pick(entry))
     folded = {epoch: spread(values[epoch]) for epoch in sorted(values)}
     folded = {epoch: found for epoch, found in folded.items() if found.count}
     columns = [(epoch, found.mean, found.low, found.high) for epoch, found in folded.items()]
@@ -269,7 +238,7 @@ def patient_means(records: Iterable[Record], metric: str) -> dict[str, float]:
     """Each patient's metric, the mean over the runs in which the patient was tested; undefined ones are left out."""
     values: dict[str, list[float]] = {}
     for record in records:
-        for name, entry in (record.get("per_patient") or {}).items():
+        for name, entry in record.per_patient.items():
             value = entry.get(metric)
             if value is not None and math.isfinite(value):
                 values.setdefault(name, []).append(float(value))
@@ -280,20 +249,20 @@ def patient_samples(records: Iterable[Record]) -> dict[str, int]:
     """Each tested patient's number of samples."""
     counts: dict[str, int] = {}
     for record in records:
-        counts |= {name: int(entry.get("samples") or 0) for name, entry in (record.get("per_patient") or {}).items()}
+        counts |= {name: int(entry.get("samples") or 0) for name, entry in record.per_patient.items()}
     return counts
 
 
 def defined_metric(records: Sequence[Record], metrics: Sequence[str]) -> str | None:
     """The first metric that is defined for at least half of the tested patients; None where there is none."""
-    people = len({name for record in records for name in record.get("per_patient") or {}})
+    people = len({name for record in records for name in record.per_patient})
     counts = {metric: len(patient_means(records, metric)) for metric in metrics}
     return next((metric for metric in metrics if people and counts[metric] >= people / 2), None)
 
 
 def seconds_per_epoch(record: Record) -> float | None:
     """Mean seconds of an epoch, the first three left out where there are more; None where no time was noted."""
-    seconds = [float(entry["seconds"]) for entry in record.get("history") or [] if entry.get("seconds") is not None]
+    seconds = [entry.seconds for entry in record.history]
     kept = seconds[3:] if len(seconds) > 3 else seconds
     return float(np.mean(kept)) if kept else None
 
@@ -391,7 +360,7 @@ def compare(chapter: Chapter) -> Comparison | None:
     runs = chapter.runs("compare")
     if not runs:
         return None
-    known = {str(run["run"]): found for run in runs if (found := chapter.predictions(run)) is not None}
+    known = {run.run: found for run in runs if (found := chapter.predictions(run)) is not None}
     summary = summarize(runs, known)
     order = dict.fromkeys([summary.reference, *FIRST, *summary.rows])
     return Comparison(summary, [row for row in order if row in summary.rows])

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from manydg.algorithms import ALGORITHMS
 from manydg.backbones import build_backbone
@@ -114,8 +113,8 @@ def conduct(
 
     Returns
     -------
-    list of dict
-        The records of its runs.
+    list of RunRecord
+        Of its runs.
     """
     found = conduct_together(
         {name: request}, dataset, out, title=title, workers=workers, device=device, board=board,
@@ -199,7 +198,7 @@ def compare(
     device: str = "auto",
     board: Board | None = None,
     command: str = "",
-) -> list[dict[str, Any]]:
+) -> list[Record]:
     """Train every algorithm on every seed's split and write the table of results.
 
     Parameters
@@ -216,8 +215,7 @@ def compare(
 
     Returns
     -------
-    list of dict
-        The runs' records.
+    list of RunRecord
     """
     place, folder = Path(dataset), Path(out)
     open_dataset(place)

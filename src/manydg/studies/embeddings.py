@@ -22,6 +22,7 @@ from manydg.evaluation.probes import Retrieval, half_sessions, patient_retrieval
 from manydg.studies.experiment import Series
 from manydg.targets import target_of
 from manydg.training.inference import embed_dataset
+from manydg.training.record import RunRecord
 from manydg.training.run import Run, open_run
 
 MOST_SAMPLES = 20_000
@@ -50,21 +51,21 @@ class Embedded:
 
 
 def embedded_sides(
-    dataset: DomainDataset, records: Sequence[Mapping[str, Any]], folder: Path, sides: Sequence[str] = ("train", "test")
+    dataset: DomainDataset, records: Sequence[RunRecord], folder: Path, sides: Sequence[str] = ("train", "test")
 ) -> Iterator[Embedded]:
     """Embeddings of every finished run's sides, at most twenty thousand random samples of each."""
     for record in records:
-        place = folder / record["folder"]
+        place = folder / record.folder
         run, split = open_run(place), load_split(place / "split.json", dataset)
         # A patient's context is made of all samples, before some are drawn.
         prepared = run.prepare(dataset)
         for side in sides:
             rows = np.asarray(getattr(split, side))
-            rng = np.random.default_rng([record["seed"], 5])
+            rng = np.random.default_rng([record.seed, 5])
             part = prepared.select(np.sort(rng.permutation(rows)[:MOST_SAMPLES]))
             found = {name: tensor.numpy() for name, tensor in embed_dataset(run.algorithm, part).items()}
             labels = target_of(part.target).truth(part.targets).numpy()
-            yield Embedded(record["seed"], side, found, part.domains.numpy(), part.pseudonyms(), labels)
+            yield Embedded(record.seed, side, found, part.domains.numpy(), part.pseudonyms(), labels)
 
 
 # How predictions depend on how much of a patient is known, and whether embeddings know the patient.
@@ -78,9 +79,9 @@ Scores = dict[str, float]
 ByMetric = dict[str, Series]
 
 
-def tested_part(dataset: DomainDataset, record: Mapping[str, Any], folder: Path) -> tuple[Run, DomainDataset]:
+def tested_part(dataset: DomainDataset, record: RunRecord, folder: Path) -> tuple[Run, DomainDataset]:
     """A finished run and the samples of its test patients."""
-    place = folder / record["folder"]
+    place = folder / record.folder
     return open_run(place), dataset.select(load_split(place / "split.json", dataset).test)
 
 
@@ -231,7 +232,7 @@ def gather(series: ByMetric, name: str, scores: Mapping[float, Mapping[str, floa
 def _scores(run: Run, part: DomainDataset, probabilities: npt.NDArray[np.float32]) -> Scores:
     target = run.algorithm.target
     truth = target.truth(part.targets).cpu().numpy()
-    found = score(target, truth, probabilities, run.record["threshold"])
+    found = score(target, truth, probabilities, run.record.threshold)
     return {name: float(value) for name, value in found.items()}
 
 

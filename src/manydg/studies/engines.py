@@ -97,7 +97,7 @@ def _warn(reason: str) -> None:
 
 
 Job = Mapping[str, Any]
-Record = dict[str, Any]
+Record = Any
 Do = Callable[[Job], Record]
 Started = Callable[[Job], None]
 
@@ -238,8 +238,8 @@ def _absolute(job: Job) -> dict[str, Any]:
     return {**job, **places, "code_version": code_version()}
 
 
-def _do_elsewhere(do: Do, text: str) -> str:
-    """Do a job on a node of a cluster; JSON in, JSON out."""
+def _do_elsewhere(do: Do, text: str) -> Record:
+    """Do a job on a node of a cluster."""
     import platform
 
     from manydg.code_version import code_version
@@ -254,13 +254,12 @@ def _do_elsewhere(do: Do, text: str) -> str:
             )
     if job.pop("code_version") != code_version():
         raise ConfigError(f"the node {platform.node()} runs another version of the program: install the same on all")
-    return json.dumps(do(job))
+    return do(job)
 
 
 def _result(ray: Any, reference: Any) -> Record:
     try:
-        record: Record = json.loads(ray.get(reference))
-        return record
+        return ray.get(reference)
     except ray.exceptions.RayTaskError as error:
         cause = error.cause if isinstance(getattr(error, "cause", None), ConfigError) else None
         raise cause or TrainingError(f"a run failed on the cluster: {str(error).splitlines()[-1]}") from error

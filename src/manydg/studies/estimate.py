@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from manydg.studies.procedures import STEPS, tuning_epochs
 from manydg.studies.records import read_runs
 from manydg.studies.study import PlannedRun, Study
 from manydg.training.fit import fit
+from manydg.training.record import RunRecord
 
 _TRIAL_STEPS = 4
 
@@ -53,16 +53,16 @@ def estimate(study: Study) -> Plan:
 class _Costs:
     """Seconds of runs, each algorithm on each backbone looked up or tried once."""
 
-    def __init__(self, dataset: DomainDataset, device: str, records: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, dataset: DomainDataset, device: str, records: Sequence[RunRecord]) -> None:
         self.dataset, self.device = dataset, device
         self._per_sample: dict[tuple[str, str], float | None] = {}
         hash_ = dataset.content_hash()
         found: dict[tuple[str, str], list[float]] = {}
         for record in records:
-            if record["status"] == "ok" and record.get("dataset_hash") == hash_ and record["experiment"] != "continual":
-                kind = (record["algorithm"], record["config"]["backbone"])
-                shown = record["samples"]["train"] * max(1, record["epochs"])
-                found.setdefault(kind, []).append(record["seconds"] / shown)
+            if record.ok and record.dataset_hash == hash_ and record.experiment != "continual":
+                kind = (record.algorithm, record.config.backbone)
+                shown = record.samples.train * max(1, record.epochs)
+                found.setdefault(kind, []).append((record.seconds or 0.0) / shown)
         for kind, values in found.items():
             self._per_sample[kind] = float(np.mean(values))
 

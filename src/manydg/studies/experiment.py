@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -18,9 +18,10 @@ from manydg.data.dataset import DomainDataset
 from manydg.studies.figure_data import Axis, Curve, FigureData, Line, XAxis
 from manydg.studies.settings import Options
 from manydg.studies.study import PlannedRun
+from manydg.training.record import EpochEntry, RunRecord
 from manydg.training.run import draw_split
 
-Record = dict[str, Any]
+Record = RunRecord
 
 RIVALS = ("base", "condadv", "dann", "irm", "sagnet", "pcl", "mldg", "manydg")
 
@@ -84,7 +85,7 @@ class Experiment(ABC):
 
         Parameters
         ----------
-        records : sequence of dict
+        records : sequence of RunRecord
             Of the runs that ended well, at least one.
         folder : Path
             The results folder.
@@ -98,12 +99,12 @@ class Experiment(ABC):
 
 def ok(records: Sequence[Record]) -> list[Record]:
     """The records of runs that did not fail."""
-    return [record for record in records if record["status"] == "ok"]
+    return [record for record in records if record.ok]
 
 
-def metric_names(record: Mapping[str, Any]) -> list[str]:
+def metric_names(record: Record) -> list[str]:
     """Names of the test metrics of a record."""
-    return list(record["test"])
+    return list(record.test)
 
 
 def training_patients(request: Request) -> int:
@@ -118,15 +119,15 @@ Series = dict[str, dict[float, list[float]]]
 
 
 def mean_curves(
-    records: Sequence[Record], name_of: Callable[[Record], str], value_of: Callable[[Mapping[str, Any]], float | None]
+    records: Sequence[Record], name_of: Callable[[Record], str], value_of: Callable[[EpochEntry], float | None]
 ) -> Series:
     """Values by name and epoch, over seeds."""
     found: Series = {}
     for record in records:
-        for entry in record["history"]:
+        for entry in record.history:
             value = value_of(entry)
             if value is not None:
-                found.setdefault(name_of(record), {}).setdefault(entry["epoch"], []).append(value)
+                found.setdefault(name_of(record), {}).setdefault(entry.epoch, []).append(value)
     return found
 
 

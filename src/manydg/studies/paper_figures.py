@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
@@ -16,6 +16,7 @@ from typing import Any
 from manydg.errors import unknown_name
 from manydg.studies.summary import Summary
 from manydg.studies.summary_text import METRIC_NAMES, mean_text
+from manydg.training.record import Counts
 
 RESULT_TABLES = ("biosignals", "records", "biosignals-decomposition", "records-decomposition")
 _STAGES = {"W", "WAKE", "N1", "N2", "N3", "R", "REM"}
@@ -258,5 +259,5 @@ def _printed(task: str, row: str, metric: str) -> list[tuple[PaperTable, PaperCe
     return found[:1]
 
 
-def _total(sides: Mapping[str, int]) -> int | None:
-    return sum(sides.values()) if {"train", "val", "test"} <= set(sides) else None
+def _total(sides: Counts) -> int | None:
+    return sides.total if sides.train and sides.val and sides.test else None

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +17,8 @@ from manydg.data.dataset import DomainDataset
 from manydg.data.splits import Split, split_named, split_patients
 from manydg.files import replacing
 from manydg.training.fit import Fitted, Reporter, fit, fit_further
-from manydg.training.record import Predictions, make_record
-from manydg.training.run import PREDICTIONS, draw_split, train
+from manydg.training.record import CurvePoint, EpochEntry, Predictions, RunRecord, Variant
+from manydg.training.run import PREDICTIONS, draw_split, make_record, train
 
 # What a procedure is given to do one run.
 
@@ -44,7 +43,7 @@ class Job:
 
     dataset: DomainDataset
     config: TrainingConfig
-    variant: Mapping[str, Any]
+    variant: Variant
     folder: Path
     device: str
     name: str
@@ -82,7 +81,7 @@ def tuning_epochs(config: TrainingConfig) -> int:
     return max(1, config.epochs // 5)
 
 
-def learn_continually(job: Job) -> dict[str, Any]:
+def learn_continually(job: Job) -> RunRecord:
     """Pre-train on the first patients by id, then go on in steps; the test patients stay the same.
 
     The variant says how many samples of each earlier patient join every step. The record's ``curve`` holds the test
@@ -111,7 +110,7 @@ def learn_continually(job: Job) -> dict[str, Any]:
             fitted = fit_further(fitted, tuning, _only(train, rows), val, place)
         curve.append(judge.point(fitted, step, seen + each, hears))
     record = judge.record(fitted, time.perf_counter() - start, job.folder)
-    return {**record, "curve": curve}
+    return record.replace(curve=tuple(curve))
 
 
 def order_of_arrival(train: DomainDataset) -> Rows:
@@ -150,21 +149,21 @@ class _Judge:
     name: str
     device: str
 
-    def point(self, fitted: Fitted, step: int, seen: int, reporter: Reporter) -> dict[str, Any]:
+    def point(self, fitted: Fitted, step: int, seen: int, reporter: Reporter) -> CurvePoint:
         record = self._score(fitted, Predictions.of(fitted.algorithm, self.sides, self.split), 0.0)
-        losses = fitted.history[-1]["losses"] if fitted.history else {}
-        reporter.epoch_ended({"epoch": step + 1, "losses": losses, "val": record["val"], "seconds": 0.0})
+        losses = fitted.history[-1].losses if fitted.history else {}
+        reporter.epoch_ended(EpochEntry(step + 1, losses, record.val, 0.0))
         people = min(seen, self.sides["train"].n_patients)
-        return {"step": step, "patients seen": people, "val": record["val"], "test": record["test"]}
+        return CurvePoint(step, people, record.val, record.test)
 
-    def record(self, fitted: Fitted, seconds: float, folder: Path) -> dict[str, Any]:
+    def record(self, fitted: Fitted, seconds: float, folder: Path) -> RunRecord:
         """The record of the last step's model, whose predictions are kept."""
         predictions = Predictions.of(fitted.algorithm, self.sides, self.split)
         with replacing(folder / PREDICTIONS) as partial:
             predictions.write(partial)
         return self._score(fitted, predictions, seconds)
 
-    def _score(self, fitted: Fitted, predictions: Predictions, seconds: float) -> dict[str, Any]:
+    def _score(self, fitted: Fitted, predictions: Predictions, seconds: float) -> RunRecord:
         return make_record(
             self.config,
             self.dataset,
@@ -178,21 +177,21 @@ class _Judge:
         )
 
 
-def train_once(job: Job) -> dict[str, Any]:
+def train_once(job: Job) -> RunRecord:
     """Train on the split of the seed and score the test patients."""
     return _train(job, None)
 
 
-def train_on_fewer(job: Job) -> dict[str, Any]:
+def train_on_fewer(job: Job) -> RunRecord:
     """Train on so many patients; whatever their number and the seed, the test patients are the same."""
     return _train(job, fewer_patients(job.dataset, job.config, int(job.variant["training patients"])))
 
 
-def _train(job: Job, split: Split | None) -> dict[str, Any]:
+def _train(job: Job, split: Split | None) -> RunRecord:
     run = train(
         job.dataset, job.config, split=split, out=job.folder, device=job.device, name=job.name, reporter=job.reporter
     )
-    return dict(run.record)
+    return run.record
 
 
 def fewer_patients(dataset: DomainDataset, config: TrainingConfig, count: int) -> Split:
@@ -209,7 +208,7 @@ def fewer_patients(dataset: DomainDataset, config: TrainingConfig, count: int) -
     return split_named(dataset, train=order[:count], val=drawn.patients("val"), test=test)
 
 
-PROCEDURES: dict[str, Callable[[Job], dict[str, Any]]] = {
+PROCEDURES: dict[str, Callable[[Job], RunRecord]] = {
     "train": train_once,
     "timing": train_once,
     "limited-data": train_on_fewer,

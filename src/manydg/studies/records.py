@@ -1,8 +1,8 @@
-"""Records of a results folder: one per run, however many experiments the run serves.
+"""The files of a results folder: a record per run, however many experiments the run serves, and what the study is of.
 
 A run's folder holds ``run.json`` or, if it failed, ``failed.json``, and one small file for each use of the run: the
 experiment, and what distinguishes the run there. ``results.jsonl`` is made from them and lists every use of a run in
-its record's ``experiments``.
+its record's ``experiments``. ``study.json`` describes the datasets and how the results were made.
 """
 
 from __future__ import annotations
@@ -10,139 +10,264 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from manydg.code_version import code_version
 from manydg.data.dataset import DomainDataset, open_dataset
-from manydg.errors import StorageError
-from manydg.files import append_line, fingerprint, read_json, refuse_dataset_folder, write_atomically, write_json
+from manydg.data.info import CohortStep, Provenance, TargetSpec
+from manydg.errors import DataError, StorageError
+from manydg.files import Json, append_line, fingerprint, read_json, refuse_dataset_folder, write_atomically, write_json
 from manydg.targets import target_of
+from manydg.training.record import REMEDY, RunRecord, Use
 
 RESULTS, RUNS, STUDY = "results.jsonl", "runs", "study.json"
 RUN_RECORD, FAILURE, STATUS = "run.json", "failed.json", "status.json"
 _USE = "use-"
-Record = Mapping[str, Any]
 
 
-def uses_of(record: Record) -> list[dict[str, Any]]:
-    """The record as each of its experiments sees it.
+def views(records: Iterable[RunRecord]) -> list[RunRecord]:
+    """Every record as each of its experiments sees it: a run that serves several is here several times.
 
     Examples
     --------
-    >>> uses = [{"experiment": "compare", "variant": {}}, {"experiment": "weights", "variant": {"mmd": 1}}]
-    >>> [view["experiment"] for view in uses_of({"run": "f0", **uses[0], "experiments": uses})]
+    >>> from manydg.config import TrainingConfig
+    >>> config = TrainingConfig(algorithm="base")
+    >>> uses = (Use("compare"), Use("weights", {"mmd": 1}))
+    >>> record = RunRecord(run="f0", algorithm="base", seed=0, dataset="d", config=config, experiments=uses)
+    >>> [view.experiment for view in views([record])]
     ['compare', 'weights']
     """
-    own = {"experiment": record.get("experiment"), "variant": record.get("variant") or {}}
-    common = {key: value for key, value in record.items() if key != "experiments"}
-    return [{**common, **use} for use in record.get("experiments") or [own]]
+    return [record.used_by(use) for record in records for use in record.uses]
 
 
-def view_of(record: Record, experiment: str, variant: Mapping[str, Any]) -> dict[str, Any]:
-    """The record as one experiment sees it."""
-    return uses_of({**record, "experiments": [{"experiment": experiment, "variant": dict(variant)}]})[0]
-
-
-def views(records: Iterable[Record]) -> list[dict[str, Any]]:
-    """Every use of every record."""
-    return [view for record in records for view in uses_of(record)]
-
-
-def mark_use(folder: Path, experiment: str, variant: Mapping[str, Any]) -> None:
+def mark_use(folder: Path, use: Use) -> None:
     """Note in a run's folder that an experiment uses the run; a use noted before is left as it is."""
-    use = {"experiment": experiment, "variant": dict(variant)}
-    file = folder / f"{_USE}{fingerprint(use)}.json"
+    content = use.to_json()
+    file = folder / f"{_USE}{fingerprint(content)}.json"
     if not file.exists():
-        write_json(file, use, indent=None)
+        write_json(file, content, indent=None)
 
 
-def read_runs(folder: Path) -> list[dict[str, Any]]:
+def read_runs(folder: Path) -> list[RunRecord]:
     """Every run's record in a results folder with its uses, the finished and the failed, oldest first."""
-    found = []
-    for place in (folder / RUNS).glob("*"):
-        file = place / RUN_RECORD if (place / RUN_RECORD).exists() else place / FAILURE
+    files = []
+    for run_folder in (folder / RUNS).glob("*"):
+        file = run_folder / RUN_RECORD if (run_folder / RUN_RECORD).exists() else run_folder / FAILURE
         if file.exists():
-            found.append((file.stat().st_mtime_ns, place.name, file))
-    records = [(name, read_run(file.parent)) for _, name, file in sorted(found)]
+            files.append((file.stat().st_mtime_ns, run_folder.name, file))
+    records = [(name, read_run(file.parent)) for _, name, file in sorted(files)]
     # A record that does not bear its folder's name was not yet marked as the study's when it was interrupted.
-    return [record for name, record in records if record.get("run") == name]
+    return [record for name, record in records if record.run == name]
 
 
-def read_run(place: Path) -> dict[str, Any]:
+def read_run(folder: Path) -> RunRecord:
     """One run's record, finished or failed, with its uses."""
-    done = place / RUN_RECORD
-    record = read_record(done if done.exists() else place / FAILURE)
-    own = {"experiment": record.get("experiment"), "variant": record.get("variant") or {}}
+    done = folder / RUN_RECORD
+    record = RunRecord.read(done if done.exists() else folder / FAILURE)
+    own = Use(record.experiment, record.variant)
     others = sorted(
-        (read_record(file) for file in place.glob(f"{_USE}*.json")),
-        key=lambda use: (use["experiment"], json.dumps(use["variant"])),
+        (Use.from_json(read_json(file, remedy=REMEDY)) for file in folder.glob(f"{_USE}*.json")),
+        key=lambda use: (use.experiment, json.dumps(use.variant)),
     )
-    return {**record, "experiments": [own, *(use for use in others if use != own)]}
-
-
-def read_record(file: Path) -> dict[str, Any]:
-    """One JSON object of a results folder."""
-    return read_json(
-        file,
-        remedy="delete it and run the same command again",
-        missing=f"{file} is missing: run the same command again",
-    )
+    return record.replace(experiments=(own, *(use for use in others if use != own)))
 
 
 def collect(folder: Path) -> None:
     """Write ``results.jsonl`` anew from the runs in the folder: it never misses one or holds one twice."""
-    lines = [json.dumps(record) for record in read_runs(folder)]
+    lines = [json.dumps(record.to_json()) for record in read_runs(folder)]
     write_atomically(folder / RESULTS, "".join(line + "\n" for line in lines))
 
 
-def append(folder: Path, record: Record) -> None:
+def append(folder: Path, record: RunRecord) -> None:
     """Add a run's record to ``results.jsonl``; writing all of it after each of thousands of runs would take longer."""
-    append_line(folder / RESULTS, json.dumps(record))
+    append_line(folder / RESULTS, json.dumps(record.to_json()))
 
 
-def read_results(folder: str | Path) -> list[dict[str, Any]]:
+def read_results(folder: str | Path) -> list[RunRecord]:
     """The records of ``results.jsonl``, one per run."""
     file = Path(folder) / RESULTS
     if not file.exists():
         raise StorageError(f"{folder} holds no results: it has no {RESULTS}. Make some with 'manydg compare'")
+    remedy = "run the command that made it again"
     records = []
-    for number, line in enumerate(file.read_text().splitlines(), start=1):
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        source = f"{file}, line {number}"
         try:
-            records.append(json.loads(line))
+            content = json.loads(line)
         except ValueError:
-            raise StorageError(f"{file}, line {number} is damaged: run the command that made it again") from None
+            raise StorageError(f"{source} is damaged: {remedy}") from None
+        records.append(RunRecord.from_json(content, source, remedy))
     return records
 
 
-# What a results folder is of: the datasets and the commands, for the report.
+@dataclass(frozen=True)
+class StudiedDataset:
+    """A dataset of a study: what it holds, where it comes from, and the commands that were run on it.
+
+    Attributes
+    ----------
+    hash : str
+        Of the content.
+    label_counts : mapping
+        How often each class or label occurs.
+    samples_per_patient : mapping
+        Quantiles by level, as text: ``{"0.5": 120.0, ...}``.
+    cohort_flow : tuple of CohortStep
+    provenance : Provenance, optional
+    commands : mapping
+        Experiment to the command that made it.
+    """
+
+    name: str = ""
+    hash: str = ""
+    samples: int = 0
+    patients: int = 0
+    target: TargetSpec | None = None
+    label_counts: Mapping[str, int] = field(default_factory=dict)
+    samples_per_patient: Mapping[str, float] = field(default_factory=dict)
+    cohort_flow: tuple[CohortStep, ...] = ()
+    provenance: Provenance | None = None
+    commands: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def source(self) -> str | None:
+        """What the dataset was prepared from; None where it does not say."""
+        return self.provenance.source if self.provenance else None
+
+    @staticmethod
+    def of(data: DomainDataset, name: str, commands: Mapping[str, str]) -> StudiedDataset:
+        """The description of a dataset."""
+        counts = data.domains.bincount().double()
+        return StudiedDataset(
+            name=name,
+            hash=data.content_hash(),
+            samples=len(data),
+            patients=data.n_patients,
+            target=data.target,
+            label_counts=label_counts(data),
+            samples_per_patient={str(q): float(counts.quantile(q)) for q in (0.0, 0.25, 0.5, 0.75, 1.0)},
+            cohort_flow=data.info.cohort_flow,
+            provenance=data.info.provenance,
+            commands=commands,
+        )
+
+    def to_json(self) -> dict[str, Json]:
+        return {
+            "name": self.name,
+            "hash": self.hash,
+            "samples": self.samples,
+            "patients": self.patients,
+            "target": self.target.to_json() if self.target else None,
+            "label_counts": self.label_counts,
+            "samples_per_patient": self.samples_per_patient,
+            "cohort_flow": [step.to_json() for step in self.cohort_flow],
+            "provenance": self.provenance.to_json() if self.provenance else {},
+            "commands": self.commands,
+        }
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any], name: str = "") -> StudiedDataset:
+        target, provenance = value.get("target"), value.get("provenance")
+        return StudiedDataset(
+            name=str(value.get("name") or name),
+            hash=str(value.get("hash") or ""),
+            samples=int(value.get("samples") or 0),
+            patients=int(value.get("patients") or 0),
+            target=TargetSpec.from_json(target) if target else None,
+            label_counts={str(label): int(count) for label, count in (value.get("label_counts") or {}).items()},
+            samples_per_patient=value.get("samples_per_patient") or {},
+            cohort_flow=tuple(CohortStep.from_json(step) for step in value.get("cohort_flow") or ()),
+            provenance=Provenance.from_json(provenance) if provenance else None,
+            commands=_commands(value.get("commands"), name),
+        )
+
+
+@dataclass(frozen=True)
+class StudyDescription:
+    """What the results of a folder are of and how they were made.
+
+    Attributes
+    ----------
+    commands : mapping
+        Experiment to the last command that made it, on any dataset.
+    datasets : mapping
+        By name.
+    latest : str
+        The dataset that was last worked on.
+    """
+
+    commands: Mapping[str, str] = field(default_factory=dict)
+    datasets: Mapping[str, StudiedDataset] = field(default_factory=dict)
+    latest: str = ""
+    code_version: str = ""
+    created: str = ""
+
+    def commands_on(self, dataset: str) -> Mapping[str, str]:
+        """Experiment to the command that made it on a dataset."""
+        described = self.datasets.get(dataset)
+        return (described and described.commands) or self.commands
+
+    def to_json(self) -> dict[str, Json]:
+        datasets = {name: dataset.to_json() for name, dataset in self.datasets.items()}
+        return {
+            "commands": self.commands,
+            "datasets": datasets,
+            "dataset": datasets.get(self.latest, {}),
+            "code_version": self.code_version,
+            "created": self.created,
+        }
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> StudyDescription:
+        latest = value.get("dataset") or {}
+        datasets = value.get("datasets") or ({latest["name"]: latest} if latest.get("name") else {})
+        return StudyDescription(
+            commands=_commands(value.get("commands")),
+            datasets={name: StudiedDataset.from_json(entry, name) for name, entry in datasets.items()},
+            latest=str(latest.get("name") or ""),
+            code_version=str(value.get("code_version") or ""),
+            created=str(value.get("created") or ""),
+        )
+
+
+def _commands(value: Any, dataset: str = "") -> dict[str, str]:
+    """Commands by experiment; where they are sorted by dataset too, those of one."""
+    commands = value or {}
+    own = commands.get(dataset)
+    chosen = own if isinstance(own, Mapping) else commands
+    return {name: command for name, command in chosen.items() if isinstance(command, str)}
+
+
+def read_description(folder: str | Path) -> StudyDescription:
+    """What ``study.json`` says; empty where there is none."""
+    file = Path(folder) / STUDY
+    if not file.exists():
+        return StudyDescription()
+    content = read_json(file, remedy=REMEDY)
+    try:
+        return StudyDescription.from_json(content)
+    except (KeyError, TypeError, ValueError, AttributeError, DataError) as error:
+        raise StorageError(f"{file} is damaged ({error}): {REMEDY}") from error
 
 
 def describe_study(folder: Path, dataset: Path, name: str, experiment: str, command: str) -> None:
     """Note in ``study.json`` what the results are of and how they were made; the report reads it."""
     refuse_dataset_folder(folder)
-    file = folder / STUDY
-    known = read_record(file) if file.exists() else {"commands": {}, "datasets": {}}
+    known = read_description(folder)
+    before = known.datasets[name].commands if name in known.datasets else {}
     data = open_dataset(dataset, verify="sizes")
-    counts = data.domains.bincount().double()
-    quantiles = {str(q): float(counts.quantile(q)) for q in (0.0, 0.25, 0.5, 0.75, 1.0)}
-    commands = {**known["datasets"].get(name, {}).get("commands", {}), experiment: command}
-    known["datasets"][name] = known["dataset"] = {
-        "name": name,
-        "hash": data.content_hash(),
-        "samples": len(data),
-        "patients": data.n_patients,
-        "target": {"kind": data.target.kind, "names": list(data.target.names)},
-        "label_counts": label_counts(data),
-        "samples_per_patient": quantiles,
-        "cohort_flow": [step.to_json() for step in data.info.cohort_flow],
-        "provenance": data.info.provenance.to_json() if data.info.provenance else {},
-        "commands": commands,
-    }
-    known["commands"][experiment] = command
-    known["code_version"] = code_version()
-    known["created"] = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-    write_json(file, known)
+    described = StudiedDataset.of(data, name, {**before, experiment: command})
+    content = replace(
+        known,
+        commands={**known.commands, experiment: command},
+        datasets={**known.datasets, name: described},
+        latest=name,
+        code_version=code_version(),
+        created=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
+    )
+    write_json(folder / STUDY, content.to_json())
 
 
 def label_counts(data: DomainDataset) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import time
 import traceback
@@ -15,7 +16,7 @@ from manydg.code_version import code_version
 from manydg.config import TrainingConfig
 from manydg.data.dataset import DomainDataset, open_dataset
 from manydg.errors import ManyDGError, StorageError
-from manydg.files import fingerprint, remove_partial_files, write_json, write_unsynced
+from manydg.files import fingerprint, remove_partial_files, write_unsynced
 from manydg.studies.engines import current_engine
 from manydg.studies.procedures import PROCEDURES, Job
 from manydg.studies.records import (
@@ -29,14 +30,24 @@ from manydg.studies.records import (
     collect,
     describe_study,
     mark_use,
-    read_record,
     read_results,
     read_run,
-    view_of,
 )
 from manydg.studies.settings import Options, as_options, spelled_out
+from manydg.training.record import EpochEntry, Metrics, RunRecord, Use, Variant
 
 # How far a run is, in a small file beside it: what the progress board reads, also from other processes.
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """How far a run is: its last finished epoch."""
+
+    epoch: int = 0
+    epochs: int = 0
+    losses: Mapping[str, float] = field(default_factory=dict)
+    val: Metrics = field(default_factory=dict)
+    seconds: float = 0.0
 
 
 class StatusFile:
@@ -55,13 +66,12 @@ class StatusFile:
 
     def started(self, algorithm: str, epochs: int, first_epoch: int) -> None:
         self.epochs = epochs
-        self._write({"epoch": first_epoch - 1, "epochs": epochs})
+        self._write(RunStatus(first_epoch - 1, epochs))
 
-    def epoch_ended(self, entry: Mapping[str, Any]) -> None:
-        shown = {key: entry[key] for key in ("epoch", "losses", "val", "seconds")}
-        self._write({**shown, "epochs": self.epochs})
+    def epoch_ended(self, entry: EpochEntry) -> None:
+        self._write(RunStatus(entry.epoch, self.epochs, entry.losses, entry.val, entry.seconds))
 
-    def finished(self, record: Mapping[str, Any]) -> None:
+    def finished(self, record: RunRecord) -> None:
         pass
 
     def remove(self) -> None:
@@ -69,18 +79,17 @@ class StatusFile:
         with contextlib.suppress(OSError):
             self.file.unlink(missing_ok=True)
 
-    def _write(self, status: Mapping[str, Any]) -> None:
+    def _write(self, status: RunStatus) -> None:
         with contextlib.suppress(StorageError):
-            write_unsynced(self.file, json.dumps(status))
+            write_unsynced(self.file, json.dumps(dataclasses.asdict(status)))
 
 
-def read_status(file: Path) -> dict[str, Any]:
-    """What a status file says; empty where there is none yet or no more."""
+def read_status(file: Path) -> RunStatus:
+    """What a status file says; nothing where there is none yet or no more."""
     try:
-        found: dict[str, Any] = json.loads(file.read_text())
-    except (OSError, ValueError):
-        return {}
-    return found
+        return RunStatus(**json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError):
+        return RunStatus()
 
 
 __all__ = ["RESULTS", "STUDY", "Board", "PlannedRun", "Study", "describe_study", "grid", "read_results"]
@@ -105,8 +114,13 @@ class PlannedRun:
 
     experiment: str
     config: TrainingConfig
-    variant: Mapping[str, Any] = field(default_factory=dict)
+    variant: Variant = field(default_factory=dict)
     procedure: str = TRAIN
+
+    @property
+    def use(self) -> Use:
+        """What the run is to its experiment."""
+        return Use(self.experiment, self.variant)
 
     def identity(self, dataset_hash: str) -> str:
         """The run's id: the same code, data and options always give the same, whatever experiment asks for them."""
@@ -141,7 +155,7 @@ class Board(Protocol):
     def run_started(self, run: PlannedRun, status: Path) -> None:
         """``status`` is a small JSON file that says how far the run is; it comes and goes with the run."""
 
-    def run_ended(self, run: PlannedRun, record: Mapping[str, Any]) -> None: ...
+    def run_ended(self, run: PlannedRun, record: RunRecord) -> None: ...
 
     def ended(self) -> None:
         """Nothing more will come, because all is done or because something stopped the study."""
@@ -156,7 +170,7 @@ class SilentBoard:
     def run_started(self, run: PlannedRun, status: Path) -> None:
         pass
 
-    def run_ended(self, run: PlannedRun, record: Mapping[str, Any]) -> None:
+    def run_ended(self, run: PlannedRun, record: RunRecord) -> None:
         pass
 
     def ended(self) -> None:
@@ -195,14 +209,14 @@ class Study:
     def is_done(self, key: str) -> bool:
         """Whether a run is over; one killed between its training and the study's marks on its record is not."""
         file = self._place(key) / RUN_RECORD
-        return file.exists() and read_record(file).get("run") == key
+        return file.exists() and RunRecord.read(file).run == key
 
-    def execute(self, workers: int = 1, board: Board | None = None) -> list[dict[str, Any]]:
+    def execute(self, workers: int = 1, board: Board | None = None) -> list[RunRecord]:
         """Do every run that is not done yet.
 
         Returns
         -------
-        list of dict
+        list of RunRecord
             The record of each planned run, in the order planned, as its experiment sees it.
         """
         hears = board or SilentBoard()
@@ -210,7 +224,7 @@ class Study:
         different: dict[str, PlannedRun] = {}
         for key, run in planned:
             different.setdefault(key, run)
-            mark_use(self._place(key), run.experiment, run.variant)
+            mark_use(self._place(key), run.use)
         remove_partial_files(self.folder)
         todo = [(key, run) for key, run in different.items() if not self.is_done(key)]
         hears.planned(list(different.values()), len(different) - len(todo))
@@ -219,12 +233,12 @@ class Study:
             self._do_all(todo, workers, hears)
         finally:
             hears.ended()
-        return [view_of(read_run(self._place(key)), run.experiment, run.variant) for key, run in planned]
+        return [read_run(self._place(key)).used_by(run.use) for key, run in planned]
 
     def _do_all(self, todo: Sequence[tuple[str, PlannedRun]], workers: int, board: Board) -> None:
         for key, run, record in self._do(todo, workers, board):
-            if record["status"] == "failed":
-                write_json(self._place(key) / FAILURE, record)
+            if not record.ok:
+                record.write(self._place(key) / FAILURE)
             append(self.folder, read_run(self._place(key)))
             board.run_ended(run, record)
         # A run that failed before has two lines by now, unless everything was done already.
@@ -233,7 +247,7 @@ class Study:
 
     def _do(
         self, todo: Sequence[tuple[str, PlannedRun]], workers: int, board: Board
-    ) -> Iterator[tuple[str, PlannedRun, dict[str, Any]]]:
+    ) -> Iterator[tuple[str, PlannedRun, RunRecord]]:
         runs = dict(todo)
         jobs = [self._job(key, run) for key, run in todo]
 
@@ -257,12 +271,10 @@ class Study:
         return self.folder / RUNS / key
 
 
-def do_run(job: Mapping[str, Any]) -> dict[str, Any]:
+def do_run(job: Mapping[str, Any]) -> RunRecord:
     """Do one planned run; a failure becomes a record too."""
     run, folder = PlannedRun.from_json(job["run"]), Path(job["folder"])
     start = time.perf_counter()
-    place = f"{RUNS}/{job['key']}"
-    marks = {"run": job["key"], "experiment": run.experiment, "variant": dict(run.variant), "folder": place}
     status = StatusFile(folder / STATUS)
     try:
         dataset = open_dataset(job["dataset"], verify="sizes")
@@ -271,22 +283,24 @@ def do_run(job: Mapping[str, Any]) -> dict[str, Any]:
         )
     except Exception as error:  # noqa: BLE001 - a run that fails must not stop the others, whatever the reason
         known = isinstance(error, ManyDGError)
-        return {
-            "schema": 1,
-            "algorithm": run.config.algorithm,
-            "seed": run.config.seed,
-            "dataset": job["name"],
-            "config": run.config.to_json(),
-            "code_version": code_version(),
-            "seconds": time.perf_counter() - start,
-            "status": "failed",
-            "error": str(error) if known else "".join(traceback.format_exception(error)),
-            **marks,
-        }
+        record = RunRecord(
+            run=job["key"],
+            algorithm=run.config.algorithm,
+            seed=run.config.seed,
+            dataset=job["name"],
+            config=run.config,
+            code_version=code_version(),
+            seconds=time.perf_counter() - start,
+            status="failed",
+            error=str(error) if known else "".join(traceback.format_exception(error)),
+        )
     finally:
         status.remove()
-    marked = {**record, **marks}
-    write_json(folder / RUN_RECORD, marked, allow_nan=False)
+    marked = record.replace(
+        run=job["key"], experiment=run.experiment, variant=dict(run.variant), folder=f"{RUNS}/{job['key']}"
+    )
+    if marked.ok:
+        marked.write(folder / RUN_RECORD)
     return marked
 
 

@@ -12,12 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from manydg.data.info import TargetSpec
 from manydg.errors import DataError, StorageError
 from manydg.evaluation.predictions import Predictions
 from manydg.evaluation.statistics import (
@@ -31,9 +30,9 @@ from manydg.evaluation.statistics import (
 )
 from manydg.files import write_atomically
 from manydg.studies import summary_text as tables
-from manydg.studies.records import views
-from manydg.studies.study import STUDY, read_results
+from manydg.studies.records import StudyDescription, read_description, read_results, views
 from manydg.targets import Target, target_of
+from manydg.training.record import Counts, RunRecord
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -97,7 +96,7 @@ class Summary:
         By (row, metric).
     seconds : dict of str to float
         Mean time of a run of each row.
-    patients, samples : dict of str to int
+    patients, samples : Counts
         Training, validation and test patients of the first run, and their samples.
     target_kind, target_names
         What is predicted.
@@ -116,8 +115,8 @@ class Summary:
     seeds: tuple[int, ...]
     entries: Mapping[tuple[str, str], Entry]
     seconds: Mapping[str, float]
-    patients: Mapping[str, int]
-    samples: Mapping[str, int]
+    patients: Counts
+    samples: Counts
     target_kind: str
     target_names: tuple[str, ...]
     rules: tuple[str, ...]
@@ -141,7 +140,7 @@ class Summary:
 # Records sorted for a summary: which runs count, which failed or are missing, and their predictions.
 
 
-Record = Mapping[str, Any]
+Record = RunRecord
 ORDER = (
     "base",
     "prototype",
@@ -201,7 +200,7 @@ def group_records(records: Iterable[Record]) -> dict[tuple[str, str], list[Recor
     """Records by experiment and dataset, in the order they are met; a run that serves several stands in each."""
     groups: dict[tuple[str, str], list[Record]] = {}
     for record in views(records):
-        groups.setdefault((str(record.get("experiment")), str(record.get("dataset"))), []).append(record)
+        groups.setdefault((record.experiment, record.dataset), []).append(record)
     return groups
 
 
@@ -210,12 +209,13 @@ def row_name(record: Record) -> str:
 
     Examples
     --------
-    >>> row_name({"algorithm": "manydg", "variant": {"mmd": 0.1}})
+    >>> from manydg.config import TrainingConfig
+    >>> config = TrainingConfig(settings={"mmd": 0.1})
+    >>> row_name(Record(run="f0", algorithm="manydg", variant={"mmd": 0.1}, seed=0, dataset="d", config=config))
     'manydg (mmd 0.1)'
     """
-    variant = record.get("variant") or {}
-    detail = ", ".join(value if isinstance(value, str) else f"{key} {value}" for key, value in variant.items())
-    return f"{record['algorithm']} ({detail})" if detail else str(record["algorithm"])
+    detail = ", ".join(value if isinstance(value, str) else f"{key} {value}" for key, value in record.variant.items())
+    return f"{record.algorithm} ({detail})" if detail else record.algorithm
 
 
 def select(records: Sequence[Record]) -> Selection:
@@ -230,27 +230,31 @@ def select(records: Sequence[Record]) -> Selection:
     if len(groups) > 1:
         names = "; ".join(f"{experiment} on {dataset}" for experiment, dataset in groups)
         raise DataError(f"a summary is of one experiment on one dataset; these records are of {names}")
-    good = [record for record in records if record.get("status") == "ok" and record.get("test")]
+    good = [record for record in records if record.ok and record.test]
     if not good:
-        errors = list(dict.fromkeys(_last_line(record) for record in records if record.get("status") == "failed"))
+        errors = list(dict.fromkeys(_last_line(record) for record in records if record.status == "failed"))
         raise DataError("no run ended well, so there is nothing to sum up" + "".join(f"; {e}" for e in errors[:3]))
     kept, notes = _of_one_dataset_version(good)
-    failed = [record for record in records if record.get("status") == "failed"]
+    failed = [record for record in records if record.status == "failed"]
     rows, again = _by_row(kept, failed)
-    seeds = tuple(sorted({int(record["seed"]) for record in records}))
+    seeds = tuple(sorted({record.seed for record in records}))
     notes += again + _absences(records, rows, seeds)
-    versions = {str(record.get("code_version")) for record in kept}
+    versions = {record.code_version for record in kept}
     if len(versions) > 1:
         notes.append(f"the runs come from {len(versions)} versions of the code")
-    spec = kept[-1]["target"]
-    target = target_of(TargetSpec(spec["kind"], tuple(spec["names"])))
     experiment, dataset = next(iter(groups))
-    return Selection(experiment, dataset, target, rows, seeds, tuple(notes))
+    return Selection(experiment, dataset, _target(kept[-1]), rows, seeds, tuple(notes))
+
+
+def _target(record: Record) -> Target:
+    if record.target is None:
+        raise DataError(f"the record of run {record.run} does not say what its target is: run it again")
+    return target_of(record.target)
 
 
 def _of_one_dataset_version(good: Sequence[Record]) -> tuple[list[Record], list[str]]:
-    newest = good[-1].get("dataset_hash")
-    kept = [record for record in good if record.get("dataset_hash") == newest]
+    newest = good[-1].dataset_hash
+    kept = [record for record in good if record.dataset_hash == newest]
     left = len(good) - len(kept)
     note = f"{left} run{'s' if left > 1 else ''} on another version of the dataset left out"
     return kept, [note] if left else []
@@ -262,10 +266,10 @@ def _by_row(records: Sequence[Record], failed: Sequence[Record]) -> tuple[dict[s
     notes = []
     for record in records:
         seeds = found.setdefault(row_name(record), {})
-        if int(record["seed"]) in seeds:
-            notes.append(f"{row_name(record)}, seed {record['seed']} was run more than once: the last run counts")
-        seeds[int(record["seed"])] = record
-    algorithms = {row_name(record): str(record["algorithm"]) for record in [*records, *failed]}
+        if record.seed in seeds:
+            notes.append(f"{row_name(record)}, seed {record.seed} was run more than once: the last run counts")
+        seeds[record.seed] = record
+    algorithms = {row_name(record): record.algorithm for record in [*records, *failed]}
     ordered = sorted(found, key=lambda row: _place(algorithms[row]))
     return {row: dict(sorted(found[row].items())) for row in ordered}, list(dict.fromkeys(notes))
 
@@ -280,8 +284,8 @@ def _absences(records: Sequence[Record], rows: Mapping[str, Mapping[int, Record]
     """One line for each failed run that no later run replaced, and for each row that lacks seeds."""
     failed: dict[tuple[str, int], str] = {}
     for record in records:
-        if record.get("status") == "failed":
-            failed[row_name(record), int(record["seed"])] = _last_line(record)
+        if record.status == "failed":
+            failed[row_name(record), record.seed] = _last_line(record)
     lines = [f"{row}, seed {seed} failed: {error}" for (row, seed), error in failed.items() if seed not in rows[row]]
     for row, runs in rows.items():
         missing = [str(seed) for seed in seeds if seed not in runs and (row, seed) not in failed]
@@ -291,19 +295,19 @@ def _absences(records: Sequence[Record], rows: Mapping[str, Mapping[int, Record]
 
 
 def _last_line(record: Record) -> str:
-    lines = str(record.get("error") or "no reason given").strip().splitlines()
+    lines = (record.error or "no reason given").strip().splitlines()
     return lines[-1][:200]
 
 
 def value_of(record: Record, metric: str) -> float:
     """A test metric; NaN where it is undefined or absent."""
-    value = (record.get("test") or {}).get(metric)
+    value = record.test.get(metric)
     return math.nan if value is None else float(value)
 
 
 def same_patients(first: Record, second: Record) -> bool:
     """Whether two runs were tested on the same people; runs that do not say are trusted."""
-    ours, theirs = first.get("per_patient"), second.get("per_patient")
+    ours, theirs = first.per_patient, second.per_patient
     return not ours or not theirs or set(ours) == set(theirs)
 
 
@@ -315,18 +319,15 @@ def load_predictions(folder: str | Path, record: Record) -> Predictions | None:
     StorageError
         If the file is damaged.
     """
-    path = Path(folder) / str(record.get("folder") or f"runs/{record['run']}") / "predictions.npz"
-    if record.get("status") != "ok" or not path.is_file():
+    path = Path(folder) / record.folder / "predictions.npz"
+    if not record.ok or not path.is_file():
         return None
-    spec = record["target"]
-    target = target_of(TargetSpec(spec["kind"], tuple(spec["names"])))
+    target = _target(record)
     try:
         with np.load(path, allow_pickle=False) as arrays:
             test = arrays["split"] == 1
             people = arrays["pseudonyms"][arrays["patient"][test]]
-            return Predictions(
-                target, arrays["truth"][test], arrays["probabilities"][test], people, record.get("threshold")
-            )
+            return Predictions(target, arrays["truth"][test], arrays["probabilities"][test], people, record.threshold)
     except (OSError, ValueError, KeyError, IndexError, zipfile.BadZipFile) as error:
         raise StorageError(f"{path} cannot be read ({error}): delete the run's folder and run it again") from error
 
@@ -349,7 +350,7 @@ class Draws:
 
     def mean(self, records: Sequence[Record], metric: str) -> FloatArray | None:
         """Mean over runs, or None where one of them has no such values."""
-        values = [self.runs.get(str(record["run"]), {}) for record in records]
+        values = [self.runs.get(record.run, {}) for record in records]
         if not values or any(metric not in each for each in values):
             return None
         return mean_over_runs([{metric: each[metric]} for each in values])[metric]
@@ -367,9 +368,9 @@ def resample_runs(
     notes : list of str
     """
     records = chosen.records
-    told = {str(record["run"]): predictions.get(str(record["run"])) for record in records}
+    told = {record.run: predictions.get(record.run) for record in records}
     names = {str(name) for run in told.values() if run is not None for name in run.names}
-    names |= {name for record in records for name in record.get("per_patient") or {}}
+    names |= {name for record in records for name in record.per_patient}
     lacking = sum(run is None for run in told.values())
     note = f"{lacking} of {len(told)} runs have no predictions here, so that some intervals cannot be given"
     if not names:
@@ -377,20 +378,20 @@ def resample_runs(
     plan = PatientResampling(np.array(sorted(names)), resamples=resamples, seed=seed)
     runs = {}
     for record in records:
-        run = told[str(record["run"])]
-        runs[str(record["run"])] = _from_patients(record, plan) if run is None else plan.evaluate(run)
+        run = told[record.run]
+        runs[record.run] = _from_patients(record, plan) if run is None else plan.evaluate(run)
     return Draws(plan, runs), [note] if lacking else []
 
 
 def _from_patients(record: Record, plan: PatientResampling) -> dict[str, FloatArray]:
     """Metrics that are means over samples, resampled from a record's per-patient values."""
-    people = record.get("per_patient") or {}
+    people = record.per_patient
     columns = np.searchsorted(plan.names, list(people))
     found = {}
     for metric in SAMPLE_MEANS:
         values = [entry.get(metric) for entry in people.values()]
         if people and all(value is not None for value in values):
-            samples = np.array([float(entry["samples"]) for entry in people.values()])
+            samples = np.array([float(entry["samples"] or 0) for entry in people.values()])
             weights = plan.weights[:, columns]
             total = weights @ samples
             hits = weights @ (samples * np.array(values, float))
@@ -415,7 +416,7 @@ def summarize(
 
     Parameters
     ----------
-    records : sequence of dict
+    records : sequence of RunRecord
         As in ``results.jsonl``.
     predictions : mapping, optional
         Test predictions by run id.
@@ -444,7 +445,6 @@ def summarize(
             column = _with_tests(column, chosen, against, draws, notes)
         for row, entry in _ranked(column).items():
             entries[row, metric] = entry
-    counts = [chosen.records[0].get(key) or {} for key in ("patients", "samples")]
     return Summary(
         experiment=chosen.experiment,
         dataset=chosen.dataset,
@@ -455,8 +455,8 @@ def summarize(
         seeds=chosen.seeds,
         entries=entries,
         seconds={row: _mean_seconds(runs.values()) for row, runs in chosen.rows.items()},
-        patients={side: int(count) for side, count in counts[0].items()},
-        samples={side: int(count) for side, count in counts[1].items()},
+        patients=chosen.records[0].patients,
+        samples=chosen.records[0].samples,
         target_kind=chosen.target.kind,
         target_names=chosen.target.spec.names,
         rules=_rules(chosen),
@@ -478,7 +478,7 @@ def _entry(chosen: Selection, row: str, metric: str, draws: Draws | None) -> Ent
     values = {seed: value_of(record, metric) for seed, record in runs.items()}
     known = [value for value in values.values() if not math.isnan(value)]
     resampled = draws.mean(list(runs.values()), metric) if draws else None
-    worst, people = patient_percentile([record.get("per_patient") or {} for record in runs.values()], metric)
+    worst, people = patient_percentile([record.per_patient for record in runs.values()], metric)
     return Entry(
         row=row,
         metric=metric,
@@ -524,8 +524,8 @@ def _difference(
 
 def _test_share(runs: Mapping[int, Record]) -> float | None:
     """Test patients over training patients of the reference's runs."""
-    counts: list[Mapping[str, Any]] = [record.get("patients") or {} for record in runs.values()]
-    shares = [count["test"] / count["train"] for count in counts if count.get("train") and count.get("test")]
+    counts = [record.patients for record in runs.values()]
+    shares = [count.test / count.train for count in counts if count.train and count.test]
     return float(np.mean(shares)) if shares else None
 
 
@@ -535,16 +535,16 @@ def _ranked(column: dict[str, Entry]) -> dict[str, Entry]:
     return {row: replace(entry, rank=places.get(round(entry.mean, 10), 0)) for row, entry in column.items()}
 
 
-def _mean_seconds(records: Any) -> float:
-    times = [float(record["seconds"]) for record in records if record.get("seconds") is not None]
+def _mean_seconds(records: Iterable[Record]) -> float:
+    times = [float(record.seconds) for record in records if record.seconds is not None]
     return float(np.mean(times)) if times else math.nan
 
 
 def _rules(chosen: Selection) -> tuple[str, ...]:
     """Every rule by which an epoch or a threshold was chosen, each once."""
     records = chosen.records
-    found = [f"Epoch: {record['selection_rule']}." for record in records if record.get("selection_rule")]
-    found += [f"Decision: {record['threshold_rule']}." for record in records if record.get("threshold_rule")]
+    found = [f"Epoch: {record.selection_rule}." for record in records if record.selection_rule]
+    found += [f"Decision: {record.threshold_rule}." for record in records if record.threshold_rule]
     return tuple(dict.fromkeys(found))
 
 
@@ -557,7 +557,9 @@ def summarize_folder(results: str | Path, reference: str = "manydg", *, resample
     found, problems = [], []
     for records in groups.values():
         try:
-            found.append(_summary_of(Path(results), json.dumps(list(records)), reference, resamples))
+            found.append(
+                _summary_of(Path(results), json.dumps([record.to_json() for record in records]), reference, resamples)
+            )
         except DataError as error:
             problems.append(str(error))
     if not found:
@@ -568,8 +570,8 @@ def summarize_folder(results: str | Path, reference: str = "manydg", *, resample
 @lru_cache(maxsize=64)
 def _summary_of(results: Path, records: str, reference: str, resamples: int) -> Summary:
     """The summary of one group of records, as JSON; a command asks for the same one several times."""
-    group: list[Record] = json.loads(records)
-    told = {str(record["run"]): load_predictions(results, record) for record in group}
+    group = [Record.from_json(record) for record in json.loads(records)]
+    told = {record.run: load_predictions(results, record) for record in group}
     known = {run: value for run, value in told.items() if value is not None}
     return summarize(group, known, reference, resamples=resamples)
 
@@ -586,10 +588,11 @@ def write_summary(results: str | Path, reference: str = "manydg") -> list[Path]:
 
     summaries = summarize_folder(results, reference)
     csv, markdown = Path(results) / "summary.csv", Path(results) / "summary.md"
+    described = read_description(results)
     sections = []
     for summary in summaries:
         sections.append(tables.to_markdown(summary))
-        paper = beside(summary, source=_source(Path(results), summary.dataset))
+        paper = beside(summary, source=_source(described, summary.dataset))
         if paper is not None:
             sections.append(paper.to_markdown())
     write_atomically(csv, tables.to_csv(summaries))
@@ -597,11 +600,6 @@ def write_summary(results: str | Path, reference: str = "manydg") -> list[Path]:
     return [csv, markdown]
 
 
-def _source(results: Path, dataset: str) -> str | None:
-    """What a dataset was prepared from, as ``study.json`` has it; None where it does not say."""
-    try:
-        study = json.loads((results / STUDY).read_text())
-        found = study["datasets"][dataset]["provenance"]["source"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return str(found)
+def _source(study: StudyDescription, dataset: str) -> str | None:
+    described = study.datasets.get(dataset)
+    return None if described is None else described.source

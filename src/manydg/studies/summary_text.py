@@ -122,9 +122,13 @@ def to_markdown(summary: Summary) -> str:
 
 def _cohort(summary: Summary) -> str:
     sides = ", ".join(
-        f"{summary.patients[side]:,} {name}"
-        for side, name in (("train", "train"), ("val", "validate"), ("test", "are unseen until the test"))
-        if side in summary.patients
+        f"{number:,} {verb}"
+        for number, verb in (
+            (summary.patients.train, "train"),
+            (summary.patients.val, "validate"),
+            (summary.patients.test, "are unseen until the test"),
+        )
+        if number
     )
     seeds = len(summary.seeds)
     splits = f"{seeds} split{'s' if seeds > 1 else ''} by patient"

@@ -172,10 +172,10 @@ def describe(run: Run) -> dict[str, Any]:
         "inputs": columns,
         "output": {OUTPUT: ["batch", run.algorithm.target.size]},
         "target": {"kind": run.algorithm.target.kind, "names": list(run.algorithm.target.spec.names)},
-        "threshold": run.record.get("threshold"),
-        "algorithm": run.record.get("algorithm"),
-        "run": run.record.get("run"),
-        "code_version": run.record.get("code_version"),
+        "threshold": run.record.threshold,
+        "algorithm": run.record.algorithm,
+        "run": run.record.run,
+        "code_version": run.record.code_version,
         "settings": dict(run.schema.settings),
     }
 

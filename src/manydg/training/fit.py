@@ -41,6 +41,7 @@ from manydg.training.execution.memory import (
 from manydg.training.execution.precision import AS_WRITTEN, PLAIN, Speed, at_speed, settle_speed
 from manydg.training.execution.steps import Steps, Terms, read_terms, steps_for
 from manydg.training.inference import device_of, predict_probabilities
+from manydg.training.record import EpochEntry, RunRecord
 
 # The order of an epoch's samples, made while the epoch before it is trained.
 
@@ -89,10 +90,9 @@ class Reporter(Protocol):
 
     def started(self, algorithm: str, epochs: int, first_epoch: int) -> None: ...
 
-    def epoch_ended(self, entry: Mapping[str, Any]) -> None:
-        """``entry`` is the epoch's line of the history: epoch, losses, validation metrics, seconds."""
+    def epoch_ended(self, entry: EpochEntry) -> None: ...
 
-    def finished(self, record: Mapping[str, Any]) -> None: ...
+    def finished(self, record: RunRecord) -> None: ...
 
 
 class Silent:
@@ -101,10 +101,10 @@ class Silent:
     def started(self, algorithm: str, epochs: int, first_epoch: int) -> None:
         pass
 
-    def epoch_ended(self, entry: Mapping[str, Any]) -> None:
+    def epoch_ended(self, entry: EpochEntry) -> None:
         pass
 
-    def finished(self, record: Mapping[str, Any]) -> None:
+    def finished(self, record: RunRecord) -> None:
         pass
 
 
@@ -154,7 +154,7 @@ class TrainingLoop:
             # Exchanges between processes are not part of a captured step.
             self.speed = replace(self.speed, execution=PLAIN)
         self.orders = Orders(algorithm, train, config)
-        self.history: list[dict[str, Any]] = []
+        self.history: list[EpochEntry] = []
         self.best_epoch = 0
         self.best: dict[str, Tensor] = {}
 
@@ -197,12 +197,8 @@ class TrainingLoop:
             losses = self._run_steps(order, epoch)
         trained = time.perf_counter()
         val = {} if self.val is None else self._validate(self.val, epoch, len(order.plan))
-        entry = {"epoch": epoch, "losses": losses, "val": val, "seconds": trained - start}
-        if order.windows is not None:
-            rows, windows = self.orders.rows_of_window, len(order.windows.windows)
-            entry["order"] = f"windows of about {rows} rows on disk, {windows} of them"
-        if self.val is not None and (watched := self._watch(self.val)):
-            entry["val_terms"] = watched
+        watched = None if self.val is None else self._watch(self.val)
+        entry = EpochEntry(epoch, losses, val, trained - start, self._describe(order), watched or None)
         self.history.append(entry)
         if self._is_best(val):
             self.best_epoch = epoch
@@ -211,6 +207,11 @@ class TrainingLoop:
             by_leader(partial(self._save, self.checkpoint))
         self.reporter.epoch_ended(entry)
 
+    def _describe(self, order: EpochOrder) -> str | None:
+        if order.windows is None:
+            return None
+        return f"windows of about {self.orders.rows_of_window} rows on disk, {len(order.windows.windows)} of them"
+
     def _steps_of(self, order: EpochOrder) -> Iterator[Callable[[], Terms]]:
         steps = self.steps.run(order.plan)
         return steps if order.windows is None else reading_ahead(self.train, order.windows, steps)
@@ -218,7 +219,7 @@ class TrainingLoop:
     def _is_best(self, val: Mapping[str, float | None]) -> bool:
         if self.val is None or self.best_epoch == 0:
             return True
-        return _better(val[self.metric], self.history[self.best_epoch - 1]["val"][self.metric])
+        return _better(val[self.metric], self.history[self.best_epoch - 1].val[self.metric])
 
     def _run_steps(self, order: EpochOrder, epoch: int) -> dict[str, float]:
         """All steps of an epoch; the loss terms are read in blocks, on a GPU once, so that nothing waits for it."""
@@ -303,7 +304,8 @@ class TrainingLoop:
     def _save(self, path: Path) -> None:
         tensors = {f"model/{name}": tensor for name, tensor in self.algorithm.state_dict().items()}
         tensors |= {f"best/{name}": tensor for name, tensor in self.best.items()}
-        meta: dict[str, Any] = {"history": self.history, "best_epoch": self.best_epoch, "optimizers": {}}
+        history = [entry.to_json() for entry in self.history]
+        meta: dict[str, Any] = {"history": history, "best_epoch": self.best_epoch, "optimizers": {}}
         for name, optimizer in self.optimizers.items():
             packed, meta["optimizers"][name] = pack_optimizer(name, optimizer)
             tensors |= {f"optimizer/{key}": tensor for key, tensor in packed.items()}
@@ -318,7 +320,8 @@ class TrainingLoop:
             self.best = same_device(_under("best/", tensors), device)
             for name, optimizer in self.optimizers.items():
                 unpack_optimizer(name, optimizer, states, meta["optimizers"][name])
-            self.history, self.best_epoch = meta["history"], meta["best_epoch"]
+            self.history = [EpochEntry.from_json(entry) for entry in meta["history"]]
+            self.best_epoch = meta["best_epoch"]
         except (RuntimeError, KeyError, ValueError, TypeError) as error:
             raise StorageError(f"{path} does not fit this run: delete it and run the same command again") from error
 
@@ -343,8 +346,7 @@ class Fitted:
     ----------
     algorithm : Algorithm
         With the weights of the epoch that was kept.
-    history : list of dict
-        One entry per epoch.
+    history : list of EpochEntry
     epoch : int
         The epoch whose weights were kept; 0 where there are no epochs.
     selection_rule : str
@@ -354,7 +356,7 @@ class Fitted:
     """
 
     algorithm: Algorithm
-    history: list[dict[str, Any]]
+    history: list[EpochEntry]
     epoch: int
     selection_rule: str
     speed: Speed = AS_WRITTEN

@@ -1,28 +1,343 @@
-"""What a run leaves behind: predictions on validation and test patients, and one JSON record."""
+"""What a run leaves behind: one JSON record, and predictions on validation and test patients."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from manydg.algorithms import Algorithm
-from manydg.backbones import SingleInput
-from manydg.code_version import code_version
 from manydg.config import TrainingConfig
 from manydg.data.dataset import DomainDataset
+from manydg.data.info import TargetSpec
 from manydg.data.splits import Split
-from manydg.evaluation.metrics import choose_threshold, score, score_patients
-from manydg.machine import peak_memory
-from manydg.training.fit import Fitted
+from manydg.errors import ManyDGError, StorageError
+from manydg.files import Json, read_json, write_json
 from manydg.training.inference import predict_probabilities
+
+Metrics: TypeAlias = Mapping[str, float | None]
+"""Values by name; None where a metric is undefined."""
+Variant: TypeAlias = Mapping[str, str | int | float]
+"""What distinguishes a run within its experiment, by name."""
+
+REMEDY = "delete it and run the same command again"
+_SCHEMA = 1
+_ALWAYS = {"run", "experiment", "algorithm", "seed", "dataset", "status"}
+_FINISHED = {
+    *("target", "samples", "patients", "test"),
+    *("epoch", "selection_rule", "threshold", "threshold_rule"),
+}
+
+
+@dataclass(frozen=True)
+class EpochEntry:
+    """One epoch of a training.
+
+    Attributes
+    ----------
+    epoch : int
+        From 1.
+    losses : mapping
+        Mean of each loss term over the epoch's steps.
+    val : mapping
+        Metrics on validation patients; empty without any.
+    seconds : float
+        Of the training steps alone.
+    order : str, optional
+        In what order the samples were read, where it was not a random one over all of them.
+    val_terms : mapping, optional
+        Loss terms that an algorithm has computed on validation patients to be watched.
+    """
+
+    epoch: int
+    losses: Mapping[str, float]
+    val: Metrics
+    seconds: float
+    order: str | None = None
+    val_terms: Metrics | None = None
+
+    def to_json(self) -> dict[str, Json]:
+        entry: dict[str, Json] = {
+            "epoch": self.epoch,
+            "losses": self.losses,
+            "val": self.val,
+            "seconds": self.seconds,
+        }
+        if self.order is not None:
+            entry["order"] = self.order
+        if self.val_terms is not None:
+            entry["val_terms"] = self.val_terms
+        return entry
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> EpochEntry:
+        return EpochEntry(
+            epoch=int(value["epoch"]),
+            losses=value.get("losses") or {},
+            val=value.get("val") or {},
+            seconds=float(value.get("seconds") or 0.0),
+            order=value.get("order"),
+            val_terms=value.get("val_terms"),
+        )
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How many patients, or samples, train, validate and test."""
+
+    train: int = 0
+    val: int = 0
+    test: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.train + self.val + self.test
+
+    def to_json(self) -> dict[str, Json]:
+        return {"train": self.train, "val": self.val, "test": self.test}
+
+    @staticmethod
+    def from_json(value: Mapping[str, int]) -> Counts:
+        return Counts(*(int(value.get(side) or 0) for side in ("train", "val", "test")))
+
+
+@dataclass(frozen=True)
+class Use:
+    """An experiment that a run serves, and what distinguishes the run there."""
+
+    experiment: str
+    variant: Variant = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Json]:
+        return {"experiment": self.experiment, "variant": dict(self.variant)}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Use:
+        return Use(str(value["experiment"]), value.get("variant") or {})
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """Continual learning after one step: how many patients were seen, and how well the model does by then."""
+
+    step: int
+    patients_seen: int
+    val: Metrics
+    test: Metrics
+
+    def to_json(self) -> dict[str, Json]:
+        return {"step": self.step, "patients seen": self.patients_seen, "val": self.val, "test": self.test}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> CurvePoint:
+        return CurvePoint(int(value["step"]), int(value["patients seen"]), value["val"], value["test"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """What ran, on what data, and how it did on patients it had not seen.
+
+    The only thing that studies, tables, statistics and the report read of a run. A run that failed has the status
+    ``failed``, an error, and nothing of what only a finished one can have.
+
+    Attributes
+    ----------
+    run : str
+        The run's id.
+    experiment, variant
+        The experiment it was first made for, and what distinguishes it there.
+    config : TrainingConfig
+        With every default filled in, and the backbone, precision and execution that were used.
+    selection_rule, threshold_rule : str
+        How the epoch and the decision threshold were chosen.
+    epoch, epochs : int
+        The epoch whose weights were kept, and how many there were.
+    val, test : mapping
+        Metrics over all samples.
+    per_patient : mapping
+        Pseudonym of each test patient to metrics and the number of ``samples``.
+    folder : str
+        The run's folder, relative to the results folder it is part of.
+    context : mapping
+        Which of a patient's other samples are shown to the learner; ``mode`` is ``none``, ``offline`` or ``causal``.
+    processes : int, optional
+        Where several trained together.
+    curve : tuple of CurvePoint
+        Of continual learning.
+    experiments : tuple of Use
+        Every use of the run in a results folder; empty outside of one.
+    """
+
+    schema: int = _SCHEMA
+    run: str
+    experiment: str = "train"
+    variant: Variant = field(default_factory=dict)
+    algorithm: str
+    seed: int
+    dataset: str
+    dataset_hash: str = ""
+    target: TargetSpec | None = None
+    samples: Counts = Counts()
+    patients: Counts = Counts()
+    config: TrainingConfig
+    code_version: str = ""
+    selection_rule: str = ""
+    threshold: float | None = None
+    threshold_rule: str = ""
+    epoch: int = 0
+    epochs: int = 0
+    val: Metrics = field(default_factory=dict)
+    test: Metrics = field(default_factory=dict)
+    per_patient: Mapping[str, Metrics] = field(default_factory=dict)
+    history: tuple[EpochEntry, ...] = ()
+    seconds: float | None = None
+    peak_memory_mb: float | None = None
+    parameters: int | None = None
+    device: str = ""
+    status: str = "ok"
+    error: str | None = None
+    folder: str = "."
+    context: Mapping[str, Json] = field(default_factory=dict)
+    processes: int | None = None
+    curve: tuple[CurvePoint, ...] = ()
+    experiments: tuple[Use, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether the run came to its end."""
+        return self.status == "ok"
+
+    @property
+    def uses(self) -> tuple[Use, ...]:
+        """Every experiment that the run serves, the one it was made for first."""
+        return self.experiments or (Use(self.experiment, self.variant),)
+
+    def used_by(self, use: Use) -> RunRecord:
+        """The record as one experiment sees it."""
+        return dataclasses.replace(self, experiment=use.experiment, variant=use.variant, experiments=())
+
+    def replace(self, **changes: Any) -> RunRecord:
+        return dataclasses.replace(self, **changes)
+
+    def to_json(self) -> dict[str, Json]:
+        """The record as JSON values, in the order of the fields; of a failed run only what it has."""
+        content: dict[str, Json] = {
+            "schema": self.schema,
+            "run": self.run,
+            "experiment": self.experiment,
+            "variant": dict(self.variant),
+            "algorithm": self.algorithm,
+            "seed": self.seed,
+            "dataset": self.dataset,
+        }
+        config = self.config.to_json()
+        if self.ok:
+            content |= self._finished(config)
+        else:
+            content |= {"config": config, "code_version": self.code_version, "seconds": self.seconds}
+        content |= {"status": self.status, "error": self.error, "folder": self.folder}
+        if self.context:
+            content["context"] = self.context
+        if self.processes is not None:
+            content["processes"] = self.processes
+        if self.curve:
+            content["curve"] = [point.to_json() for point in self.curve]
+        if self.experiments:
+            content["experiments"] = [use.to_json() for use in self.experiments]
+        return content
+
+    def _finished(self, config: Mapping[str, Json]) -> dict[str, Json]:
+        target = self.target
+        return {
+            "dataset_hash": self.dataset_hash,
+            "target": None if target is None else target.to_json(),
+            "samples": self.samples.to_json(),
+            "patients": self.patients.to_json(),
+            "config": config,
+            "code_version": self.code_version,
+            "selection_rule": self.selection_rule,
+            "threshold": self.threshold,
+            "threshold_rule": self.threshold_rule,
+            "epoch": self.epoch,
+            "epochs": self.epochs,
+            "val": self.val,
+            "test": self.test,
+            "per_patient": self.per_patient,
+            "history": [entry.to_json() for entry in self.history],
+            "seconds": self.seconds,
+            "peak_memory_mb": self.peak_memory_mb,
+            "parameters": self.parameters,
+            "device": self.device,
+        }
+
+    def write(self, path: Path) -> None:
+        """Replace a file by the record."""
+        write_json(path, self.to_json(), allow_nan=False)
+
+    @staticmethod
+    def from_json(value: Any, source: str | Path = "the record", remedy: str = REMEDY) -> RunRecord:
+        """A record from JSON values.
+
+        Parameters
+        ----------
+        value : mapping
+            What :meth:`to_json` gives. What a record of an earlier version lacks has its default.
+        source, remedy
+            Where it comes from and what to do, for the message if it is no record of a run.
+
+        Raises
+        ------
+        StorageError
+            If a key is missing without which there is no record, or a value is of another kind.
+        """
+        given = value if isinstance(value, Mapping) else {}
+        needed = _ALWAYS | (_FINISHED if given.get("status") == "ok" else set())
+        if missing := needed - given.keys():
+            raise StorageError(f"{source} is damaged, it has no '{min(missing)}': {remedy}")
+        try:
+            return RunRecord(**{**_plain_values(given), **_typed_values(given)})
+        except (KeyError, TypeError, ValueError, AttributeError, ManyDGError) as error:
+            raise StorageError(f"{source} is damaged ({error}): {remedy}") from error
+
+    @staticmethod
+    def read(path: Path, remedy: str = REMEDY) -> RunRecord:
+        """The record in a file; raises StorageError where there is none."""
+        missing = f"{path} is missing: run the same command again"
+        return RunRecord.from_json(read_json(path, remedy=remedy, missing=missing), path, remedy)
+
+
+_TYPED = {"target", "samples", "patients", "config", "history", "curve", "experiments"}
+_PLAIN = {entry.name: entry for entry in dataclasses.fields(RunRecord) if entry.name not in _TYPED}
+_CONFIG_KEYS = {entry.name for entry in dataclasses.fields(TrainingConfig)}
+
+
+def _plain_values(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that a record holds as they are; a null where there is a default that is not one is the default."""
+    return {
+        name: given[name]
+        for name, entry in _PLAIN.items()
+        if name in given and (given[name] is not None or entry.default is None)
+    }
+
+
+def _typed_values(given: Mapping[str, Any]) -> dict[str, Any]:
+    target = given.get("target")
+    config = {key: value for key, value in (given.get("config") or {}).items() if key in _CONFIG_KEYS}
+    return {
+        "target": TargetSpec.from_json(target) if target else None,
+        "samples": Counts.from_json(given.get("samples") or {}),
+        "patients": Counts.from_json(given.get("patients") or {}),
+        "config": TrainingConfig.from_mapping({"algorithm": given["algorithm"], "seed": given["seed"]} | config),
+        "history": tuple(EpochEntry.from_json(entry) for entry in given.get("history") or ()),
+        "curve": tuple(CurvePoint.from_json(point) for point in given.get("curve") or ()),
+        "experiments": tuple(Use.from_json(use) for use in given.get("experiments") or ()),
+    }
+
 
 VAL, TEST = 0, 1
 
@@ -81,86 +396,3 @@ class Predictions:
     def read(path: Path) -> Predictions:
         with np.load(path, allow_pickle=False) as arrays:
             return Predictions(**{name: arrays[name] for name in arrays.files})
-
-
-def make_record(
-    config: TrainingConfig,
-    dataset: DomainDataset,
-    sides: Mapping[str, DomainDataset],
-    predictions: Predictions,
-    fitted: Fitted,
-    *,
-    name: str,
-    run: str,
-    seconds: float,
-    device: str,
-) -> dict[str, Any]:
-    """The record of a run: what ran, on what, and how it did on patients it had not seen."""
-    target = fitted.algorithm.target
-    truth, probabilities, _ = predictions.side(VAL)
-    threshold, threshold_rule = choose_threshold(target, truth, probabilities)
-    val = score(target, truth, probabilities, threshold)
-    truth, probabilities, patient = predictions.side(TEST)
-    per_patient = score_patients(target, truth, probabilities, patient, threshold)
-    return {
-        "schema": 1,
-        "run": run,
-        "experiment": "train",
-        "variant": {},
-        "algorithm": config.algorithm,
-        "seed": config.seed,
-        "dataset": name,
-        "dataset_hash": dataset.content_hash(),
-        "target": {"kind": dataset.target.kind, "names": list(dataset.target.names)},
-        "samples": {side: len(part) for side, part in sides.items()},
-        "patients": {side: part.n_patients for side, part in sides.items()},
-        "config": _effective(config, fitted),
-        "code_version": code_version(),
-        "selection_rule": fitted.selection_rule,
-        "threshold": threshold,
-        "threshold_rule": threshold_rule,
-        "epoch": fitted.epoch,
-        "epochs": len(fitted.history),
-        "val": _plain(val),
-        "test": _plain(score(target, truth, probabilities, threshold)),
-        "per_patient": {
-            str(predictions.pseudonyms[code]): {**_plain(entry), "samples": int(entry["samples"])}
-            for code, entry in per_patient.items()
-        },
-        "history": fitted.history,
-        "seconds": seconds,
-        "peak_memory_mb": _peak_memory_mb(device),
-        "parameters": sum(parameter.numel() for parameter in fitted.algorithm.parameters()),
-        "device": device,
-        "status": "ok",
-        "error": None,
-        "folder": ".",
-    }
-
-
-def _effective(config: TrainingConfig, fitted: Fitted) -> dict[str, Any]:
-    """The configuration with every default filled in, and the backbone and the speed that were really used."""
-    algorithm = fitted.algorithm
-    backbone = algorithm.backbone.module if isinstance(algorithm.backbone, SingleInput) else algorithm.backbone
-    package, _, entry = type(backbone).__module__.rpartition(".")
-    used = entry.replace("_", "-") if package == "manydg.backbones" else type(backbone).__qualname__
-    return {
-        **config.to_json(),
-        "settings": dataclasses.asdict(algorithm.settings),
-        "backbone": used if config.backbone == "auto" else config.backbone,
-        "precision": fitted.speed.precision,
-        "execution": fitted.speed.execution,
-    }
-
-
-def _plain(metrics: Mapping[str, float]) -> dict[str, float | int | None]:
-    """JSON values; an undefined metric is null."""
-    return {
-        name: value if isinstance(value, int) else (float(value) if math.isfinite(value) else None)
-        for name, value in metrics.items()
-    }
-
-
-def _peak_memory_mb(device: str) -> float | None:
-    peak = torch.cuda.max_memory_allocated(device) if device.startswith("cuda") else peak_memory()
-    return None if peak is None else peak / 2**20

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ import torch
 from torch import nn
 
 from manydg.algorithms import Algorithm
+from manydg.backbones import SingleInput
 from manydg.code_version import code_version
 from manydg.config import TrainingConfig, pick_device
 from manydg.data.dataset import DomainDataset
@@ -22,6 +25,7 @@ from manydg.data.info import TargetSpec
 from manydg.data.schema import InputSchema
 from manydg.data.splits import Split, check_split, split_named, split_patients, warn_of_overlap
 from manydg.errors import DataError, StorageError
+from manydg.evaluation.metrics import choose_threshold, score, score_patients
 from manydg.files import (
     Json,
     fingerprint,
@@ -31,13 +35,14 @@ from manydg.files import (
     replacing,
     write_json,
 )
+from manydg.machine import peak_memory
 from manydg.targets import target_of
 from manydg.training.checkpoint import read_tensors, write_tensors
 from manydg.training.execution.distributed import by_leader, current_team
-from manydg.training.fit import CHECKPOINT, Reporter, Silent, fit, rebuild
+from manydg.training.fit import CHECKPOINT, Fitted, Reporter, Silent, fit, rebuild
 from manydg.training.inference import predict_probabilities
 from manydg.training.patient_context import as_trained, with_context
-from manydg.training.record import Predictions, make_record
+from manydg.training.record import TEST, VAL, Counts, Predictions, RunRecord
 from manydg.training.reliability import fit_calibration, write_calibration
 
 RECORD, MODEL, PREDICTIONS, SPLIT, IDENTITY = (
@@ -47,11 +52,6 @@ RECORD, MODEL, PREDICTIONS, SPLIT, IDENTITY = (
     "split.json",
     "identity.json",
 )
-# What the commands that open a run read of its record.
-_RECORD_NEEDS = {
-    *("run", "algorithm", "dataset", "target", "samples", "patients", "test"),
-    *("epoch", "selection_rule", "threshold", "threshold_rule"),
-}
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Run:
     """A finished run: the trained algorithm and the record of how it did."""
 
     algorithm: Algorithm
-    record: Mapping[str, Any]
+    record: RunRecord
     schema: InputSchema
     folder: Path | None = None
     info: Mapping[str, Any] | None = None
@@ -114,7 +114,7 @@ def train(
     >>> X = np.random.default_rng(0).normal(size=(240, 4))
     >>> data = from_arrays(X, X[:, 0] > 0, np.repeat(np.arange(12), 20))
     >>> run = train(data, epochs=2)
-    >>> sorted(run.record["test"])
+    >>> sorted(run.record.test)
     ['auprc', 'auroc', 'f1', 'kappa']
     """
     settled = config if config is not None else TrainingConfig.from_mapping(options)
@@ -156,22 +156,22 @@ def _train_and_score(
         config, sides["train"], sides["val"], place, backbone=backbone, folder=folder, reporter=reporter
     )  # fmt: skip
     predictions = Predictions.of(fitted.algorithm, sides, split)
-    record = make_record(
-        config, dataset, sides, predictions, fitted,
-        name=name, run=identity, seconds=time.perf_counter() - start, device=str(place),
-    )  # fmt: skip
     schema = InputSchema.of(shown)
     # Adapting to a patient at prediction is context too: all samples of the patient that are there.
     by_algorithm = {"mode": "offline", "by": "algorithm"} if fitted.algorithm.uses_patients else {"mode": "none"}
-    record["context"] = schema.settings.get("context", by_algorithm)
+    team = current_team()
+    record = make_record(
+        config, dataset, sides, predictions, fitted,
+        name=name, run=identity, seconds=time.perf_counter() - start, device=str(place),
+    ).replace(
+        context=schema.settings.get("context", by_algorithm), processes=None if team is None else team.size
+    )  # fmt: skip
     known = dataset.info.to_json()
     info: dict[str, Json] = {key: known[key] for key in ("vocabularies", "settings") if key in known}
     options = dataset.info.provenance.options if dataset.info.provenance else {}
     info["source"] = dataset.info.source
     # Names of columns, by which a later table can say which rows are of one patient, and when.
     info["roles"] = {role: options.get(role) for role in ("patient", "time", "session")}
-    if (team := current_team()) is not None:
-        record["processes"] = team.size
     if folder is not None:
         calibration = fit_calibration(fitted.algorithm, sides, predictions)
         by_leader(partial(write_calibration, folder, calibration))
@@ -215,7 +215,8 @@ def _claim(folder: Path, identity: str) -> None:
     refuse_dataset_folder(folder)
     remove_partial_files(folder)
     if file.exists():
-        if _read_json(file).get("identity") != identity:
+        remedy = f"name another folder, or delete {folder} and run again"
+        if read_json(file, remedy=remedy).get("identity") != identity:
             raise StorageError(
                 f"{folder} holds a run of other data, another split, other options or another version of the program: "
                 "name another folder"
@@ -233,16 +234,12 @@ def _give_back(folder: Path) -> None:
             (folder / IDENTITY).unlink(missing_ok=True)
 
 
-def _read_json(file: Path) -> dict[str, Any]:
-    return read_json(file, remedy=f"name another folder, or delete {file.parent} and run again")
-
-
 def _write(
     folder: Path,
     algorithm: Algorithm,
     config: TrainingConfig,
     schema: InputSchema,
-    record: Mapping[str, Any],
+    record: RunRecord,
     predictions: Predictions,
     split: Split,
     dataset: DomainDataset,
@@ -259,8 +256,84 @@ def _write(
     split.save(folder / SPLIT, dataset)
     with replacing(folder / PREDICTIONS) as partial:
         predictions.write(partial)
-    write_json(folder / RECORD, record, allow_nan=False)
+    record.write(folder / RECORD)
     (folder / CHECKPOINT).unlink(missing_ok=True)
+
+
+def make_record(
+    config: TrainingConfig,
+    dataset: DomainDataset,
+    sides: Mapping[str, DomainDataset],
+    predictions: Predictions,
+    fitted: Fitted,
+    *,
+    name: str,
+    run: str,
+    seconds: float,
+    device: str,
+) -> RunRecord:
+    """The record of a run: what ran, on what, and how it did on patients it had not seen."""
+    target = fitted.algorithm.target
+    truth, probabilities, _ = predictions.side(VAL)
+    threshold, threshold_rule = choose_threshold(target, truth, probabilities)
+    val = score(target, truth, probabilities, threshold)
+    truth, probabilities, patient = predictions.side(TEST)
+    per_patient = score_patients(target, truth, probabilities, patient, threshold)
+    return RunRecord(
+        run=run,
+        algorithm=config.algorithm,
+        seed=config.seed,
+        dataset=name,
+        dataset_hash=dataset.content_hash(),
+        target=dataset.target,
+        samples=Counts(**{side: len(part) for side, part in sides.items()}),
+        patients=Counts(**{side: part.n_patients for side, part in sides.items()}),
+        config=_effective(config, fitted),
+        code_version=code_version(),
+        selection_rule=fitted.selection_rule,
+        threshold=threshold,
+        threshold_rule=threshold_rule,
+        epoch=fitted.epoch,
+        epochs=len(fitted.history),
+        val=_plain(val),
+        test=_plain(score(target, truth, probabilities, threshold)),
+        per_patient={
+            str(predictions.pseudonyms[code]): {**_plain(entry), "samples": int(entry["samples"])}
+            for code, entry in per_patient.items()
+        },
+        history=tuple(fitted.history),
+        seconds=seconds,
+        peak_memory_mb=_peak_memory_mb(device),
+        parameters=sum(parameter.numel() for parameter in fitted.algorithm.parameters()),
+        device=device,
+    )
+
+
+def _effective(config: TrainingConfig, fitted: Fitted) -> TrainingConfig:
+    """The configuration with every default filled in, and the backbone and the speed that were really used."""
+    algorithm = fitted.algorithm
+    backbone = algorithm.backbone.module if isinstance(algorithm.backbone, SingleInput) else algorithm.backbone
+    package, _, entry = type(backbone).__module__.rpartition(".")
+    used = entry.replace("_", "-") if package == "manydg.backbones" else type(backbone).__qualname__
+    return config.replace(
+        settings=dataclasses.asdict(algorithm.settings),
+        backbone=used if config.backbone == "auto" else config.backbone,
+        precision=fitted.speed.precision,
+        execution=fitted.speed.execution,
+    )
+
+
+def _plain(metrics: Mapping[str, float]) -> dict[str, float | int | None]:
+    """JSON values; an undefined metric is null."""
+    return {
+        name: value if isinstance(value, int) else (float(value) if math.isfinite(value) else None)
+        for name, value in metrics.items()
+    }
+
+
+def _peak_memory_mb(device: str) -> float | None:
+    peak = torch.cuda.max_memory_allocated(device) if device.startswith("cuda") else peak_memory()
+    return None if peak is None else peak / 2**20
 
 
 def open_run(folder: str | Path, *, backbone: nn.Module | None = None, device: str = "cpu") -> Run:
@@ -278,9 +351,7 @@ def open_run(folder: str | Path, *, backbone: nn.Module | None = None, device: s
             f"{path} is not a finished run: it has no {RECORD}. Name a folder that 'manydg train' finished"
         )
     again = f"delete {path} and train again"
-    record = _read_json(path / RECORD)
-    if missing := _RECORD_NEEDS - record.keys():
-        raise StorageError(f"{path / RECORD} is damaged, it has no '{min(missing)}': {again}")
+    record = RunRecord.read(path / RECORD, again)
     tensors, meta = read_tensors(path / MODEL, again)
     config = TrainingConfig.from_mapping(meta["config"])
     schema = InputSchema.from_json(meta["schema"])

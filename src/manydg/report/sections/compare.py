@@ -149,7 +149,7 @@ def _caution(comparison: Comparison) -> str:
 def summary(chapter: Chapter, comparison: Comparison | None) -> list[Block]:
     """The chapter in a few sentences, for somebody who reads no further."""
     if comparison is None:
-        done = list(dict.fromkeys(str(record["experiment"]) for record in chapter.uses()))
+        done = list(dict.fromkeys(record.experiment for record in chapter.uses()))
         return [Text(f"The methods were not compared here; this page shows {listed(done) or 'no finished run'}.")]
     points = [
         point

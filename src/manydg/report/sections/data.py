@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
+from manydg.data.info import CohortStep
 from manydg.report import charts
 from manydg.report.content import Block, Bullets, Cell, Column, Figure, Section, Table, Text
-from manydg.report.study import Chapter, Record, by_algorithm
+from manydg.report.study import Chapter, by_algorithm
 from manydg.report.words import algorithm_name, count, listed, metric_name, plural, sentence
+from manydg.studies.records import StudiedDataset
+from manydg.training.record import RunRecord
 
 _MOST_LABELS = 15
 _TASK = {
@@ -26,7 +28,7 @@ def question(chapter: Chapter) -> Section:
     names = list(chapter.target.spec.names)
     shown = listed(names) if len(names) <= 8 else listed([*names[:6], f"{len(names) - 6} others"])
     task = _TASK[chapter.target.kind].format(n=len(names), names=shown, first=names[0], last=names[-1])
-    done = [record for record in chapter.records if record["status"] == "ok"]
+    done = [record for record in chapter.records if record.ok]
     blocks: list[Block] = [
         Text(
             f"The task is to {task}. A model learns from some patients and is then judged on patients it has never "
@@ -40,23 +42,21 @@ def question(chapter: Chapter) -> Section:
     return Section("question", "What was asked", blocks)
 
 
-def _protocol(records: Sequence[Record]) -> str:
+def _protocol(records: Sequence[RunRecord]) -> str:
     names = [algorithm_name(name) for name in by_algorithm(records)]
-    seeds = len({record["seed"] for record in records})
-    sides = records[0].get("patients") or {}
-    people = listed([f"{count(sides[side])} to {verb}" for side, verb in _SIDES if side in sides])
+    seeds = len({record.seed for record in records})
+    sides = records[0].patients
+    shares = ((sides.train, "learn from"), (sides.val, "choose settings"), (sides.test, "be judged on"))
+    people = listed([f"{count(number)} to {verb}" for number, verb in shares if number])
     again = f"The patients were divided {seeds} times at random" if seeds > 1 else "The patients were divided once"
     methods = f"{len(names)} methods were compared: {listed(names)}" if len(names) > 1 else f"{names[0]} was trained"
     return f"{again} ({people}), the same way for every method. {methods}."
 
 
-_SIDES = (("train", "learn from"), ("val", "choose settings"), ("test", "be judged on"))
-
-
-def _rules(records: Sequence[Record]) -> list[str]:
-    chosen = dict.fromkeys(str(record["selection_rule"]) for record in records if record.get("selection_rule"))
-    cuts = dict.fromkeys(str(record["threshold_rule"]) for record in records if record.get("threshold_rule"))
-    devices = dict.fromkeys(str(record["device"]) for record in records if record.get("device"))
+def _rules(records: Sequence[RunRecord]) -> list[str]:
+    chosen = dict.fromkeys(record.selection_rule for record in records if record.selection_rule)
+    cuts = dict.fromkeys(record.threshold_rule for record in records if record.threshold_rule)
+    devices = dict.fromkeys(record.device for record in records if record.device)
     lines = [f"Which epoch of training is used: {listed(list(chosen))}." if chosen else ""]
     lines.append(f"How probabilities become decisions: {listed(list(cuts))}." if cuts else "")
     lines.append("The test patients were scored once, after all choices had been made on validation patients.")
@@ -67,45 +67,44 @@ def _rules(records: Sequence[Record]) -> list[str]:
 def cohort(chapter: Chapter) -> Section | None:
     """Who is in the data, after which steps, with which labels."""
     about = chapter.about
-    if not about:
+    if about is None:
         return None
-    people, samples = about.get("patients"), about.get("samples")
+    people, samples = about.patients, about.samples
     blocks: list[Block] = []
     if people and samples:
         blocks.append(Text(f"{count(samples)} samples of {count(people)} patients.{_per_patient(about)}"))
-    flow = [step for step in about.get("cohort_flow") or [] if isinstance(step, dict) and step.get("step")]
+    flow = [step for step in about.cohort_flow if step.step]
     if flow:
         blocks.extend(_flow(flow))
-    labels = {str(name): int(value) for name, value in (about.get("label_counts") or {}).items()}
-    if labels:
-        blocks.append(_labels(labels, int(samples or 0)))
+    if about.label_counts:
+        blocks.append(_labels(about.label_counts, samples))
     source = _source(about)
     if source:
         blocks.append(Text(source, "note"))
     return Section("cohort", "Who the data come from", blocks) if blocks else None
 
 
-def _per_patient(about: Mapping[str, Any]) -> str:
-    quantiles = {float(key): value for key, value in (about.get("samples_per_patient") or {}).items()}
+def _per_patient(about: StudiedDataset) -> str:
+    quantiles = {float(key): value for key, value in about.samples_per_patient.items()}
     if not {0.0, 0.5, 1.0} <= set(quantiles):
         return ""
     low, middle, high = (count(quantiles[key]) for key in (0.0, 0.5, 1.0))
     return f" A patient has between {low} and {high} samples, {middle} in the middle (median)."
 
 
-def _flow(flow: Sequence[Mapping[str, Any]]) -> list[Block]:
+def _flow(flow: Sequence[CohortStep]) -> list[Block]:
     """The flow as a table of all counts, and as bars where patients are counted throughout."""
-    units = list(dict.fromkeys(key for step in flow for key in step if key != "step"))
+    units = list(dict.fromkeys(unit for step in flow for unit in step.counts))
     rows = [
-        [Cell(f"{place}. {sentence(str(step['step']))}", float(place)), *(_count(step.get(unit)) for unit in units)]
+        [Cell(f"{place}. {sentence(step.step)}", float(place)), *(_count(step.counts.get(unit)) for unit in units)]
         for place, step in enumerate(flow, start=1)
     ]
     columns = [Column("Step", numeric=False), *(Column(sentence(unit.replace("_", " "))) for unit in units)]
     return [Table("Cohort flow: what is left after each step", columns, rows)]
 
 
-def _count(value: Any) -> Cell:
-    return Cell(count(value), float(value)) if isinstance(value, int | float) else Cell("\N{EN DASH}", None)
+def _count(value: int | None) -> Cell:
+    return Cell(count(value), float(value)) if value is not None else Cell("\N{EN DASH}", None)
 
 
 def _labels(labels: Mapping[str, int], samples: int) -> Figure:
@@ -119,13 +118,13 @@ def _labels(labels: Mapping[str, int], samples: int) -> Figure:
     return Figure("Share of samples that carry each label.", [panel], note)
 
 
-def _source(about: Mapping[str, Any]) -> str:
-    origin = about.get("provenance") or {}
+def _source(about: StudiedDataset) -> str:
     words = []
-    if isinstance(origin, dict) and origin.get("source"):
-        words.append(f"Prepared from {origin['source']} files by {origin.get('program', 'manydg')}.")
-    if about.get("hash"):
-        words.append(f"Fingerprint of the content: {about['hash']}.")
+    origin = about.provenance
+    if origin and origin.source:
+        words.append(f"Prepared from {origin.source} files by {origin.program or 'manydg'}.")
+    if about.hash:
+        words.append(f"Fingerprint of the content: {about.hash}.")
     return " ".join(words)
 
 
@@ -137,11 +136,11 @@ def failures(chapter: Chapter) -> Section | None:
     columns = [Column(title, numeric=False) for title in ("Run", "Experiment", "Method", "Seed", "What happened")]
     rows = [
         [
-            Cell(str(record["run"])),
-            Cell(str(record["experiment"])),
-            Cell(algorithm_name(str(record["algorithm"]))),
-            Cell(str(record["seed"]), float(record["seed"])),
-            Cell(_what_happened(str(record.get("error") or ""))),
+            Cell(record.run),
+            Cell(record.experiment),
+            Cell(algorithm_name(record.algorithm)),
+            Cell(str(record.seed), float(record.seed)),
+            Cell(_what_happened(record.error or "")),
         ]
         for record in failed
     ]

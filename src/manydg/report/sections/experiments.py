@@ -210,7 +210,7 @@ def _axis(runs: Sequence[Record]) -> str | None:
     """The variant's key that is a number with at least three different values: what to draw along."""
     values: dict[str, set[float]] = {}
     for record in runs:
-        for key, value in (record.get("variant") or {}).items():
+        for key, value in record.variant.items():
             if isinstance(value, int | float) and not isinstance(value, bool):
                 values.setdefault(key, set()).add(float(value))
     wide = {key: len(found) for key, found in values.items() if len(found) > 2}
@@ -219,10 +219,10 @@ def _axis(runs: Sequence[Record]) -> str | None:
 
 def _labelled(runs: Sequence[Record], axis: str | None = None) -> dict[str, list[Record]]:
     """Runs by what they are called: their algorithm where there are several, and what varies besides the axis."""
-    several = len({record["algorithm"] for record in runs}) > 1
+    several = len({record.algorithm for record in runs}) > 1
     values: dict[str, set[str]] = {}
     for record in runs:
-        for key, value in (record.get("variant") or {}).items():
+        for key, value in record.variant.items():
             values.setdefault(key, set()).add(json.dumps(value))
     varied = {key for key, found in values.items() if key != axis and len(found) > 1}
     ordered = [record for records in by_algorithm(runs).values() for record in records]
@@ -234,8 +234,8 @@ def _labelled(runs: Sequence[Record], axis: str | None = None) -> dict[str, list
 
 
 def _label(record: Record, varied: Collection[str], several: bool) -> str:
-    variant = {key: value for key, value in (record.get("variant") or {}).items() if key in varied}
-    parts = [algorithm_name(str(record["algorithm"]))] if several or not variant else []
+    variant = {key: value for key, value in record.variant.items() if key in varied}
+    parts = [algorithm_name(record.algorithm)] if several or not variant else []
     return ", ".join(parts + [_told(key, value) for key, value in variant.items()])
 
 
@@ -256,11 +256,11 @@ def _told(key: str, value: Any) -> str:
 
 
 def _curves(chapter: Chapter, runs: Sequence[Record], axis: str) -> list[Block]:
-    along = [record for record in runs if isinstance((record.get("variant") or {}).get(axis), int | float)]
+    along = [record for record in runs if isinstance(record.variant.get(axis), int | float)]
     series: list[Series] = []
     table: list[tuple[str, float, Sequence[Record]]] = []
     for name, records in _labelled(along, axis).items():
-        points = grouped(records, lambda record: float(record["variant"][axis]))
+        points = grouped(records, lambda record: float(record.variant[axis]))
         x = np.array(sorted(points))
         folded = [metric_spread(points[value], chapter.metric) for value in x]
         mean, low, high = (np.array([getattr(found, key) for found in folded]) for key in ("mean", "low", "high"))
@@ -279,13 +279,13 @@ def _curves(chapter: Chapter, runs: Sequence[Record], axis: str) -> list[Block]:
 def _beside_default(chapter: Chapter, aside: Sequence[Record], along: Sequence[Record], axis: str) -> list[Block]:
     """Runs that lie on no axis, beside those in which everything is at 1."""
     # Whichever weight was the one to vary, at 1 it is the same run: one for each seed is enough.
-    same = {(record["algorithm"], record["seed"]): record for record in along if record["variant"][axis] == 1}
-    default = [{**record, "variant": {"set": "every weight at 1"}} for record in same.values()]
-    return _bars(chapter, [*default, *({**record, "variant": _only_text(record)} for record in aside)])
+    same = {(record.algorithm, record.seed): record for record in along if record.variant[axis] == 1}
+    default = [record.replace(variant={"set": "every weight at 1"}) for record in same.values()]
+    return _bars(chapter, [*default, *(record.replace(variant=_only_text(record)) for record in aside)])
 
 
 def _only_text(record: Record) -> dict[str, str]:
-    return {"set": ", ".join(_told(key, value) for key, value in (record.get("variant") or {}).items())}
+    return {"set": ", ".join(_told(key, value) for key, value in record.variant.items())}
 
 
 def _variant_table(chapter: Chapter, entries: Sequence[tuple[str, float, Sequence[Record]]], label: str) -> Table:
@@ -356,9 +356,9 @@ def _times(runs: Sequence[Record]) -> list[Block]:
         if kept:
             names.append(algorithm_name(name))
             values.append(float(np.mean(kept)))
-            size, memory, device = (records[0].get(key) for key in ("parameters", "peak_memory_mb", "device"))
+            size, memory, device = records[0].parameters, records[0].peak_memory_mb, records[0].device
             time = Cell(number(values[-1], 2), values[-1])
-            rows.append([Cell(names[-1]), time, _optional(size), _optional(memory), Cell(str(device or ""))])
+            rows.append([Cell(names[-1]), time, _optional(size), _optional(memory), Cell(device)])
     if not names:
         return []
     panel = charts.bars("Seconds per epoch", names, values, "seconds per epoch", digits=2, foreground=["ManyDG"])

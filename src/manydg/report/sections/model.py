@@ -64,7 +64,7 @@ def learning(chapter: Chapter) -> Section | None:
     metric = chapter.metric
     series = []
     for name, records in by_algorithm(runs).items():
-        x, mean, low, high = epoch_curve(records, lambda entry: (entry.get("val") or {}).get(metric))
+        x, mean, low, high = epoch_curve(records, lambda entry: entry.val.get(metric))
         if len(x):
             series.append(Series(algorithm_name(name), x, mean, look(0), low, high))
     if not series:
@@ -80,12 +80,10 @@ def learning(chapter: Chapter) -> Section | None:
 
 
 def _loss_terms(records: Sequence[Record]) -> list[Panel]:
-    names = dict.fromkeys(
-        name for record in records for entry in record.get("history") or [] for name in entry.get("losses") or {}
-    )
+    names = dict.fromkeys(name for record in records for entry in record.history for name in entry.losses)
     series: list[Series] = []
     for name in names:
-        x, mean, low, high = epoch_curve(records, lambda entry, name=name: (entry.get("losses") or {}).get(name))  # type: ignore[misc]
+        x, mean, low, high = epoch_curve(records, lambda entry, name=name: entry.losses.get(name))  # type: ignore[misc]
         if len(x):
             series.append(Series(LOSSES.get(name, name.replace("_", " ")), x, mean, look(len(series)), low, high))
     return [charts.lines("ManyDG: terms of the loss", series, "epoch", "loss")] if series else []
@@ -108,7 +106,7 @@ def patients(chapter: Chapter) -> Section | None:
         f"An average can hide patients for whom a model fails. With {algorithm_name(first)}, nine patients in ten have "
         f"{label} above {number(tenth)}; the lowest has {number(min(values[first].values()))}."
     )
-    people = len({name for records in groups.values() for record in records for name in record["per_patient"]})
+    people = len({name for records in groups.values() for record in records for name in record.per_patient})
     left_out = people - len(values[first])
     note = f"{label} is undefined for {plural(left_out, 'patient')}, left out here." if left_out > 0 else ""
     caption = "Each dot is a test patient, its value the mean over the splits in which that patient was tested."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
 
 from manydg.report.content import Block, Cell, Column, Section, Table, Text
 from manydg.report.sections.inside import weights_named
@@ -56,17 +55,13 @@ def _cell(text: str, column: Column) -> Cell:
 
 
 def _source(chapter: Chapter) -> str | None:
-    origin = chapter.about.get("provenance")
-    return str(origin["source"]) if isinstance(origin, dict) and origin.get("source") else None
+    return None if chapter.about is None else chapter.about.source
 
 
 def _difference(chapter: Chapter, task: str, source: str | None) -> Difference:
-    people, samples = (_whole(chapter.about.get(key)) for key in ("patients", "samples"))
+    about = chapter.about
+    people, samples = (about.patients or None, about.samples or None) if about else (None, None)
     return data_difference(task, source=source, patients=people, samples=samples)
-
-
-def _whole(value: Any) -> int | None:
-    return int(value) if isinstance(value, int | float) else None
 
 
 def _results(chapter: Chapter, comparison: Comparison | None, task: str, source: str | None) -> Iterator[Line]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +23,7 @@ from manydg.evaluation.trust import SetRule, class_coverage, patient_coverage
 from manydg.studies.experiment import Experiment, Record, Request, Series, curve, mean_and_sd
 from manydg.studies.figure_data import CellTable, FigureData
 from manydg.studies.study import PlannedRun, grid
-from manydg.training.record import TEST, Predictions
+from manydg.training.record import TEST, Predictions, RunRecord
 from manydg.training.reliability import CALIBRATION, Calibration, patient_embeddings, read_calibration
 from manydg.training.run import Run, open_run
 
@@ -76,9 +75,9 @@ class Judged:
         return float((self.most_coverage >= self.calibration.for_most.level - 1e-9).mean())
 
 
-def judge(dataset: DomainDataset, record: Mapping[str, Any], folder: Path) -> Judged:
+def judge(dataset: DomainDataset, record: RunRecord, folder: Path) -> Judged:
     """Hold the calibration of a finished run against its test patients."""
-    place = folder / record["folder"]
+    place = folder / record.folder
     run, calibration = open_run(place), read_calibration(place)
     if calibration is None:
         raise StorageError(f"{place} has no {CALIBRATION}: delete the folder and run the same command again")
@@ -133,7 +132,7 @@ class CalibrationOfUnseen(Experiment):
     def fold(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, FigureData]:
         judged: dict[str, list[Judged]] = {}
         for record in records:
-            judged.setdefault(record["algorithm"], []).append(judge(request.dataset, record, folder))
+            judged.setdefault(record.algorithm, []).append(judge(request.dataset, record, folder))
         figures = {f"{NAME}-{name}": _reliability(name, found) for name, found in judged.items()}
         figures[f"{NAME}-coverage"] = _coverage(judged)
         figures[f"{NAME}-table"] = _table(judged)

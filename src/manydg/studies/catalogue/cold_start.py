@@ -49,13 +49,13 @@ class ColdStart(Experiment):
         by_time: ByMetric = {}
         bins = None if request.dataset.times is None else TimeBins.of(request.dataset)
         for record in records:
-            kind = record["variant"]["context"]
-            name = record["algorithm"] + ("" if kind == NONE else f", {kind} context")
+            kind = record.variant["context"]
+            name = record.algorithm + ("" if kind == NONE else f", {kind} context")
             run, part = tested_part(request.dataset, record, folder)
             if kind == OFFLINE:
                 gather(by_count, name, scores_by_count(run, part), 1.0)
             elif kind == NONE:
-                gather(by_count, name, {float(count): record["test"] for count in fitting_counts(part)}, 1.0)
+                gather(by_count, name, {float(count): record.test for count in fitting_counts(part)}, 1.0)
             if bins is not None and kind != OFFLINE:
                 gather(by_time, name, scores_by_elapsed(run, part, bins))
         figures = {}

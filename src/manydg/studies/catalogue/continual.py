@@ -52,9 +52,9 @@ class Continual(Experiment):
 
 def _by_patients(records: Sequence[Record], replay: int, metric: str) -> Series:
     series: Series = {}
-    for record in (record for record in records if record["variant"][REPLAY] == replay):
-        for point in record["curve"]:
-            if point["test"][metric] is not None:
-                places = series.setdefault(record["algorithm"], {})
-                places.setdefault(point["patients seen"], []).append(point["test"][metric])
+    for record in (record for record in records if record.variant[REPLAY] == replay):
+        for point in record.curve:
+            if (value := point.test[metric]) is not None:
+                points = series.setdefault(record.algorithm, {})
+                points.setdefault(point.patients_seen, []).append(value)
     return series

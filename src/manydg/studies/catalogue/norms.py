@@ -40,7 +40,7 @@ class Norms(Experiment):
             told.append(f"{found.parallel_larger:.0%} of the {part.side} samples")
             if part.side == "test":
                 figures["embedding"] = _map(part, request.dataset.target.names)
-        note = f"The part along z is the longer one in {' and '.join(told)} (split of seed {records[0]['seed']})."
+        note = f"The part along z is the longer one in {' and '.join(told)} (split of seed {records[0].seed})."
         figures["norms"] = FigureData(self.title, NormPairs(splits), note=note)
         return figures
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from manydg.studies.experiment import Experiment, Record, Request, curve, mean_curves
 from manydg.studies.figure_data import FigureData
 from manydg.studies.study import PlannedRun
+from manydg.training.record import EpochEntry
 
 CASES: dict[str, dict[str, float]] = {
     "case 1: supervised": {"mmd": 0.0, "reconstruction": 0.0, "similarity": 0.0},
@@ -52,9 +52,8 @@ class Objectives(Experiment):
 
 
 def _case(record: Record) -> str:
-    return str(record["variant"]["objectives"])
+    return str(record.variant["objectives"])
 
 
-def _term(name: str, entry: Mapping[str, Any]) -> float | None:
-    value: float | None = (entry.get("val_terms") or {}).get(name)
-    return value
+def _term(name: str, entry: EpochEntry) -> float | None:
+    return (entry.val_terms or {}).get(name)

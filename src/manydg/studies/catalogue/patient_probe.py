@@ -37,12 +37,12 @@ class PatientProbe(Experiment):
     def fold(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, FigureData]:
         found: dict[tuple[str, str, str], list[Retrieval]] = {}
         for record in records:
-            place = folder / record["folder"]
+            place = folder / record.folder
             unseen = np.zeros(len(request.dataset), dtype=bool)
             unseen[load_split(place / "split.json", request.dataset).test] = True
             rates = retrieval_rates(open_run(place), request.dataset, {"all": None, "test": unseen})
             for (side, name), result in rates.items():
-                found.setdefault((record["algorithm"], side, name), []).append(result)
+                found.setdefault((record.algorithm, side, name), []).append(result)
         rows = []
         for (algorithm, side, name), values in found.items():
             mean, sd = mean_and_sd([value.rate for value in values])

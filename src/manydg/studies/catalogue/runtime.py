@@ -35,15 +35,15 @@ class Runtime(Experiment):
     def fold(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, FigureData]:
         rows = []
         for record in records:
-            seconds = [float(entry["seconds"]) for entry in record["history"]]
+            seconds = [entry.seconds for entry in record.history]
             mean, sd = mean_and_sd(seconds[min(DROPPED, len(seconds) - 1) :])
-            rows.append([NAMES.get(record["algorithm"], record["algorithm"]), mean, sd, record["device"]])
+            rows.append([NAMES.get(record.algorithm, record.algorithm), mean, sd, record.device])
         columns = ["algorithm", "seconds per epoch", "sd over epochs", "device"]
         note = "MLDG's episodes of an epoch hold every training sample once, so that its time is the equivalent time."
         table = FigureData(self.title, CellTable(columns, rows), "runtime", note=note)
         # A study that is only to be tried out need not wait for a million patients.
         patients = patient_cost.PATIENTS[: None if request.timed_epochs >= PAPER_EPOCHS else 3]
-        names = [record["algorithm"] for record in records]
+        names = [record.algorithm for record in records]
         return {"runtime": table, **_against_patients(names, patients, folder)}
 
     def scaled(self, request: Request) -> str:
