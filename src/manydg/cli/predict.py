@@ -24,7 +24,7 @@ def predict(
 
     for path in predict_raw(run, raw, out, PredictOptions(ndc_map, times, resample)):
         console.print(f"wrote {path}", soft_wrap=True)
-    decision = json.loads((out / ABOUT).read_text())["decision"]["in words"]
+    decision = json.loads((out / ABOUT).read_text(encoding="utf-8"))["decision"]["in words"]
     console.print(f"{decision}; {out / ABOUT} says more", soft_wrap=True)
 
 

@@ -382,7 +382,7 @@ class WorkFolder:
     def load(self, job: Job) -> Any | None:
         """A finished piece, or ``None`` where there is none or where what it depends on has changed since."""
         try:
-            piece = json.loads(self._place(job).read_text())
+            piece = json.loads(self._place(job).read_text(encoding="utf-8"))
             if piece["key"] != self._key(job.name, job.files):
                 return None
             result = piece["result"]

@@ -171,7 +171,7 @@ def _read_compounds(path: Path) -> pl.DataFrame:
     if not path.is_file():
         raise DataError(f"there is no table of compounds at {path}")
     try:
-        lines = pl.Series("line", path.read_text().splitlines(), dtype=pl.String)
+        lines = pl.Series("line", path.read_text(encoding="utf-8").splitlines(), dtype=pl.String)
     except (OSError, UnicodeDecodeError):
         raise DataError(f"{path} cannot be read as text") from None
     frame = pl.DataFrame(lines).select(
@@ -404,7 +404,7 @@ class _Prescribed:
 def keep_listed_drugs(drugs: pl.DataFrame, path: str | Path, flow: CohortFlow) -> pl.DataFrame:
     """Only the drug classes that a text file lists, one four-character ATC code a line."""
     try:
-        listed = {line.strip().upper()[:4] for line in Path(path).read_text().splitlines() if line.strip()}
+        listed = {line.strip().upper()[:4] for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()}
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot read the list of drugs {path}: {error}") from None
     kept = drugs.filter(pl.col("code").is_in(sorted(listed)))

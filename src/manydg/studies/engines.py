@@ -70,7 +70,7 @@ def shared_gpu() -> Iterator[None]:
 def _tell(control: str, *arguments: str, words: str = "") -> bool:
     """Whether the service's control program did as it was told."""
     # To a file, because a service that goes on in the background would keep a pipe open for ever.
-    with tempfile.TemporaryFile("w+") as said:
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as said:
         try:
             done = subprocess.run(
                 [control, *arguments], input=words, text=True, stdout=said, stderr=said, timeout=_PATIENCE, check=False

@@ -162,9 +162,9 @@ def find_drug_mapping(*folders: Path) -> Path:
 def _first_line(path: Path) -> str:
     try:
         if path.suffix == ".gz":
-            with gzip.open(path, "rt", errors="replace") as packed:
+            with gzip.open(path, "rt", encoding="utf-8", errors="replace") as packed:
                 return packed.readline(10_000)
-        with path.open(errors="replace") as file:
+        with path.open(encoding="utf-8", errors="replace") as file:
             return file.readline(10_000)
     except (OSError, EOFError):
         return ""
