@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import torch
@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from manydg.backbones._backbone import Inputs
 from manydg.backbones._sequences import FixedLayout, Layout, last_steps, layout_of
-from manydg.backbones._tables import Standardize
+from manydg.backbones._tables import RunningMoments, Standardize
 from manydg.data.columns import Column, Ragged, offsets_from_lengths, take
 from manydg.data.dataset import DomainDataset
 from manydg.data.schema import InputSchema
@@ -270,27 +270,24 @@ class CodeValues(nn.Module):
 
     def fit(self, values: Tensor, codes: Tensor) -> None:
         """Learn from all values and codes of the training patients, ``(items,)`` each."""
-        count, total, squares = (torch.zeros_like(self.mean, dtype=torch.float64) for _ in range(3))
+        moments = RunningMoments(self.mean)
         for piece, owner in self._pieces(values, codes):
+            count, total, squares = (torch.zeros_like(moments.mean) for _ in range(3))
             count.index_add_(0, owner, torch.ones_like(piece))
             total.index_add_(0, owner, piece)
-        mean = total / count.clamp_min(1)
-        # A second pass, since the square of a large mean would swallow a small deviation.
-        for piece, owner in self._pieces(values, codes):
+            mean = total / count.clamp_min(1)
             squares.index_add_(0, owner, (piece - mean[owner]).square())
-        variance = squares / count.clamp_min(1)
-        constant = (count < 2) | (variance <= 1e-13 * mean.square().clamp_min(1e-13))
+            moments.add(count, mean, squares)
+        mean, variance = moments.mean, moments.variance
+        constant = (moments.count < 2) | (variance <= 1e-13 * mean.square().clamp_min(1e-13))
         constant[0] = True
         self.mean.copy_(mean)
         self.scale.copy_(torch.where(constant, 0.0, variance.clamp_min(1e-300).rsqrt()))
 
-    def _pieces(self, values: Tensor, codes: Tensor) -> list[tuple[Tensor, Tensor]]:
-        pieces = zip(torch.split(values, _ITEMS_AT_ONCE), torch.split(codes, _ITEMS_AT_ONCE), strict=True)
-        found = []
-        for piece, owner in pieces:
+    def _pieces(self, values: Tensor, codes: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        for piece, owner in zip(torch.split(values, _ITEMS_AT_ONCE), torch.split(codes, _ITEMS_AT_ONCE), strict=True):
             usable = torch.isfinite(piece) & (owner >= 0) & (owner < len(self.mean))
-            found.append((piece[usable].to(self.mean.device, torch.float64), owner[usable].to(self.mean.device)))
-        return found
+            yield piece[usable].to(self.mean.device, torch.float64), owner[usable].to(self.mean.device)
 
 
 class EventSteps(nn.Module):

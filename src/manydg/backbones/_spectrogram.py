@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from manydg.backbones._backbone import Backbone, Inputs
+from manydg.backbones._tables import RunningMoments
 from manydg.data.columns import take, take_dense
 from manydg.data.dataset import DomainDataset
 from manydg.data.schema import TRUST, InputSchema
@@ -108,16 +109,12 @@ class SpectrogramScale(nn.Module):
 
     def fit(self, pieces: Iterator[Tensor]) -> None:
         """Learn from spectrograms that come in pieces, ``(rows, channels, frequencies, frames)`` each."""
-        count = 0
-        total = torch.zeros_like(self.mean, dtype=torch.float64)
-        squares = torch.zeros_like(total)
+        moments = RunningMoments(self.mean)
         for piece in pieces:
-            exact = piece.to(total)
-            count += exact.shape[0] * exact.shape[-1]
-            total += exact.sum(dim=(0, 3)).unsqueeze(-1)
-            squares += exact.square().sum(dim=(0, 3)).unsqueeze(-1)
-        mean = total / max(count, 1)
-        variance = squares / max(count, 1) - mean.square()
+            variance, mean = torch.var_mean(piece.to(moments.mean), dim=(0, 3), correction=0)
+            count = torch.full_like(mean, piece.shape[0] * piece.shape[-1])
+            moments.add(count.unsqueeze(-1), mean.unsqueeze(-1), (count * variance).unsqueeze(-1))
+        mean, variance = moments.mean, moments.variance
         constant = variance <= 1e-9 * mean.square().clamp_min(1.0)
         self.mean.copy_(mean)
         self.scale.copy_(torch.where(constant, 0.0, variance.clamp_min(1e-12).rsqrt()))

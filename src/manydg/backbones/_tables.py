@@ -89,6 +89,36 @@ def _stored(dataset: DomainDataset, rows: Tensor) -> Tensor:
 # Scaling learned from training patients and kept with the weights.
 
 
+class RunningMoments:
+    """Mean and variance of values that come in pieces, in float64.
+
+    Pieces are merged by the update of Chan, Golub and LeVeque, which loses no digits where the mean is large.
+
+    Parameters
+    ----------
+    like : Tensor
+        Has the shape and the device of the mean.
+    """
+
+    def __init__(self, like: Tensor) -> None:
+        self.count = torch.zeros_like(like, dtype=torch.float64)
+        self.mean, self._squares = torch.zeros_like(self.count), torch.zeros_like(self.count)
+
+    def add(self, count: Tensor, mean: Tensor, squares: Tensor) -> None:
+        """Add a piece: number of its values, their mean, and the sum of their squared distances from it."""
+        count, mean, squares = (part.to(self.count) for part in (count, mean, squares))
+        total = (self.count + count).clamp_min(1)
+        apart = mean - self.mean
+        self.mean = self.mean + apart * count / total
+        self._squares = self._squares + squares + apart.square() * self.count * count / total
+        self.count = self.count + count
+
+    @property
+    def variance(self) -> Tensor:
+        """Mean squared distance from the mean; zero where there are no values."""
+        return self._squares / self.count.clamp_min(1)
+
+
 class Standardize(nn.Module):
     """Subtract the mean and divide by the standard deviation of each feature, as found in training patients.
 
@@ -106,16 +136,14 @@ class Standardize(nn.Module):
 
     def fit(self, pieces: Iterable[Tensor]) -> None:
         """Learn from values ``(rows, size)`` that come in pieces of some rows, on any device; NaN is passed over."""
-        count = torch.zeros_like(self.mean, dtype=torch.float64)
-        mean, squares = torch.zeros_like(count), torch.zeros_like(count)
+        moments = RunningMoments(self.mean)
         for piece in pieces:
-            more, its_mean, its_squares = (part.to(count.device) for part in _moments(piece))
-            total = (count + more).clamp_min(1)
-            apart = its_mean - mean
-            mean = mean + apart * more / total
-            squares = squares + its_squares + apart.square() * count * more / total
-            count = count + more
-        variance = squares / count.clamp_min(1)
+            known = ~torch.isnan(piece)
+            count = known.sum(dim=0).to(torch.float64)
+            exact = torch.where(known, piece, 0.0).to(torch.float64)
+            mean = exact.sum(dim=0) / count.clamp_min(1)
+            moments.add(count, mean, torch.where(known, exact - mean, 0.0).square().sum(dim=0))
+        mean, variance = moments.mean, moments.variance
         constant = variance <= 1e-12 * mean.square().clamp_min(1e-12)
         if bool(constant.any()):
             places = torch.nonzero(constant).squeeze(1).tolist()
@@ -130,12 +158,3 @@ class Standardize(nn.Module):
 
     def forward(self, values: Tensor) -> Tensor:
         return (values - self.mean) * self.scale
-
-
-def _moments(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each feature: how many values are known, their mean, and the sum of squared distances from it."""
-    known = ~torch.isnan(values)
-    count = known.sum(dim=0).to(torch.float64)
-    exact = torch.where(known, values, 0.0).to(torch.float64)
-    mean = exact.sum(dim=0) / count.clamp_min(1)
-    return count, mean, torch.where(known, exact - mean, 0.0).square().sum(dim=0)
