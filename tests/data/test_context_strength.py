@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from manydg.data.build import from_arrays
-from manydg.data.context import add_context, known_after
+from manydg.data.context import add_context, estimate_strength
 from manydg.data.dataset import DomainDataset
 from manydg.data.splits import split_patients
-from manydg.data.timeline import MOST, known_rows, samples_until_known
+from manydg.data.timeline import MOST, rows_of_some_patients, samples_until_known
 from manydg.training.run import train
 
 
@@ -47,7 +47,7 @@ def test_it_is_the_size_of_piece_whose_mean_errs_as_much_as_the_populations(stay
     data = make(stay=stay, apart=0.4)
     gaps = np.random.default_rng(1).random((len(data), 4)) < 0.02
     data = dataclasses.replace(data, columns={"x": data.column("x").masked_fill(torch.from_numpy(gaps), torch.nan)})  # type: ignore[union-attr]
-    found = known_after(data)
+    found = estimate_strength(data)
     assert found is not None
     lower = 2 ** int(np.log2(found))
     below, above = (float(np.sort(by_loop(data, size))[1]) for size in (lower, 2 * lower))
@@ -59,13 +59,13 @@ def test_it_is_the_size_of_piece_whose_mean_errs_as_much_as_the_populations(stay
 def test_independent_samples_need_the_ratio_of_variances_and_lasting_states_need_more() -> None:
     # Noise of variance 1 beside patients of variance 1/16: about 16 independent samples, and eight times as many
     # where every eight are the same.
-    independent, lasting = (known_after(make(200, 1024, stay, apart=0.25)) for stay in (1, 8))
+    independent, lasting = (estimate_strength(make(200, 1024, stay, apart=0.25)) for stay in (1, 8))
     assert independent == pytest.approx(16, rel=0.3)
     assert lasting == pytest.approx(128, rel=0.3)
 
 
 def test_one_sample_is_enough_where_patients_differ_more_than_their_samples() -> None:
-    assert known_after(make(apart=5.0)) == 1.0
+    assert estimate_strength(make(apart=5.0)) == 1.0
 
 
 def test_patients_who_are_alike_are_hardly_ever_known() -> None:
@@ -78,7 +78,7 @@ def test_patients_who_are_alike_are_hardly_ever_known() -> None:
 def test_too_few_patients_with_two_samples_say_nothing() -> None:
     assert samples_until_known(torch.randn(5, 2), torch.tensor([0, 0, 1, 1, 2])) is None
     single = from_arrays(np.arange(8.0)[:, None], [0, 1] * 4, np.arange(8), times=np.arange(8))
-    assert known_after(single) is None
+    assert estimate_strength(single) is None
     # Left open without an answer, it is 5.
     assert add_context(single).info.settings["context"]["strength"] == 5.0
 
@@ -86,7 +86,7 @@ def test_too_few_patients_with_two_samples_say_nothing() -> None:
 def test_a_large_dataset_is_read_by_whole_patients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("manydg.data.timeline._ROWS", 2000)
     data = make()
-    rows = known_rows(data)
+    rows = rows_of_some_patients(data)
     assert len(rows) == 8 * 256
     assert set(torch.bincount(data.domains[rows]).tolist()) == {0, 256}
 
@@ -99,7 +99,7 @@ def test_only_training_patients_decide_and_the_model_keeps_the_number(tmp_path: 
     other = dataclasses.replace(data, columns={"x": values})
     options = {"algorithm": "base", "context": "offline", "epochs": 1, "split": split, "device": "cpu"}
     strengths = [train(each, **options).record.context["strength"] for each in (data, other)]  # type: ignore[arg-type]
-    assert strengths[0] == strengths[1] == known_after(data.select(split.train))
+    assert strengths[0] == strengths[1] == estimate_strength(data.select(split.train))
     run = train(data, context_options={"strength": 3.0}, **options)  # type: ignore[arg-type]
     assert run.record.context["strength"] == 3.0
     assert run.prepare(data.select(split.test)).info.settings["context"]["strength"] == 3.0

@@ -23,7 +23,7 @@ from manydg.backbones import BACKBONES, Backbone, build_backbone
 from manydg.backbones._sequences import FixedLayout, Layout
 from manydg.config import TrainingConfig
 from manydg.data.build import from_arrays
-from manydg.data.columns import Column, Ragged, Room, offsets_from_lengths
+from manydg.data.columns import Capacity, Column, Ragged, offsets_from_lengths
 from manydg.data.dataset import Batch, DomainDataset
 from manydg.data.sampling import EpochPlan, plan_epoch
 from manydg.data.schema import InputSchema
@@ -86,7 +86,8 @@ def padded(data: DomainDataset, rows: torch.Tensor, spare: int) -> dict[str, Col
     """The rows in memory that is larger than they need."""
     (need,) = RoomTable(data).of_plan(EpochPlan(rows, (0, len(rows)), (0,)))
     rooms = {
-        n: Room(r.longest + 2, r.items + spare, None if r.inner is None else r.inner + spare) for n, r in need.items()
+        n: Capacity(r.longest + 2, r.items + spare, None if r.inner is None else r.inner + spare)
+        for n, r in need.items()
     }
     return {
         name: column.take_padded(rows, rooms[name]) if isinstance(column, Ragged) else column[rows]
@@ -217,7 +218,7 @@ def test_a_step_that_may_be_replayed_asks_the_device_nothing(algorithm: str, bac
 
 def test_leftover_codes_are_spread_evenly_over_the_leftover_items() -> None:
     column = Ragged.from_rows([[[1, 2], [3]], [[4]], [[5, 6, 7]]])
-    taken = column.take_padded(torch.tensor([1]), Room(1, 5, 10))
+    taken = column.take_padded(torch.tensor([1]), Capacity(1, 5, 10))
     assert isinstance(taken.values, Ragged)
     assert taken.values.lengths.tolist() == [1, 2, 2, 2, 3]
 

@@ -1,4 +1,4 @@
-"""From arrays in memory to a DomainDataset, with every mistake named."""
+"""A DomainDataset from arrays in memory, with every mistake named."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def from_arrays(
     targets : array
         Class labels of any kind ``(rows,)``, votes or label indicators ``(rows, K)``.
     patients : array ``(rows,)``
-        Who each sample comes from.
+        The patient of each sample.
     kind : str, optional
         Target kind; without it, ``(rows, K)`` of 0 and 1 is multi-label, other ``(rows, K)`` are votes, two labels that
         read as 0 and 1 (or false and true) are binary, and anything else is classes.
     names : sequence of str, optional
-        Class names in code order; without them, the sorted labels found.
+        Class names in code order; without them, the sorted labels that occur.
     missing : bool
         Whether NaN is a legitimate value (a measurement not taken). Infinity never is.
     info : DatasetInfo, or a dict of its entries, optional

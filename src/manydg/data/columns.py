@@ -1,7 +1,7 @@
 """Columns of a dataset: a dense tensor, or a ragged column of variable-length rows.
 
-A dense column is a plain tensor ``(rows, ...)``. A ragged column keeps all its rows' items in one flat tensor and says
-where each row begins; its items may be ragged themselves (a stay of events, each a set of codes).
+A dense column is a plain tensor ``(rows, ...)``. A ragged column keeps the items of all its rows in one flat tensor and
+the offset at which each row begins; its items may be ragged themselves (a stay of events, each a set of codes).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from manydg.errors import DataError
 
 @dataclass(frozen=True, eq=False)
 class Ragged:
-    """Rows of different lengths over one flat store.
+    """Rows of different lengths over one flat tensor.
 
     Parameters
     ----------
@@ -28,8 +28,8 @@ class Ragged:
     offsets : Tensor
         ``(rows + 1,)`` int64; row ``i`` holds items ``offsets[i]`` to ``offsets[i + 1]``.
     longest : int, optional
-        Set by :meth:`take_padded` alone: no row has more items than this, which is known without asking the device.
-        What lies in ``values`` behind the last row is then no row's.
+        Set by :meth:`take_padded` alone: an upper bound on the length of a row that is known without asking the device.
+        Items of ``values`` after the last row are then padding.
 
     Examples
     --------
@@ -77,40 +77,44 @@ class Ragged:
         positions = torch.arange(total, device=shift.device) + shift
         return Ragged(take(self.values, positions), offsets)
 
-    def take_padded(self, indices: Tensor, room: Room) -> Ragged:
-        """Gather rows into memory of a fixed size, without asking the device how much they hold.
+    def take_padded(self, indices: Tensor, capacity: Capacity) -> Ragged:
+        """Gather rows into tensors of a fixed size, without asking the device how many items the rows have.
 
-        The gathered column has ``room.items`` items, of which those behind the last row are leftovers of other rows;
-        there must be one such at least. What is left over of a nested column's codes is spread evenly over them, since
-        summing up one item of thousands of codes would keep a GPU waiting.
+        The gathered column has ``capacity.items`` items. Those after the last row are padding, taken from arbitrary
+        rows; there must be at least one. The padding codes of a nested column are spread evenly over the padding
+        items, since pooling one item of thousands of codes would keep a GPU waiting.
 
         Parameters
         ----------
         indices : Tensor ``(rows,)``
-        room : Room
+        capacity : Capacity
             Enough for these rows.
         """
         starts = self.offsets[indices]
         offsets = offsets_from_lengths(self.offsets[indices + 1] - starts)
-        place = torch.arange(room.items, device=indices.device)
-        row = torch.searchsorted(offsets[1:], place, right=True)
-        inside = row < len(indices)
-        found = place + (starts - offsets[:-1])[row.clamp_max(len(indices) - 1)]
-        positions = torch.where(inside, found, place % len(self.values))
+        slots = torch.arange(capacity.items, device=indices.device)
+        row = torch.searchsorted(offsets[1:], slots, right=True)
+        used = row < len(indices)
+        shifted = slots + (starts - offsets[:-1])[row.clamp_max(len(indices) - 1)]
+        positions = torch.where(used, shifted, slots % len(self.values))
         if not isinstance(self.values, Ragged):
-            return Ragged(self.values[positions], offsets, room.longest)
-        assert room.inner is not None
-        inner = self.values.offsets
-        lengths = torch.where(inside, inner[positions + 1] - inner[positions], 0)
+            return Ragged(self.values[positions], offsets, capacity.longest)
+        codes, bounds = self.values._take_codes(positions, used, capacity)
+        padding, padding_codes = capacity.items - offsets[-1], len(codes) - bounds[-1]
+        bounds[1:] += (slots + 1 - offsets[-1]).clamp_min(0) * padding_codes // padding
+        return Ragged(Ragged(codes, bounds), offsets, capacity.longest)
+
+    def _take_codes(self, positions: Tensor, used: Tensor, capacity: Capacity) -> tuple[Tensor, Tensor]:
+        """The codes of the items at ``positions``, padded to ``capacity.inner``, and the items' bounds in them."""
+        assert capacity.inner is not None
+        lengths = torch.where(used, self.offsets[positions + 1] - self.offsets[positions], 0)
         bounds = offsets_from_lengths(lengths)
-        spot = torch.arange(room.inner, device=indices.device)
-        owner = torch.searchsorted(bounds[1:], spot, right=True).clamp_max(room.items - 1)
-        source = inner[positions[owner]] + spot - bounds[owner]
-        codes = self.values.values
-        assert isinstance(codes, Tensor)
-        taken = codes[torch.where(owner < room.items - 1, source, spot % max(1, len(codes)))]
-        bounds[1:] += (place + 1 - offsets[-1]).clamp_min(0) * (room.inner - bounds[-1]) // (room.items - offsets[-1])
-        return Ragged(Ragged(taken, bounds), offsets, room.longest)
+        slots = torch.arange(capacity.inner, device=positions.device)
+        item = torch.searchsorted(bounds[1:], slots, right=True).clamp_max(capacity.items - 1)
+        source = self.offsets[positions[item]] + slots - bounds[item]
+        assert isinstance(self.values, Tensor)
+        codes = self.values[torch.where(item < capacity.items - 1, source, slots % max(1, len(self.values)))]
+        return codes, bounds
 
     def to(self, device: torch.device | str) -> Ragged:
         return Ragged(self.values.to(device), self.offsets.to(device), self.longest)
@@ -121,16 +125,16 @@ class Ragged:
         return torch.repeat_interleave(rows, self.lengths, output_size=len(self.values))
 
     def position_of_item(self) -> Tensor:
-        """The place of each item within its row, counted from 0, ``(items,)``."""
+        """The index of each item within its row, counted from 0, ``(items,)``."""
         return torch.arange(len(self.values), device=self.device) - self.offsets[:-1][self.row_of_item()]
 
     def pad(self, values: Tensor | None = None, fill: float = 0.0) -> tuple[Tensor, Tensor]:
-        """Lay items out in a rectangle, each row from the left.
+        """Pad rows to the length of the longest, on the right.
 
         Parameters
         ----------
         values : Tensor, optional
-            Items to lay out instead of this column's own, ``(items, ...)``: for instance their embeddings.
+            Items to pad instead of this column's own, ``(items, ...)``: for instance their embeddings.
 
         Returns
         -------
@@ -153,8 +157,8 @@ class Ragged:
 
 
 @dataclass(frozen=True)
-class Room:
-    """Memory for the rows of a ragged column in a batch of fixed shape.
+class Capacity:
+    """The fixed size of a ragged column in a batch of fixed shape.
 
     Parameters
     ----------
@@ -186,7 +190,7 @@ def take(column: Column, indices: Tensor) -> Column:
     if isinstance(column, Ragged):
         return column.take(indices)
     if column.ndim == 4 and not column.is_contiguous():
-        # Channels last: rows are gathered as they lie in memory.
+        # Channels last: gather rows in their memory order.
         return take_dense(column.permute(0, 2, 3, 1), indices).permute(0, 3, 1, 2)
     return take_dense(column, indices)
 

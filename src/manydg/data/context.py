@@ -1,7 +1,10 @@
-"""Patient context: what a patient's own unlabelled samples tell about each of them, as further input columns.
+"""Patient context: statistics of a patient's own unlabelled samples as further input columns of each sample.
 
 Only inputs and times of the same patient are read. Labels and other patients cannot enter, and causal context never
-reads a sample that is later, or of the same time. The columns are ordinary inputs, so any learner can take them.
+reads a sample that is later, or of the same time. The columns are ordinary inputs, so any learner can use them.
+
+:func:`table_context` sets each measurement beside the patient's mean and its neighbours in time;
+:func:`spectral_context` gives the patient's mean and scale at each channel and frequency of a signal.
 """
 
 from __future__ import annotations
@@ -18,221 +21,14 @@ from torch import Tensor
 from manydg.data.columns import Ragged
 from manydg.data.dataset import DomainDataset
 from manydg.data.schema import TRUST
-from manydg.data.timeline import Timeline, known_rows, running, samples_until_known, windows
+from manydg.data.timeline import Timeline, rows_of_some_patients, running, samples_until_known, windows
 from manydg.errors import ConfigError, DataError, unknown_name
 
-# Context of tables of measurements: each value beside what is usual for the patient and what came before and after.
-
-
-_AT_ONCE = 16
-_LARGEST = 10.0
-_SAME = 1e-10
-
-
-@dataclass(frozen=True, eq=False)
-class Usual:
-    """What is usual for a patient, seen from each row.
-
-    Attributes
-    ----------
-    mean, scale : Tensor ``(rows, n)``
-        ``scale`` is one over the standard deviation; 0 where the patient's values do not vary.
-    weight : Tensor ``(rows, n)``
-        ``m / (m + strength)`` for ``m`` other known values: how far to trust it.
-    """
-
-    mean: Tensor
-    scale: Tensor
-    weight: Tensor
-
-
-def table_context(
-    values: Tensor, timeline: Timeline, mode: str, parts: tuple[str, ...], scales: tuple[int, ...], strength: float
-) -> Iterator[Tensor]:
-    """Blocks of context columns, float32 ``(rows, ...)`` in sorted order, sixteen values at a time.
-
-    Parameters
-    ----------
-    values : Tensor ``(rows, n)``
-        In the order of the dataset; NaN is a value that is missing. Wherever nothing is known the context is 0.
-    """
-    for start in range(0, values.shape[1], _AT_ONCE):
-        piece = values[:, start : start + _AT_ONCE][timeline.order].to(torch.float64)
-        blocks = _Piece(piece, timeline, mode, strength).blocks(parts, scales)
-        yield torch.cat([block.to(torch.float32) for block in blocks], dim=1)
-
-
-class _Piece:
-    """Context of a few columns, made part by part."""
-
-    def __init__(self, values: Tensor, timeline: Timeline, mode: str, strength: float) -> None:
-        self.timeline, self.mode, self.strength = timeline, mode, strength
-        self.known = ~torch.isnan(values)
-        # One column says it for all where nothing is missing.
-        self.seen = (self.known[:, :1] if bool(self.known.all()) else self.known).to(torch.float64)
-        # Counted from the patient's first known value, which is never later than any row that uses it.
-        self.values = torch.where(self.known, values - _first_known(values, self.known, timeline), 0.0)
-        self.usual = self._usual()
-
-    def blocks(self, parts: tuple[str, ...], scales: tuple[int, ...]) -> Iterator[Tensor]:
-        usual = self.usual
-        apart = torch.where(self.known, usual.weight * (self.values - usual.mean), 0.0)
-        if "relative" in parts:
-            yield (apart * usual.scale).clamp(-_LARGEST, _LARGEST)
-        if "difference" in parts:
-            yield apart
-        if "extremes" in parts:
-            yield from self._extremes()
-        if "age" in parts:
-            yield self._age()
-        for side, timeline in (("before", self.timeline), ("after", self.timeline.reversed())):
-            if side in parts or f"{side}-level" in parts:
-                yield from self._neighbours(timeline, side, parts, scales)
-
-    def _usual(self) -> Usual:
-        line, sums = self.timeline, [self.seen, self.values, self.values.square()]
-        totals = [running(one, line.patient) for one in sums]
-        if self.mode == "offline":
-            count, total, squares = (one[line.last] for one in totals)
-        else:
-            earlier = [line.earlier(one, line.patient) for one in totals]
-            count, total, squares = (past + own for past, own in zip(earlier, sums, strict=True))
-        number = count.clamp_min(1.0)
-        mean = total / number
-        variance = squares / number - mean.square()
-        varies = variance > _SAME * squares / number
-        scale = torch.where(varies, variance.clamp_min(1e-300).rsqrt(), 0.0)
-        others = (count - self.seen).clamp_min(0.0)
-        return Usual(mean, scale, others / (others + self.strength))
-
-    def _extremes(self) -> Iterator[Tensor]:
-        """Distance from the patient's lowest and highest value so far."""
-        for combine, nothing in ((torch.minimum, torch.inf), (torch.maximum, -torch.inf)):
-            candidates = torch.where(self.known, self.values, nothing)
-            past = self.timeline.earlier(
-                running(candidates, self.timeline.patient, combine), self.timeline.patient, nothing
-            )
-            yield torch.where(self.known, self.values - combine(past, candidates), 0.0)
-
-    def _age(self) -> Tensor:
-        """Logarithm of the time since the value last changed, or since the session began."""
-        line = self.timeline
-        previous = line.earlier(self.values, line.session)
-        was_known = line.earlier(self.seen, line.session) > 0
-        changed = (self.known != was_known) | (self.values != previous)
-        now = line.times.unsqueeze(-1)
-        when = torch.where(changed, now, -torch.inf)
-        past = line.earlier(running(when, line.session, torch.maximum), line.session, -torch.inf)
-        since = now - torch.maximum(past, when)
-        return torch.where(torch.isfinite(since), since, 0.0).log1p()
-
-    def _neighbours(
-        self, timeline: Timeline, side: str, parts: tuple[str, ...], scales: tuple[int, ...]
-    ) -> Iterator[Tensor]:
-        """Means of the last few rows strictly before (after): their distance from here, or from what is usual."""
-        backwards = side == "after"
-        seen, values = self.seen, self.values
-        if backwards:
-            seen, values = seen.flip(0), values.flip(0)
-        counts = windows(seen, timeline.session, scales)
-        sums = windows(values, timeline.session, scales)
-        for scale in scales:
-            count = timeline.earlier(counts[scale], timeline.session)
-            mean = timeline.earlier(sums[scale], timeline.session) / count.clamp_min(1.0)
-            if backwards:
-                count, mean = count.flip(0), mean.flip(0)
-            if side in parts:
-                yield torch.where(self.known & (count > 0), mean - self.values, 0.0)
-            if f"{side}-level" in parts:
-                level = self.usual.weight * (mean - self.usual.mean) * self.usual.scale
-                yield torch.where(count > 0, level, 0.0).clamp(-_LARGEST, _LARGEST)
-
-
-def _first_known(values: Tensor, known: Tensor, timeline: Timeline) -> Tensor:
-    """Each patient's first known value of each column, at all rows of the patient; 0 where none is known."""
-    position = torch.arange(len(values), device=values.device).unsqueeze(-1).expand_as(values)
-    absent = len(values)
-    # Running from the patient's start: a row before the first known value has no use for it.
-    first = running(torch.where(known, position, absent), timeline.patient, torch.minimum)
-    found = torch.gather(values, 0, first.clamp_max(absent - 1))
-    return torch.where(first < absent, found, 0.0)
-
-
-# Context of signals: what is usual for the patient at each channel and frequency.
-
-
 Spectrum = Callable[[Tensor], Tensor]
-_ROWS_AT_ONCE = 256
-_COLUMNS_AT_ONCE = 64
-
-
-def spectral_context(
-    signal: Tensor, timeline: Timeline, mode: str, strength: float, spectrum: Spectrum
-) -> dict[str, Tensor]:
-    """Mean and scale of the patient's log spectrogram per channel and frequency, and how far to trust them.
-
-    Parameters
-    ----------
-    signal : Tensor ``(rows, channels, samples)``, or spectrograms ``(rows, channels, frequencies, frames)``
-    spectrum : callable
-        From signals to log spectrograms.
-
-    Returns
-    -------
-    dict of str to Tensor
-        ``context_mean`` and ``context_scale`` ``(rows, channels, frequencies)``, the latter one over the standard
-        deviation, and ``context_weight`` ``(rows, 1)``; all are 0 where nothing is known.
-    """
-    firsts, seconds, shape = _moments(signal, spectrum)
-    mean, square = (_usual(moment, timeline, mode) for moment in (firsts, seconds))
-    variance = square - mean.square()
-    varies = variance > 1e-9 * square.clamp_min(1.0)
-    weight = timeline.trust(mode, strength)
-    scale = torch.where(varies, variance.clamp_min(1e-12).rsqrt(), 0.0)
-    known = weight > 0
-    return {
-        "context_mean": torch.where(known, mean, 0.0).to(torch.float32).reshape(shape),
-        "context_scale": torch.where(known, scale, 0.0).to(torch.float32).reshape(shape),
-        TRUST: weight,
-    }
-
-
-def usual_level(signal: Tensor, spectrum: Spectrum) -> Tensor:
-    """Mean over time of each sample's log spectrogram, ``(rows, channels * frequencies)``."""
-    return _moments(signal, spectrum)[0]
-
-
-def _moments(signal: Tensor, spectrum: Spectrum) -> tuple[Tensor, Tensor, tuple[int, ...]]:
-    """Mean and mean square over the frames of each sample's spectrogram, ``(rows, channels * frequencies)`` each."""
-    firsts, seconds, shape = [], [], signal.shape[1:3]
-    with torch.no_grad():
-        for piece in torch.split(signal, _ROWS_AT_ONCE):
-            found = spectrum(piece) if piece.ndim == 3 else piece
-            shape = found.shape[1:3]
-            exact = found.to(torch.float64)
-            firsts.append(exact.mean(dim=-1).flatten(1))
-            seconds.append(exact.square().mean(dim=-1).flatten(1))
-    return torch.cat(firsts), torch.cat(seconds), (len(signal), *shape)
-
-
-def _usual(moments: Tensor, timeline: Timeline, mode: str) -> Tensor:
-    """Mean of a moment over the samples in each row's context, itself included, in the order of the dataset."""
-    found = torch.empty_like(moments)
-    for start in range(0, moments.shape[1], _COLUMNS_AT_ONCE):
-        own = moments[:, start : start + _COLUMNS_AT_ONCE][timeline.order]
-        total = running(own, timeline.patient)
-        if mode == "offline":
-            total, count = total[timeline.last], timeline.last - timeline.patient + 1
-        else:
-            total, count = timeline.earlier(total, timeline.patient) + own, timeline.before - timeline.patient + 2
-        piece = torch.empty_like(own)
-        piece[timeline.order] = total / count.unsqueeze(-1)
-        found[:, start : start + _COLUMNS_AT_ONCE] = piece
-    return found
-
+"""From signals ``(rows, channels, samples)`` to log spectrograms ``(rows, channels, frequencies, frames)``."""
 
 COLUMN = "context"
-_STRENGTH = 5.0
+DEFAULT_STRENGTH = 5.0
 MODES = ("offline", "causal")
 PARTS = {
     "offline": ("relative", "before", "after", "before-level", "after-level", "extremes", "age", "difference", "clock"),
@@ -242,11 +38,17 @@ DEFAULT_PARTS = {
     "offline": ("relative", "before-level", "after-level"),
     "causal": ("relative", "difference", "before", "extremes", "age", "clock"),
 }
+_MAX_DEVIATION = 10.0
+"""Deviations from the patient's mean are clipped at this many standard deviations."""
+_MIN_VARIANCE = 1e-10
+"""Values vary if their variance is more than this share of their mean square."""
+# Chunk sizes, which bound the memory of intermediate results.
+_TABLE_COLUMNS, _SPECTRUM_ROWS, _SPECTRUM_COLUMNS = 16, 256, 64
 
 
 @dataclass(frozen=True)
 class ContextOptions:
-    """What context is made of.
+    """Which context to add.
 
     Parameters
     ----------
@@ -258,13 +60,13 @@ class ContextOptions:
         ``before-level`` and ``after-level``: those means in the patient's own units; ``extremes``: distance from the
         lowest and the highest value so far; ``age``: time since the value changed; ``clock``: time since the start.
     scales : tuple of int
-        How many neighbouring samples the means are of; powers of two.
+        How many neighbouring samples are averaged; powers of two.
     strength : float, optional
-        With ``m`` other samples, what is usual for the patient has the weight ``m / (m + strength)``. Left open it is
-        5; a training run that leaves it open reads it off its training patients instead
-        (:func:`manydg.data.timeline.samples_until_known`), and its model keeps that number.
+        With ``m`` other samples, the patient's mean has the weight ``m / (m + strength)``. The default is 5; a training
+        run without it estimates it from its training patients (:func:`estimate_strength`), and its model keeps that
+        number.
     gap : float, optional
-        A pause longer than this begins a new session, over whose border no neighbours are taken. By default the
+        A pause longer than this begins a new session, across which no neighbours are taken. By default the
         dataset's setting ``session_gap``, if it has one.
     """
 
@@ -305,17 +107,17 @@ class ContextOptions:
 def add_context(
     dataset: DomainDataset, mode: str = "offline", *, spectrum: Spectrum | None = None, **options: Any
 ) -> DomainDataset:
-    """The dataset with further columns: what each patient's own samples tell.
+    """The dataset with further columns: the context of each sample.
 
     Measurements get the column ``context`` ``(rows, n)``. Signals get ``context_mean`` and ``context_scale``, with
-    which a spectrogram network measures each channel and frequency by what is usual for the patient. Both get
-    ``context_weight``, how far that is to be trusted (:data:`manydg.data.schema.TRUST`). Context is 0 where nothing is
-    known, so that it grows smoothly with the samples of the patient.
+    which a spectrogram network normalises each channel and frequency for the patient. Both get ``context_weight``, the
+    weight of the patient's statistics (:data:`manydg.data.schema.TRUST`). Context is 0 where nothing is known, so that
+    it grows smoothly with the samples of the patient.
 
     Parameters
     ----------
     dataset : DomainDataset
-        Dense columns of numbers; NaN is passed over. Order does not matter, times do. Without times, samples have no
+        Dense columns of numbers; NaN is ignored. Order does not matter, times do. Without times, samples have no
         neighbours: offline context is then the ``relative`` part alone, and causal context an error.
     mode : {"offline", "causal"}
     spectrum : callable, optional
@@ -335,18 +137,19 @@ def add_context(
         raise DataError(f"the dataset has a column '{COLUMN}' already: context is added once")
     if reason := unsupported(dataset):
         raise DataError(f"no context can be made: {reason}")
-    chosen = _settle(dataset, chosen)
+    chosen = _with_defaults(dataset, chosen)
+    strength = chosen.strength or DEFAULT_STRENGTH
     timeline = Timeline.of(dataset.domains, dataset.times, chosen.gap)
     whole = dataset.compact()
     added: dict[str, Tensor] = {}
     tables = [column.flatten(1) for column in _columns(whole, 1, 2)]
     if tables:
-        added[COLUMN] = _assemble(torch.cat(tables, dim=1), timeline, chosen)
-        added[TRUST] = timeline.trust(chosen.mode, chosen.strength or _STRENGTH)
+        added[COLUMN] = _assemble(torch.cat(tables, dim=1), timeline, chosen, strength)
+        added[TRUST] = timeline.trust(chosen.mode, strength)
     for signal in _columns(whole, 3, 4):
         if spectrum is None and signal.ndim == 3:
             raise DataError("context of signals is made of their spectrograms: give the transform as spectrum=")
-        added |= spectral_context(signal, timeline, chosen.mode, chosen.strength or _STRENGTH, spectrum or torch.Tensor)
+        added |= spectral_context(signal, timeline, chosen.mode, strength, spectrum or torch.Tensor)
     info = dataclasses.replace(dataset.info, settings={**dataset.info.settings, "context": chosen.to_json()})
     return dataclasses.replace(whole, columns={**whole.columns, **added}, info=info, stored_hash=None)
 
@@ -357,8 +160,9 @@ def has_context(dataset: DomainDataset) -> bool:
 
 
 def limit_context(dataset: DomainDataset, others: int) -> DomainDataset:
-    """The same samples, but every patient cut in time into pieces of ``others + 1`` samples that know nothing of each
-    other, each a patient of its own: so that the context of a sample is ``others`` samples, fewer in the last piece.
+    """The same samples with each patient cut in time into pieces of ``others + 1`` samples, each a patient of its own.
+
+    The context of a sample is then ``others`` samples, fewer in the last piece.
 
     Examples
     --------
@@ -370,28 +174,28 @@ def limit_context(dataset: DomainDataset, others: int) -> DomainDataset:
     if others < 0:
         raise ConfigError(f"the number of context samples is {others}; it cannot be negative")
     timeline = Timeline.of(dataset.domains, dataset.times, None)
-    place = torch.arange(len(timeline), device=dataset.device) - timeline.patient
-    piece = torch.cumsum(place % (others + 1) == 0, 0) - 1
+    rank = torch.arange(len(timeline), device=dataset.device) - timeline.patient
+    piece = torch.cumsum(rank % (others + 1) == 0, 0) - 1
     domains = torch.empty_like(piece)
     domains[timeline.order] = piece
     names = np.array([f"piece {number}" for number in range(int(piece.max()) + 1)])
     return dataclasses.replace(dataset, domains=domains, patients=names, stored_hash=None)
 
 
-def known_after(dataset: DomainDataset, spectrum: Spectrum | None = None) -> float | None:
-    """The strength of context that suits a dataset: see :func:`manydg.data.timeline.samples_until_known`.
+def estimate_strength(dataset: DomainDataset, spectrum: Spectrum | None = None) -> float | None:
+    """The strength of context that suits a dataset of training patients, from inputs and times alone.
 
-    Only inputs and times are read. Give training patients.
+    See :func:`manydg.data.timeline.samples_until_known`.
     """
-    part = dataset.select(known_rows(dataset)).compact()
+    part = dataset.select(rows_of_some_patients(dataset)).compact()
     columns = [column.flatten(1) for column in _columns(part, 1, 2)]
     if spectrum is not None:
-        columns += [usual_level(signal, spectrum) for signal in _columns(part, 3, 4)]
+        columns += [mean_spectra(signal, spectrum) for signal in _columns(part, 3, 4)]
     return samples_until_known(torch.cat(columns, dim=1), part.domains, part.times) if columns else None
 
 
 def unsupported(dataset: DomainDataset) -> str | None:
-    """Why no context can be made for a dataset; ``None`` where it can."""
+    """The reason why no context can be made for a dataset; ``None`` if it can."""
     ragged = sorted(name for name, column in dataset.columns.items() if isinstance(column, Ragged))
     if ragged:
         return f"{ragged} have rows of different lengths; records of visits and events carry their history already"
@@ -404,18 +208,18 @@ def unsupported(dataset: DomainDataset) -> str | None:
 
 
 def has_signals(dataset: DomainDataset) -> bool:
-    """Whether context would be made of spectrograms."""
+    """Whether the context of a dataset is made of spectrograms."""
     return any(column.ndim == 3 for column in _columns(dataset, 3, 4))
 
 
 def _columns(dataset: DomainDataset, fewest: int, most: int) -> list[Tensor]:
-    """The dense columns of real numbers with so many dimensions, rows included."""
+    """The dense columns of real numbers whose number of dimensions, rows included, is in a range."""
     dense = [column for column in dataset.columns.values() if isinstance(column, Tensor)]
     return [column for column in dense if column.is_floating_point() and fewest <= column.ndim <= most]
 
 
-def _settle(dataset: DomainDataset, options: ContextOptions) -> ContextOptions:
-    """The options with everything that was left open decided."""
+def _with_defaults(dataset: DomainDataset, options: ContextOptions) -> ContextOptions:
+    """The options with every default filled in."""
     parts = options.parts
     if dataset.times is None:
         if options.mode == "causal":
@@ -425,15 +229,14 @@ def _settle(dataset: DomainDataset, options: ContextOptions) -> ContextOptions:
         if ordered:
             raise DataError(f"the parts {ordered} of context need the time of every sample, and the dataset has none")
     gap = options.gap if options.gap is not None else dataset.info.session_gap
-    strength = _STRENGTH if options.strength is None else options.strength
+    strength = DEFAULT_STRENGTH if options.strength is None else options.strength
     return dataclasses.replace(options, parts=parts or DEFAULT_PARTS[options.mode], gap=gap, strength=strength)
 
 
-def _assemble(values: Tensor, timeline: Timeline, options: ContextOptions) -> Tensor:
-    """Context in the order of the dataset, float32 ``(rows, n)``; a block of columns is in memory at a time."""
+def _assemble(values: Tensor, timeline: Timeline, options: ContextOptions, strength: float) -> Tensor:
+    """Context in the order of the dataset, float32 ``(rows, n)``."""
     parts = options.parts or ()
     blocks = [_clock(timeline, options.mode)] if "clock" in parts else []
-    strength = options.strength or _STRENGTH
     blocks += list(table_context(values, timeline, options.mode, parts, options.scales, strength))
     context = blocks[0].new_empty(len(timeline), sum(block.shape[1] for block in blocks))
     start = 0
@@ -451,3 +254,198 @@ def _clock(timeline: Timeline, mode: str) -> Tensor:
         left = timeline.times[timeline.session_last] - timeline.times
         columns += [left, left.log1p()]
     return torch.stack(columns, dim=1).to(torch.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class PatientStatistics:
+    """A patient's mean and scale, as known at each row.
+
+    Attributes
+    ----------
+    mean, scale : Tensor ``(rows, n)``
+        ``scale`` is one over the standard deviation; 0 where the patient's values do not vary.
+    weight : Tensor ``(rows, n)``
+        ``m / (m + strength)`` for ``m`` other known values.
+    """
+
+    mean: Tensor
+    scale: Tensor
+    weight: Tensor
+
+
+def table_context(
+    values: Tensor, timeline: Timeline, mode: str, parts: tuple[str, ...], scales: tuple[int, ...], strength: float
+) -> Iterator[Tensor]:
+    """Blocks of context columns, float32 ``(rows, ...)`` in sorted order, sixteen input columns at a time.
+
+    Parameters
+    ----------
+    values : Tensor ``(rows, n)``
+        In the order of the dataset; NaN is a missing value. Where nothing is known the context is 0.
+    """
+    for start in range(0, values.shape[1], _TABLE_COLUMNS):
+        piece = values[:, start : start + _TABLE_COLUMNS][timeline.order].to(torch.float64)
+        blocks = _TableContext(piece, timeline, mode, strength).blocks(parts, scales)
+        yield torch.cat([block.to(torch.float32) for block in blocks], dim=1)
+
+
+class _TableContext:
+    """Context of a few columns of measurements, part by part."""
+
+    def __init__(self, values: Tensor, timeline: Timeline, mode: str, strength: float) -> None:
+        self.timeline, self.mode, self.strength = timeline, mode, strength
+        self.known = ~torch.isnan(values)
+        # One column serves for all where nothing is missing.
+        self.seen = (self.known[:, :1] if bool(self.known.all()) else self.known).to(torch.float64)
+        # Relative to the patient's first known value, which is never later than any row that uses it.
+        self.values = torch.where(self.known, values - _first_known(values, self.known, timeline), 0.0)
+        self.statistics = self._statistics()
+
+    def blocks(self, parts: tuple[str, ...], scales: tuple[int, ...]) -> Iterator[Tensor]:
+        patient = self.statistics
+        difference = torch.where(self.known, patient.weight * (self.values - patient.mean), 0.0)
+        if "relative" in parts:
+            yield (difference * patient.scale).clamp(-_MAX_DEVIATION, _MAX_DEVIATION)
+        if "difference" in parts:
+            yield difference
+        if "extremes" in parts:
+            yield from self._extremes()
+        if "age" in parts:
+            yield self._age()
+        for side, timeline in (("before", self.timeline), ("after", self.timeline.reversed())):
+            if side in parts or f"{side}-level" in parts:
+                yield from self._neighbours(timeline, side, parts, scales)
+
+    def _statistics(self) -> PatientStatistics:
+        line, sums = self.timeline, [self.seen, self.values, self.values.square()]
+        totals = [running(one, line.patient) for one in sums]
+        if self.mode == "offline":
+            count, total, squares = (one[line.last] for one in totals)
+        else:
+            earlier = [line.earlier(one, line.patient) for one in totals]
+            count, total, squares = (past + own for past, own in zip(earlier, sums, strict=True))
+        number = count.clamp_min(1.0)
+        mean = total / number
+        variance = squares / number - mean.square()
+        varies = variance > _MIN_VARIANCE * squares / number
+        scale = torch.where(varies, variance.clamp_min(1e-300).rsqrt(), 0.0)
+        others = (count - self.seen).clamp_min(0.0)
+        return PatientStatistics(mean, scale, others / (others + self.strength))
+
+    def _extremes(self) -> Iterator[Tensor]:
+        """Distance from the patient's lowest and highest value so far."""
+        for combine, nothing in ((torch.minimum, torch.inf), (torch.maximum, -torch.inf)):
+            candidates = torch.where(self.known, self.values, nothing)
+            past = self.timeline.earlier(
+                running(candidates, self.timeline.patient, combine), self.timeline.patient, nothing
+            )
+            yield torch.where(self.known, self.values - combine(past, candidates), 0.0)
+
+    def _age(self) -> Tensor:
+        """Logarithm of the time since the value last changed, or since the session began."""
+        line = self.timeline
+        previous = line.earlier(self.values, line.session)
+        was_known = line.earlier(self.seen, line.session) > 0
+        changed = (self.known != was_known) | (self.values != previous)
+        now = line.times.unsqueeze(-1)
+        when = torch.where(changed, now, -torch.inf)
+        past = line.earlier(running(when, line.session, torch.maximum), line.session, -torch.inf)
+        since = now - torch.maximum(past, when)
+        return torch.where(torch.isfinite(since), since, 0.0).log1p()
+
+    def _neighbours(
+        self, timeline: Timeline, side: str, parts: tuple[str, ...], scales: tuple[int, ...]
+    ) -> Iterator[Tensor]:
+        """Means of the last few rows strictly before (after): minus the value, or in the patient's own units."""
+        backwards = side == "after"
+        seen, values = self.seen, self.values
+        if backwards:
+            seen, values = seen.flip(0), values.flip(0)
+        counts = windows(seen, timeline.session, scales)
+        sums = windows(values, timeline.session, scales)
+        for scale in scales:
+            count = timeline.earlier(counts[scale], timeline.session)
+            mean = timeline.earlier(sums[scale], timeline.session) / count.clamp_min(1.0)
+            if backwards:
+                count, mean = count.flip(0), mean.flip(0)
+            if side in parts:
+                yield torch.where(self.known & (count > 0), mean - self.values, 0.0)
+            if f"{side}-level" in parts:
+                patient = self.statistics
+                level = patient.weight * (mean - patient.mean) * patient.scale
+                yield torch.where(count > 0, level, 0.0).clamp(-_MAX_DEVIATION, _MAX_DEVIATION)
+
+
+def _first_known(values: Tensor, known: Tensor, timeline: Timeline) -> Tensor:
+    """Each patient's first known value of each column at all rows of the patient; 0 where none is known."""
+    position = torch.arange(len(values), device=values.device).unsqueeze(-1).expand_as(values)
+    absent = len(values)
+    # Running from the patient's start: a row before the first known value has no use for it.
+    first = running(torch.where(known, position, absent), timeline.patient, torch.minimum)
+    value = torch.gather(values, 0, first.clamp_max(absent - 1))
+    return torch.where(first < absent, value, 0.0)
+
+
+def spectral_context(
+    signal: Tensor, timeline: Timeline, mode: str, strength: float, spectrum: Spectrum
+) -> dict[str, Tensor]:
+    """Mean and scale of the patient's log spectrogram per channel and frequency, and their weight.
+
+    Parameters
+    ----------
+    signal : Tensor ``(rows, channels, samples)``, or spectrograms ``(rows, channels, frequencies, frames)``
+    spectrum : callable
+        From signals to log spectrograms.
+
+    Returns
+    -------
+    dict of str to Tensor
+        ``context_mean`` and ``context_scale`` ``(rows, channels, frequencies)``, the latter one over the standard
+        deviation, and ``context_weight`` ``(rows, 1)``; all are 0 where nothing is known.
+    """
+    firsts, seconds, shape = _moments(signal, spectrum)
+    mean, square = (_mean_over_context(moment, timeline, mode) for moment in (firsts, seconds))
+    variance = square - mean.square()
+    varies = variance > 1e-9 * square.clamp_min(1.0)
+    weight = timeline.trust(mode, strength)
+    scale = torch.where(varies, variance.clamp_min(1e-12).rsqrt(), 0.0)
+    known = weight > 0
+    return {
+        "context_mean": torch.where(known, mean, 0.0).to(torch.float32).reshape(shape),
+        "context_scale": torch.where(known, scale, 0.0).to(torch.float32).reshape(shape),
+        TRUST: weight,
+    }
+
+
+def mean_spectra(signal: Tensor, spectrum: Spectrum) -> Tensor:
+    """Mean over time of each sample's log spectrogram, ``(rows, channels * frequencies)``."""
+    return _moments(signal, spectrum)[0]
+
+
+def _moments(signal: Tensor, spectrum: Spectrum) -> tuple[Tensor, Tensor, tuple[int, ...]]:
+    """Mean and mean square over the frames of each sample's spectrogram, ``(rows, channels * frequencies)`` each."""
+    firsts, seconds, shape = [], [], signal.shape[1:3]
+    with torch.no_grad():
+        for piece in torch.split(signal, _SPECTRUM_ROWS):
+            spectrogram = spectrum(piece) if piece.ndim == 3 else piece
+            shape = spectrogram.shape[1:3]
+            exact = spectrogram.to(torch.float64)
+            firsts.append(exact.mean(dim=-1).flatten(1))
+            seconds.append(exact.square().mean(dim=-1).flatten(1))
+    return torch.cat(firsts), torch.cat(seconds), (len(signal), *shape)
+
+
+def _mean_over_context(moments: Tensor, timeline: Timeline, mode: str) -> Tensor:
+    """Mean of a moment over the samples in each row's context, itself included, in the order of the dataset."""
+    means = torch.empty_like(moments)
+    for start in range(0, moments.shape[1], _SPECTRUM_COLUMNS):
+        own = moments[:, start : start + _SPECTRUM_COLUMNS][timeline.order]
+        total = running(own, timeline.patient)
+        if mode == "offline":
+            total, count = total[timeline.last], timeline.last - timeline.patient + 1
+        else:
+            total, count = timeline.earlier(total, timeline.patient) + own, timeline.before - timeline.patient + 2
+        piece = torch.empty_like(own)
+        piece[timeline.order] = total / count.unsqueeze(-1)
+        means[:, start : start + _SPECTRUM_COLUMNS] = piece
+    return means

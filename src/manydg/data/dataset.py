@@ -25,7 +25,7 @@ class Batch:
     """Rows gathered from a dataset.
 
     In a batch of pairs, row ``i`` and row ``i + pairs`` are two samples of one patient for every ``i < pairs``; rows
-    from ``2 * pairs`` on stand alone.
+    from ``2 * pairs`` on are unpaired.
     """
 
     inputs: dict[str, Column]
@@ -43,14 +43,14 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class DomainDataset:
-    """Samples of many patients: named input columns, targets, and who each sample comes from.
+    """Samples of many patients: named input columns, targets, and the patient of each sample.
 
     Build one with :func:`from_arrays`, :func:`manydg.open_dataset` or :class:`manydg.data.storage.DatasetWriter`.
 
     Parameters
     ----------
     columns : dict of str to Tensor or Ragged
-        Input columns over the rows of the store.
+        Input columns.
     targets : Tensor
         ``(rows,)`` or ``(rows, K)``, as ``target`` says.
     target : TargetSpec
@@ -63,8 +63,8 @@ class DomainDataset:
     info : DatasetInfo
         What else is known: vocabularies, settings such as sampling rates, provenance, cohort flow.
     rows : Tensor, optional
-        The rows of the store that this dataset is about; ``None`` for all, in order. Targets, domains and times are
-        already those of the rows.
+        The rows of ``columns`` that this dataset selects; ``None`` for all, in order. Targets, domains and times are
+        already those of the selection.
     """
 
     columns: dict[str, Column]
@@ -111,7 +111,7 @@ class DomainDataset:
         return self.domains.device
 
     def take(self, indices: Tensor, pairs: int = 0) -> Batch:
-        """Gather samples by position: one vectorised gather per column, on the device where the data live."""
+        """Gather samples by position: one vectorised gather per column, on the data's device."""
         stored = indices if self.rows is None else self.rows[indices]
         inputs = {name: take(column, stored) for name, column in self.columns.items()}
         return Batch(inputs, self.targets[indices], self.domains[indices], pairs)
@@ -126,12 +126,12 @@ class DomainDataset:
 
         Patients without a sample are dropped and codes made dense.
         """
-        given = torch.as_tensor(indices, device=self.device)
-        if given.dtype == torch.bool:
-            if len(given) != len(self):
-                raise DataError(f"a mask of {len(given)} entries for {len(self)} samples")
-            given = torch.nonzero(given).squeeze(1)
-        index = given.to(torch.int64)
+        index = torch.as_tensor(indices, device=self.device)
+        if index.dtype == torch.bool:
+            if len(index) != len(self):
+                raise DataError(f"a mask of {len(index)} entries for {len(self)} samples")
+            index = torch.nonzero(index).squeeze(1)
+        index = index.to(torch.int64)
         present, codes = torch.unique(self.domains[index], return_inverse=True)
         return replace(
             self,
@@ -145,11 +145,11 @@ class DomainDataset:
 
     def subset(self, patients: Iterable[str]) -> DomainDataset:
         """All samples of the named patients."""
-        wanted = np.asarray(list(patients), dtype=str)
-        unknown = np.setdiff1d(wanted, self.patients)
+        names = np.asarray(list(patients), dtype=str)
+        unknown = np.setdiff1d(names, self.patients)
         if len(unknown):
-            raise DataError(f"{len(unknown)} of the {len(wanted)} patients asked for are not in this dataset")
-        chosen = torch.as_tensor(np.isin(self.patients, wanted), device=self.device)
+            raise DataError(f"{len(unknown)} of the {len(names)} patients asked for are not in this dataset")
+        chosen = torch.as_tensor(np.isin(self.patients, names), device=self.device)
         return self.select(torch.nonzero(chosen[self.domains]).squeeze(1))
 
     def compact(self) -> DomainDataset:

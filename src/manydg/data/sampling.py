@@ -1,4 +1,7 @@
-"""The plan of an epoch: which rows each step sees, made at once from a seed."""
+"""The plan of an epoch: which rows each step sees, made at once from a seed.
+
+A plan holds single samples, pairs of samples of one patient (:func:`fold_pairs`) or episodes of several patients.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,9 @@ from torch import Tensor
 
 from manydg.errors import ConfigError, DataError
 
-# Pairs of samples of one patient: which sample meets which in an epoch.
-
+PATIENTS_PER_EPISODE = 10
+_SORTED_STEPS = 32
+"""Samples are sorted by length within this many steps."""
 
 Domains = TypeVar("Domains", npt.NDArray[Any], Tensor)
 Indices = npt.NDArray[np.int64]
@@ -24,21 +28,21 @@ def fold_pairs(domains: Domains, seed: int | Sequence[int]) -> tuple[Domains, Do
     """Pair the samples of each patient at random, each sample at least once.
 
     The samples of a patient are put in a random order, which is folded in two. Where their number is odd, the one left
-    over is paired with a random other sample of the patient, which so occurs twice. A patient with a single sample does
-    not occur at all (see :func:`lone_samples`). Each of a patient's possible pairs is equally likely.
+    over is paired with another random sample of the patient, which thus occurs twice. A patient with a single sample
+    does not occur at all (see :func:`lone_samples`). Each of a patient's possible pairs is equally likely.
 
     Parameters
     ----------
     domains : array or Tensor ``(samples,)``
-        Whose sample each one is.
+        The patient of each sample.
     seed : int or sequence of int
         The same seed gives the same pairs; ``(seed, epoch)`` gives each epoch its own.
 
     Returns
     -------
     first, second : array or Tensor ``(pairs,)``
-        Positions in ``domains``, int64, of the kind (and on the device) that was given; the pairs of a patient stand
-        together.
+        Positions in ``domains``, int64, of the type (and on the device) of ``domains``; the pairs of a patient are
+        adjacent.
 
     Examples
     --------
@@ -53,17 +57,17 @@ def fold_pairs(domains: Domains, seed: int | Sequence[int]) -> tuple[Domains, Do
     # The odd one out makes one pair more; a lone sample makes none.
     pairs = np.where(counts >= 2, counts - half, 0)
     group_start = np.repeat(_starts(counts), pairs)
-    place = np.arange(len(group_start)) - np.repeat(_starts(pairs), pairs)
+    number = np.arange(len(group_start)) - np.repeat(_starts(pairs), pairs)
     half = np.repeat(half, pairs)
-    first = np.where(place < half, place, 2 * half)
-    second = place + half
-    left_over = np.flatnonzero(place == half)
+    first = np.where(number < half, number, 2 * half)
+    second = number + half
+    left_over = np.flatnonzero(number == half)
     second[left_over] = rng.integers(0, 2 * half[left_over])
     return _like(order[group_start + first], domains), _like(order[group_start + second], domains)
 
 
 def lone_samples(domains: Domains) -> Domains:
-    """Positions of the samples whose patient has no other, in rising order, of the kind that was given.
+    """Positions of the samples whose patient has no other, in ascending order, of the type of ``domains``.
 
     Examples
     --------
@@ -72,6 +76,183 @@ def lone_samples(domains: Domains) -> Domains:
     """
     _, first, counts = np.unique(_flat(domains), return_index=True, return_counts=True)
     return _like(np.sort(first[counts == 1]), domains)
+
+
+@dataclass(frozen=True)
+class EpochPlan:
+    """The rows of every step of an epoch, one after the other.
+
+    Parameters
+    ----------
+    indices : Tensor ``(rows,)``
+        Positions in the training set, step after step. A step of pairs lists the first samples of its pairs, then their
+        partners in the same order, then the unpaired samples.
+    bounds : tuple of int
+        Where each step begins, and where the last one ends.
+    pairs : tuple of int
+        How many pairs each step holds.
+    """
+
+    indices: Tensor
+    bounds: tuple[int, ...]
+    pairs: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
+        """The indices and the number of pairs of each step."""
+        for step, pairs in enumerate(self.pairs):
+            yield self.indices[self.bounds[step] : self.bounds[step + 1]], pairs
+
+    def to(self, device: torch.device | str) -> EpochPlan:
+        return replace(self, indices=self.indices.to(device))
+
+
+def plan_epoch(
+    sampling: str, domains: Tensor, batch_size: int, seed: int, epoch: int, lengths: Indices | None = None
+) -> EpochPlan:
+    """Plan one epoch.
+
+    Every sample occurs in every epoch. Steps have the same number of rows, so that a GPU can replay one for the other;
+    only the last two share what is left, so that no small last batch upsets batch statistics. (Those of episodes differ
+    by a patient's run of samples.) No step has a single row.
+
+    Where samples have lengths, those of similar length go together, so that little is padded: the shuffled samples (or
+    pairs, by the longer one) are sorted by length within buckets of up to 32 steps, and the steps are then shuffled.
+    Which samples share a step is random within a bucket; over an epoch each sample still counts once, but the gradient
+    of a single step leans towards what samples of one length have in common. Epochs of fewer than eight steps are not
+    sorted.
+
+    Parameters
+    ----------
+    sampling : {"samples", "pairs", "random-pairs", "episodes"}
+    domains : Tensor ``(samples,)``
+        Patient codes of the training samples.
+    batch_size : int
+        Rows of a step: ``batch_size / 2`` pairs, or ``batch_size`` single samples.
+    seed, epoch : int
+    lengths : array ``(samples,)``, optional
+        How long each sample is: its number of visits or events.
+    """
+    if batch_size < 2:
+        raise ConfigError(f"batch_size is {batch_size}; a step needs at least two samples")
+    who = domains.cpu().numpy()
+    rng = np.random.default_rng([seed, epoch, 7])
+    if sampling == "samples":
+        return _plan_samples(rng.permutation(len(who)), batch_size, lengths, rng)
+    if sampling == "pairs":
+        return _plan_pairs(who, batch_size, lengths, rng)
+    if sampling == "random-pairs":
+        return _plan_pairs(np.zeros_like(who), batch_size, lengths, rng)
+    if sampling == "episodes":
+        return _plan_episodes(who, batch_size, rng)
+    raise ConfigError(f"unknown kind of sampling '{sampling}'")
+
+
+def _plan_samples(order: Indices, batch_size: int, lengths: Indices | None, rng: np.random.Generator) -> EpochPlan:
+    bounds = _equal_bounds(len(order), batch_size)
+    parts = [order]
+    if lengths is not None:
+        order = _by_length(order, lengths[order], bounds)
+        parts = _shuffle_steps(np.split(order, bounds[1:-1]), rng)
+    return EpochPlan(torch.from_numpy(np.concatenate(parts)), tuple(bounds.tolist()), (0,) * (len(bounds) - 1))
+
+
+def _plan_pairs(who: Indices, batch_size: int, lengths: Indices | None, rng: np.random.Generator) -> EpochPlan:
+    first, second = fold_pairs(who, int(rng.integers(2**31)))
+    lone = rng.permutation(lone_samples(who))
+    shuffled = rng.permutation(len(first))
+    first, second = first[shuffled], second[shuffled]
+    rows = 2 * len(first) + len(lone)
+    # An even number of rows, half of which at most are pairs: then every step can have the same number of rows.
+    row_bounds = _equal_bounds(rows, max(2, batch_size - batch_size % 2))
+    pair_bounds = row_bounds * len(first) // max(rows, 1)
+    lone_bounds = np.maximum.accumulate((row_bounds - 2 * pair_bounds).clip(0, len(lone)))
+    if lengths is not None:
+        order = _by_length(np.arange(len(first)), np.maximum(lengths[first], lengths[second]), pair_bounds)
+        first, second = first[order], second[order]
+        lone = _by_length(lone, lengths[lone], lone_bounds)
+    parts: list[Indices] = []
+    for step in range(len(row_bounds) - 1):
+        of_pairs = slice(pair_bounds[step], pair_bounds[step + 1])
+        lone_part = lone[lone_bounds[step] : lone_bounds[step + 1]]
+        parts.append(np.concatenate([first[of_pairs], second[of_pairs], lone_part]))
+    counts = np.diff(pair_bounds)
+    if lengths is not None:
+        order = _step_order(len(parts), rng)
+        parts, counts = [parts[step] for step in order], counts[order]
+    bounds = np.cumsum([0, *map(len, parts)])
+    return EpochPlan(torch.from_numpy(np.concatenate(parts)), tuple(bounds.tolist()), tuple(counts.tolist()))
+
+
+def _by_length(order: Indices, lengths: Indices, bounds: Indices) -> Indices:
+    """The same order, sorted stably by length within buckets of several steps."""
+    steps = len(bounds) - 1
+    bucket_steps = min(_SORTED_STEPS, steps // 4)
+    if bucket_steps < 2:
+        return order
+    bucket = np.repeat(np.arange(steps), np.diff(bounds)) // bucket_steps
+    sorted_order: Indices = order[np.lexsort((lengths, bucket))]
+    return sorted_order
+
+
+def _shuffle_steps(parts: list[Indices], rng: np.random.Generator) -> list[Indices]:
+    return [parts[step] for step in _step_order(len(parts), rng)]
+
+
+def _step_order(steps: int, rng: np.random.Generator) -> Indices:
+    """A random order of the steps that keeps the last two, which may be smaller, at the end."""
+    moved = max(0, steps - 2)
+    return np.concatenate([rng.permutation(moved), np.arange(moved, steps)])
+
+
+def _plan_episodes(who: Indices, batch_size: int, rng: np.random.Generator) -> EpochPlan:
+    """Runs of one patient's samples, shuffled, so that a step holds several samples of each of several patients."""
+    run_length = max(2, batch_size // PATIENTS_PER_EPISODE)
+    order = np.lexsort((rng.random(len(who)), who))
+    sorted_who = who[order]
+    new_patient = np.r_[True, sorted_who[1:] != sorted_who[:-1]]
+    start_of_patient = np.maximum.accumulate(np.where(new_patient, np.arange(len(who)), 0))
+    new_run = (np.arange(len(who)) - start_of_patient) % run_length == 0
+    run = np.cumsum(new_run) - 1
+    rank_of_run = rng.permutation(run[-1] + 1)
+    shuffled = np.argsort(rank_of_run[run], kind="stable")
+    first_of_run = np.flatnonzero(np.diff(run[shuffled], prepend=-1))
+    wanted = _even_bounds(len(who), _steps(len(who), batch_size))[1:-1]
+    nearest = first_of_run[np.searchsorted(first_of_run, wanted).clip(max=len(first_of_run) - 1)]
+    bounds = _without_single_rows(np.unique(np.r_[0, nearest, len(who)]))
+    return EpochPlan(torch.from_numpy(order[shuffled]), tuple(bounds.tolist()), (0,) * (len(bounds) - 1))
+
+
+def _without_single_rows(bounds: Indices) -> Indices:
+    """The same bounds, a step of one row joined to the step before it (the first to the step after it)."""
+    kept = [int(bounds[0])]
+    for bound in bounds[1:-1].tolist():
+        if bound - kept[-1] >= 2 and bounds[-1] - bound >= 2:
+            kept.append(bound)
+    return np.array([*kept, bounds[-1]], np.int64)
+
+
+def _steps(rows: int, batch_size: int) -> int:
+    """How many steps an epoch has: no step holds more than ``batch_size`` rows on average, or less than two."""
+    return max(1, min(-(-rows // batch_size), rows // 2))
+
+
+def _equal_bounds(rows: int, batch_size: int) -> Indices:
+    """Steps of ``batch_size`` rows; the last two share what is left, so that each has more than half of that."""
+    steps = _steps(rows, batch_size)
+    if steps < 3:
+        bounds = 2 * _even_bounds(rows // 2, steps)
+        bounds[-1] = rows
+        return bounds
+    last_two = (steps - 2) * batch_size
+    middle = last_two + (rows - last_two + 1) // 4 * 2
+    return np.concatenate([np.arange(steps - 1) * batch_size, [middle, rows]])
+
+
+def _even_bounds(count: int, parts: int) -> Indices:
+    return np.linspace(0, count, parts + 1).round().astype(np.int64)
 
 
 def _shuffled_within(codes: npt.NDArray[Any], rng: np.random.Generator) -> tuple[Indices, Indices]:
@@ -107,184 +288,3 @@ def _generator(seed: int | Sequence[int]) -> np.random.Generator:
         return np.random.default_rng(seed)
     except (ValueError, TypeError):
         raise ConfigError(f"a seed is a whole number from 0 on, or several of them; got {seed!r}") from None
-
-
-PATIENTS_PER_EPISODE = 10
-_STEPS_SORTED = 32
-Index = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class EpochPlan:
-    """The rows of every step of an epoch, one after the other.
-
-    Parameters
-    ----------
-    indices : Tensor ``(rows,)``
-        Positions in the training set, step after step. A step of pairs lists the first samples of its pairs, then their
-        partners in the same order, then the samples that stand alone.
-    bounds : tuple of int
-        Where each step begins, and where the last one ends.
-    pairs : tuple of int
-        How many pairs each step holds.
-    """
-
-    indices: Tensor
-    bounds: tuple[int, ...]
-    pairs: tuple[int, ...]
-
-    def __len__(self) -> int:
-        return len(self.pairs)
-
-    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
-        """The indices and the number of pairs of each step."""
-        for step, pairs in enumerate(self.pairs):
-            yield self.indices[self.bounds[step] : self.bounds[step + 1]], pairs
-
-    def to(self, device: torch.device | str) -> EpochPlan:
-        return replace(self, indices=self.indices.to(device))
-
-
-def plan_epoch(
-    sampling: str, domains: Tensor, batch_size: int, seed: int, epoch: int, lengths: Index | None = None
-) -> EpochPlan:
-    """Plan one epoch.
-
-    Every sample occurs in every epoch. Steps have the same number of rows, so that a GPU can replay one for the other;
-    only the last two share what is left, so that no small last batch upsets batch statistics. (Those of episodes differ
-    by a patient's run of samples.) No step has a single row.
-
-    Where samples have lengths, those of similar length go together, so that little is padded: the shuffled samples (or
-    pairs, by the longer one) are sorted by length within stretches of up to 32 steps, and the steps are then shuffled.
-    Whom a sample meets is random within its stretch; across an epoch each sample still counts once, but a single step's
-    gradient leans towards what samples of one length have in common. Epochs of fewer than eight steps are not sorted.
-
-    Parameters
-    ----------
-    sampling : {"samples", "pairs", "random-pairs", "episodes"}
-    domains : Tensor ``(samples,)``
-        Patient codes of the training samples.
-    batch_size : int
-        Rows of a step: ``batch_size / 2`` pairs, or ``batch_size`` single samples.
-    seed, epoch : int
-    lengths : array ``(samples,)``, optional
-        How long each sample is: its number of visits or events.
-    """
-    if batch_size < 2:
-        raise ConfigError(f"batch_size is {batch_size}; a step needs at least two samples")
-    who = domains.cpu().numpy()
-    rng = np.random.default_rng([seed, epoch, 7])
-    if sampling == "samples":
-        return _plan_samples(rng.permutation(len(who)), batch_size, lengths, rng)
-    if sampling == "pairs":
-        return _plan_pairs(who, batch_size, lengths, rng)
-    if sampling == "random-pairs":
-        return _plan_pairs(np.zeros_like(who), batch_size, lengths, rng)
-    if sampling == "episodes":
-        return _plan_episodes(who, batch_size, rng)
-    raise ConfigError(f"unknown kind of sampling '{sampling}'")
-
-
-def _plan_samples(order: Index, batch_size: int, lengths: Index | None, rng: np.random.Generator) -> EpochPlan:
-    bounds = _equal_bounds(len(order), batch_size)
-    parts = [order]
-    if lengths is not None:
-        order = _by_length(order, lengths[order], bounds)
-        parts = _shuffle_steps(np.split(order, bounds[1:-1]), rng)
-    return EpochPlan(torch.from_numpy(np.concatenate(parts)), tuple(bounds.tolist()), (0,) * (len(bounds) - 1))
-
-
-def _plan_pairs(who: Index, batch_size: int, lengths: Index | None, rng: np.random.Generator) -> EpochPlan:
-    first, second = fold_pairs(who, int(rng.integers(2**31)))
-    lone = rng.permutation(lone_samples(who))
-    shuffled = rng.permutation(len(first))
-    first, second = first[shuffled], second[shuffled]
-    rows = 2 * len(first) + len(lone)
-    # An even number of rows, half of which at most are pairs: then every step can have the same number of rows.
-    row_bounds = _equal_bounds(rows, max(2, batch_size - batch_size % 2))
-    pair_bounds = row_bounds * len(first) // max(rows, 1)
-    lone_bounds = np.maximum.accumulate((row_bounds - 2 * pair_bounds).clip(0, len(lone)))
-    if lengths is not None:
-        order = _by_length(np.arange(len(first)), np.maximum(lengths[first], lengths[second]), pair_bounds)
-        first, second = first[order], second[order]
-        lone = _by_length(lone, lengths[lone], lone_bounds)
-    parts: list[Index] = []
-    for step in range(len(row_bounds) - 1):
-        of_pairs = slice(pair_bounds[step], pair_bounds[step + 1])
-        lone_part = lone[lone_bounds[step] : lone_bounds[step + 1]]
-        parts.append(np.concatenate([first[of_pairs], second[of_pairs], lone_part]))
-    counts = np.diff(pair_bounds)
-    if lengths is not None:
-        order = _step_order(len(parts), rng)
-        parts, counts = [parts[step] for step in order], counts[order]
-    bounds = np.cumsum([0, *map(len, parts)])
-    return EpochPlan(torch.from_numpy(np.concatenate(parts)), tuple(bounds.tolist()), tuple(counts.tolist()))
-
-
-def _by_length(order: Index, lengths: Index, bounds: Index) -> Index:
-    """The same, sorted by length (the given order decides ties) within stretches of several steps."""
-    steps = len(bounds) - 1
-    stretch = min(_STEPS_SORTED, steps // 4)
-    if stretch < 2:
-        return order
-    of_step = np.repeat(np.arange(steps), np.diff(bounds)) // stretch
-    sorted_order: Index = order[np.lexsort((lengths, of_step))]
-    return sorted_order
-
-
-def _shuffle_steps(parts: list[Index], rng: np.random.Generator) -> list[Index]:
-    return [parts[step] for step in _step_order(len(parts), rng)]
-
-
-def _step_order(steps: int, rng: np.random.Generator) -> Index:
-    """A random order of the steps in which the last two, which may be smaller, stay where they are."""
-    moved = max(0, steps - 2)
-    return np.concatenate([rng.permutation(moved), np.arange(moved, steps)])
-
-
-def _plan_episodes(who: Index, batch_size: int, rng: np.random.Generator) -> EpochPlan:
-    """Runs of one patient's samples, shuffled, so that a step holds several samples of each of several patients."""
-    run_length = max(2, batch_size // PATIENTS_PER_EPISODE)
-    order = np.lexsort((rng.random(len(who)), who))
-    sorted_who = who[order]
-    new_patient = np.r_[True, sorted_who[1:] != sorted_who[:-1]]
-    start_of_patient = np.maximum.accumulate(np.where(new_patient, np.arange(len(who)), 0))
-    new_run = (np.arange(len(who)) - start_of_patient) % run_length == 0
-    run = np.cumsum(new_run) - 1
-    place_of_run = rng.permutation(run[-1] + 1)
-    shuffled = np.argsort(place_of_run[run], kind="stable")
-    first_of_run = np.flatnonzero(np.diff(run[shuffled], prepend=-1))
-    wanted = _even_bounds(len(who), _steps(len(who), batch_size))[1:-1]
-    nearest = first_of_run[np.searchsorted(first_of_run, wanted).clip(max=len(first_of_run) - 1)]
-    bounds = _without_single_rows(np.unique(np.r_[0, nearest, len(who)]))
-    return EpochPlan(torch.from_numpy(order[shuffled]), tuple(bounds.tolist()), (0,) * (len(bounds) - 1))
-
-
-def _without_single_rows(bounds: Index) -> Index:
-    """The same bounds, a step of one row joined to the step before it (the first to the step after it)."""
-    kept = [int(bounds[0])]
-    for bound in bounds[1:-1].tolist():
-        if bound - kept[-1] >= 2 and bounds[-1] - bound >= 2:
-            kept.append(bound)
-    return np.array([*kept, bounds[-1]], np.int64)
-
-
-def _steps(rows: int, batch_size: int) -> int:
-    """How many steps an epoch has: no step holds more than ``batch_size`` rows on average, or less than two."""
-    return max(1, min(-(-rows // batch_size), rows // 2))
-
-
-def _equal_bounds(rows: int, batch_size: int) -> Index:
-    """Steps of ``batch_size`` rows; the last two share what is left, so that each has more than half of that."""
-    steps = _steps(rows, batch_size)
-    if steps < 3:
-        bounds = 2 * _even_bounds(rows // 2, steps)
-        bounds[-1] = rows
-        return bounds
-    last_two = (steps - 2) * batch_size
-    middle = last_two + (rows - last_two + 1) // 4 * 2
-    return np.concatenate([np.arange(steps - 1) * batch_size, [middle, rows]])
-
-
-def _even_bounds(count: int, parts: int) -> Index:
-    return np.linspace(0, count, parts + 1).round().astype(np.int64)

@@ -1,4 +1,4 @@
-"""What a model needs to know about its inputs, as JSON values: enough to rebuild a backbone without the data."""
+"""The input columns a model was built for, as JSON values: enough to rebuild a backbone without the data."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from manydg.errors import DataError
 from manydg.files import Json
 
 TRUST = "context_weight"
-"""The column that says how far what is usual for a patient is to be trusted, from 0 to 1, ``(rows, 1)``. It weighs what
-other columns say and is no measurement: tables of measurements leave it out."""
+"""The column with the weight of a patient's own statistics, from 0 to 1, ``(rows, 1)``. It weighs other columns and is
+no measurement: tables of measurements leave it out."""
 CONTEXT = "context"
-"""What the names of columns begin with that hold what is known of a sample's patient."""
+"""The prefix of the names of columns that hold patient context."""
 _OF_THE_DATA = frozenset({"session_gap"})
-"""Settings that say how one dataset lies in time: new data may have others."""
+"""Settings that describe one dataset alone: new data may have others."""
 
 
 @dataclass(frozen=True)
 class ColumnSchema:
-    """One input column: element type, shape of one item, and how many ragged levels lie above the items."""
+    """One input column: element type, shape of one item, and the number of ragged levels above the items."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -64,7 +64,7 @@ class InputSchema:
         return {name: column for name, column in self.columns.items() if name != TRUST}
 
     def without_context(self) -> InputSchema:
-        """The same of samples that come alone, without the context of their patients."""
+        """The same schema without the columns of patient context."""
         return replace(self, columns={n: column for n, column in self.columns.items() if not n.startswith(CONTEXT)})
 
     def to_json(self) -> dict[str, Json]:

@@ -1,4 +1,8 @@
-"""Splits by patient: nobody is on two sides, and the same seed gives the same split anywhere."""
+"""Splits by patient: no patient is on two sides, and the same seed gives the same split on every machine.
+
+A split that is whole by patient may still leak, where one recording goes by two patients' names: :func:`find_overlap`
+reports samples with identical inputs on different sides.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +28,14 @@ from manydg.files import read_json, write_json
 SIDES = ("train", "val", "test")
 SPLIT_SCHEMA = 1
 
+EXAMPLES = 5
+_CHUNK_BYTES = 1 << 22
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+
 Indices = npt.NDArray[np.int64]
+Hashes = npt.NDArray[np.uint64]
 Domains = npt.NDArray[Any] | Tensor | Sequence[Any] | DomainDataset
-"""Whose sample each one is: patient ids, one per sample, or a dataset, which knows."""
+"""The patient of each sample: one id per sample, or a dataset."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +45,7 @@ class Split:
     Attributes
     ----------
     train, val, test : int64 arrays
-        Positions of samples, rising.
+        Positions of samples, in ascending order.
     """
 
     train: Indices
@@ -118,7 +127,7 @@ def split_patients(domains: Domains, ratios: tuple[float, float, float] = (0.8, 
 
 
 def split_named(domains: Domains, *, train: Iterable[Any], val: Iterable[Any], test: Iterable[Any]) -> Split:
-    """The split in which these patients train, these validate and these test; anyone else is left out.
+    """The split with these patients for training, validation and test; all others are left out.
 
     Parameters
     ----------
@@ -174,21 +183,21 @@ def patient_folds(domains: Domains, folds: int = 5, seed: int = 0) -> list[Split
 
 def load_split(path: str | Path, dataset: DomainDataset) -> Split:
     """Read a split that :meth:`Split.save` wrote, for the dataset it was made of."""
-    where = Path(path)
-    content = read_json(where, remedy="make it again", missing=f"there is no split at {where}")
+    file = Path(path)
+    content = read_json(file, remedy="make it again", missing=f"there is no split at {file}")
     try:
         sides = {side: [str(name) for name in content[side]] for side in SIDES}
-        version, made_of = content["schema"], content["dataset_hash"]
+        version, split_hash = content["schema"], content["dataset_hash"]
     except (KeyError, TypeError):
-        raise StorageError(f"{where} is damaged or not a split: make it again") from None
+        raise StorageError(f"{file} is damaged or not a split: make it again") from None
     if version != SPLIT_SCHEMA:
-        raise StorageError(f"{where} has schema version {version}, this program reads {SPLIT_SCHEMA}: make it again")
-    if made_of != dataset.content_hash():
+        raise StorageError(f"{file} has schema version {version}, this program reads {SPLIT_SCHEMA}: make it again")
+    if split_hash != dataset.content_hash():
         raise DataError(
-            f"{where} is a split of another dataset (content {made_of}, this one is {dataset.content_hash()}): "
+            f"{file} is a split of another dataset (content {split_hash}, this one is {dataset.content_hash()}): "
             "split this one, or open the dataset that the split was made of"
         )
-    return _rebuild(sides, dataset, where)
+    return _rebuild(sides, dataset, file)
 
 
 def check_split(split: Split, domains: Domains) -> None:
@@ -210,8 +219,8 @@ def check_split(split: Split, domains: Domains) -> None:
         sides = [SIDES[number] for number in np.flatnonzero(present[:, patient])]
         rows = [int(getattr(split, side)[codes[getattr(split, side)] == patient][0]) for side in sides]
         alias = f"patient {domains.pseudonyms()[patient]}" if isinstance(domains, DomainDataset) else "a patient"
-        places = " and ".join(f"{side} (sample {row})" for side, row in zip(sides, rows, strict=True))
-        raise DataError(f"{alias} is on two sides of the split, {places}: split by patient with split_patients")
+        sides_and_rows = " and ".join(f"{side} (sample {row})" for side, row in zip(sides, rows, strict=True))
+        raise DataError(f"{alias} is on two sides of the split, {sides_and_rows}: split by patient with split_patients")
     if len(np.unique(every)) != len(every):
         raise DataError("the split names some samples twice on one side: split by patient with split_patients")
 
@@ -262,16 +271,16 @@ def _split_from_sides(side_of_rank: Indices, ranking: Indices, codes: Indices, n
     return Split(train, val, test, codes, names)
 
 
-def _rebuild(sides: dict[str, list[str]], dataset: DomainDataset, where: Path) -> Split:
+def _rebuild(sides: dict[str, list[str]], dataset: DomainDataset, file: Path) -> Split:
     code_of = {alias: code for code, alias in enumerate(dataset.pseudonyms())}
     side_of_patient = np.full(dataset.n_patients, -1, dtype=np.int64)
     for number, side in enumerate(SIDES):
         for alias in sides[side]:
             if alias not in code_of:
-                raise DataError(f"{where}: patient {alias} is not in this dataset")
+                raise DataError(f"{file}: patient {alias} is not in this dataset")
             if side_of_patient[code_of[alias]] not in (-1, number):
                 other = SIDES[side_of_patient[code_of[alias]]]
-                raise DataError(f"{where}: patient {alias} is on two sides, {other} and {side}; make the split again")
+                raise DataError(f"{file}: patient {alias} is on two sides, {other} and {side}; make the split again")
             side_of_patient[code_of[alias]] = number
     codes = dataset.domains.cpu().numpy()
     side_of_sample = side_of_patient[codes]
@@ -279,19 +288,9 @@ def _rebuild(sides: dict[str, list[str]], dataset: DomainDataset, where: Path) -
     return Split(train, val, test, codes, dataset.patients)
 
 
-# Identical samples on two sides of a split: the same recording under two patients' names, most often.
-
-
-Hashes = npt.NDArray[np.uint64]
-
-EXAMPLES = 5
-_CHUNK_BYTES = 1 << 22
-_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-
-
 @dataclass(frozen=True)
 class Occurrence:
-    """Where a sample stands: its side of the split, its row in the dataset and its patient's pseudonym."""
+    """A sample: its side of the split, its row in the dataset and its patient's pseudonym."""
 
     side: str
     row: int
@@ -303,14 +302,14 @@ class Occurrence:
 
 @dataclass(frozen=True)
 class Overlap:
-    """What two sides of a split share; false where they share nothing.
+    """Samples that two sides of a split share; false if there are none.
 
     Attributes
     ----------
     samples : int
         Samples whose inputs also occur on another side.
     contents : int
-        How many different inputs these are.
+        How many distinct inputs these are.
     examples : tuple of pairs of Occurrence
         The first few, each with a sample of another side.
     patients : tuple of str
@@ -338,8 +337,8 @@ class Overlap:
 def find_overlap(dataset: DomainDataset, split: Split) -> Overlap:
     """Find samples with identical inputs on different sides of a split.
 
-    Rows are compared by a 64-bit hash of all their input columns, and those that agree then value by value, so that
-    what is reported is certain. Two missing values (NaN) are equal.
+    Rows are compared by a 64-bit hash of all their input columns, and rows with equal hashes value by value, so that a
+    hash collision is never reported. Two missing values (NaN) are equal.
 
     Parameters
     ----------
@@ -360,9 +359,9 @@ def find_overlap(dataset: DomainDataset, split: Split) -> Overlap:
     codes = dataset.domains.cpu().numpy()
     patients = tuple(pseudonyms[code] for code in np.unique(codes[rows[shared]]))
 
-    def occurrence(place: int) -> Occurrence:
-        row = int(rows[place])
-        return Occurrence(SIDES[sides[place]], row, pseudonyms[codes[row]])
+    def occurrence(index: int) -> Occurrence:
+        row = int(rows[index])
+        return Occurrence(SIDES[sides[index]], row, pseudonyms[codes[row]])
 
     examples = []
     _, starts = np.unique(group, return_index=True)
@@ -374,7 +373,7 @@ def find_overlap(dataset: DomainDataset, split: Split) -> Overlap:
 
 
 def warn_of_overlap(dataset: DomainDataset, split: Split) -> Overlap:
-    """Warn (:class:`ManyDGWarning`) if identical samples stand on two sides of a split."""
+    """Warn (:class:`ManyDGWarning`) if identical samples are on two sides of a split."""
     overlap = find_overlap(dataset, split)
     if overlap:
         warnings.warn(str(overlap), ManyDGWarning, stacklevel=2)
@@ -382,29 +381,29 @@ def warn_of_overlap(dataset: DomainDataset, split: Split) -> Overlap:
 
 
 def _shared(dataset: DomainDataset, rows: Indices, sides: Indices) -> tuple[Indices, Indices]:
-    """Places in ``rows`` whose content occurs on two sides, sorted by content, and the number of that content."""
+    """Indices into ``rows`` whose content occurs on two sides, sorted by content, and the number of that content."""
     hashes = _hash_samples(dataset, rows)
-    places, group = _spanning(np.arange(len(rows)), hashes, sides)
+    indices, group = _spanning(np.arange(len(rows)), hashes, sides)
     # Equal hashes are not yet equal samples: split each group by what its members really hold.
-    content = np.full(len(places), -1, dtype=np.int64)
-    found = 0
+    content = np.full(len(indices), -1, dtype=np.int64)
+    contents = 0
     while (undecided := np.flatnonzero(content < 0)).size:
         _, first, member = np.unique(group[undecided], return_index=True, return_inverse=True)
-        left, right = rows[places[undecided]], rows[places[undecided[first]]][member]
+        left, right = rows[indices[undecided]], rows[indices[undecided[first]]][member]
         equal = np.concatenate([_equal(dataset, *pair) for pair in _chunks(dataset, left, right)])
-        content[undecided[equal]] = found + member[equal]
-        found += len(first)
-    return _spanning(places, content, sides[places])
+        content[undecided[equal]] = contents + member[equal]
+        contents += len(first)
+    return _spanning(indices, content, sides[indices])
 
 
-def _spanning(places: Indices, keys: npt.NDArray[np.integer], sides: Indices) -> tuple[Indices, Indices]:
-    """Those of ``places`` whose key occurs on two sides, sorted by key and place, and a number for each key."""
+def _spanning(indices: Indices, keys: npt.NDArray[np.integer], sides: Indices) -> tuple[Indices, Indices]:
+    """Those of ``indices`` whose key occurs on two sides, sorted by key and index, and a number for each key."""
     _, group = np.unique(keys, return_inverse=True)
     seen = np.zeros((len(SIDES), group.max(initial=-1) + 1), dtype=bool)
     seen[sides, group] = True
     chosen = np.flatnonzero((seen.sum(axis=0) > 1)[group])
-    order = chosen[np.lexsort((places[chosen], group[chosen]))]
-    return places[order], group[order]
+    order = chosen[np.lexsort((indices[chosen], group[chosen]))]
+    return indices[order], group[order]
 
 
 def _chunks(dataset: DomainDataset, *rows: Indices) -> Iterator[tuple[Indices, ...]]:
@@ -433,8 +432,8 @@ def _hash_column(column: Column) -> Hashes:
     if not isinstance(column, Ragged):
         return _hash_dense(column)
     items = _hash_column(column.values)
-    place = column.position_of_item().numpy().astype(np.uint64)
-    running = np.concatenate([np.zeros(1, np.uint64), np.cumsum(_mix(items + place * _MULTIPLIER), dtype=np.uint64)])
+    position = column.position_of_item().numpy().astype(np.uint64)
+    running = np.concatenate([np.zeros(1, np.uint64), np.cumsum(_mix(items + position * _MULTIPLIER), dtype=np.uint64)])
     offsets = column.offsets.numpy()
     lengths = column.lengths.numpy().astype(np.uint64)
     return _mix(running[offsets[1:]] - running[offsets[:-1]] + lengths)
@@ -443,12 +442,12 @@ def _hash_column(column: Column) -> Hashes:
 def _hash_dense(column: Tensor) -> Hashes:
     flat = _flat(column).numpy()
     if flat.dtype.kind == "f":
-        # Adding zero makes minus zero zero, which equals it; the bits of NaN may vary, so that it gets one value.
+        # Values that are equal must have equal bits: minus zero becomes zero, and every NaN the same NaN.
         flat = np.where(np.isnan(flat), np.float32(np.nan), flat + np.float32(0.0)).astype(np.float32).view(np.uint32)
     bits = flat.astype(np.uint64)
-    place = np.arange(1, bits.shape[1] + 1, dtype=np.uint64) * _MULTIPLIER
-    # Each place has an odd multiplier of its own; the shift brings the product's well-mixed upper half down.
-    bits *= _mix(place) | np.uint64(1)
+    position = np.arange(1, bits.shape[1] + 1, dtype=np.uint64) * _MULTIPLIER
+    # Each position has an odd multiplier of its own; the shift brings the product's well-mixed upper half down.
+    bits *= _mix(position) | np.uint64(1)
     bits ^= bits >> np.uint64(32)
     return _mix(np.sum(bits, axis=1, dtype=np.uint64))
 
@@ -466,7 +465,7 @@ def _mix(bits: Hashes) -> Hashes:
 
 
 def _equal(dataset: DomainDataset, left: Indices, right: Indices) -> npt.NDArray[np.bool_]:
-    """Whether each row of the one list has the same inputs as the row beside it in the other."""
+    """Whether rows have the same inputs, pair by pair."""
     mine = dataset.take(torch.from_numpy(left).to(dataset.device)).inputs
     theirs = dataset.take(torch.from_numpy(right).to(dataset.device)).inputs
     same = torch.stack([_equal_rows(mine[name], theirs[name]) for name in mine]).all(dim=0)
@@ -482,9 +481,9 @@ def _equal_rows(left: Column, right: Column) -> Tensor:
     if not isinstance(left, Ragged) or not isinstance(right, Ragged):
         raise TypeError("both columns must be dense, or both ragged")
     equal = left.lengths == right.lengths
-    where = torch.nonzero(equal).squeeze(1)
-    mine, theirs = left.take(where), right.take(where)
-    differing = torch.zeros(len(where), dtype=torch.int64, device=where.device)
+    same_length = torch.nonzero(equal).squeeze(1)
+    mine, theirs = left.take(same_length), right.take(same_length)
+    differing = torch.zeros(len(same_length), dtype=torch.int64, device=equal.device)
     differing.index_add_(0, mine.row_of_item(), (~_equal_rows(mine.values, theirs.values)).to(torch.int64))
-    equal[where] = differing == 0
+    equal[same_length] = differing == 0
     return equal

@@ -1,8 +1,8 @@
-"""Each patient's samples in the order of time, and sums over stretches of them without a loop over patients.
+"""Each patient's samples in the order of time, and running sums over them without a loop over patients.
 
 Running sums are made by doubling: first of two neighbouring rows, then of four, eight and so on, never across the
-border of a patient. So nothing of another patient can enter, not even a rounding error, nothing later can enter what
-comes before it, and the sums over the last 1, 2, 4, 8, ... rows are by-products.
+border of a segment (a patient or a session). So nothing of another patient enters a sum, not even a rounding error,
+nothing later enters an earlier one, and sums over the last 1, 2, 4, 8, ... rows are by-products.
 """
 
 from __future__ import annotations
@@ -16,26 +16,30 @@ from torch import Tensor
 
 from manydg.data.dataset import DomainDataset
 
+MOST = 10_000.0
+_ROWS = 500_000
+_COLUMNS_AT_ONCE = 16
+
 Combine = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """Rows sorted by patient, then time, then place in the dataset. All positions count sorted rows.
+    """Rows sorted by patient, then time, then position in the dataset. All attributes are in sorted order.
 
     Attributes
     ----------
     order : Tensor ``(rows,)``
         The dataset's row at each position.
     times : Tensor ``(rows,)`` float64
-        In sorted order; zeros where the dataset has none.
+        Zeros where the dataset has none.
     patient, session : Tensor ``(rows,)``
-        Position of the first row of the patient, and of the session (a stretch without a long gap).
+        Position of the first row of the patient, and of the session (samples without a long gap).
     last, session_last : Tensor ``(rows,)``
         Position of the last row of the patient and of the session.
     before, after : Tensor ``(rows,)``
-        Position of the last row that is strictly earlier, and of the first strictly later; out of the patient or the
-        session where there is none. Samples of one time do not see each other.
+        Position of the last row that is strictly earlier, and of the first strictly later; outside the patient or the
+        session where there is none. Samples of the same time are neither before nor after one another.
     """
 
     order: Tensor
@@ -74,7 +78,7 @@ class Timeline:
         return weight
 
     def reversed(self) -> Timeline:
-        """The same rows read from the last to the first, for what comes after a sample."""
+        """The same rows from the last to the first, for what comes after a sample."""
         end = len(self) - 1
         flip = {
             "patient": end - self.last.flip(0),
@@ -87,22 +91,22 @@ class Timeline:
         return Timeline(self.order.flip(0), -self.times.flip(0), **flip)
 
     def earlier(self, running: Tensor, start: Tensor, nothing: float = 0.0) -> Tensor:
-        """What a running quantity ``(rows, n)`` was at the last strictly earlier row from ``start`` on."""
-        found = running[self.before.clamp_min(0)]
-        return torch.where((self.before >= start).unsqueeze(-1), found, nothing)
+        """A running quantity ``(rows, n)`` as of the last strictly earlier row from ``start`` on."""
+        previous = running[self.before.clamp_min(0)]
+        return torch.where((self.before >= start).unsqueeze(-1), previous, nothing)
 
 
 def _begins(differs: Tensor) -> Tensor:
-    """Where a stretch begins: at the first row, and where a row differs from the one before."""
+    """Where a segment begins: at the first row, and where a row differs from the one before."""
     return torch.cat([differs.new_ones(1), differs])
 
 
 def _bounds(begins: Tensor) -> tuple[Tensor, Tensor]:
-    """Position of the first and the last row of each row's stretch."""
+    """Position of the first and the last row of each row's segment."""
     starts = torch.nonzero(begins).squeeze(1)
-    stretch = torch.cumsum(begins, 0) - 1
+    segment = torch.cumsum(begins, 0) - 1
     ends = torch.cat([starts[1:], starts.new_tensor([len(begins)])]) - 1
-    return starts[stretch], ends[stretch]
+    return starts[segment], ends[segment]
 
 
 def running(values: Tensor, start: Tensor, combine: Combine = torch.add) -> Tensor:
@@ -112,58 +116,50 @@ def running(values: Tensor, start: Tensor, combine: Combine = torch.add) -> Tens
     ----------
     values : Tensor ``(rows, n)``
     start : Tensor ``(rows,)``
-        Position of the first row of each row's stretch.
+        Position of the first row of each row's segment.
     """
-    place, step, current = _places(start), 1, values
-    longest = int(place.max()) + 1 if len(values) else 0
+    rank, step, current = _rank_in_segment(start), 1, values
+    longest = int(rank.max()) + 1 if len(values) else 0
     while step < longest:
-        current, step = _double(current, place, step, combine), 2 * step
+        current, step = _double(current, rank, step, combine), 2 * step
     return current
 
 
 def windows(values: Tensor, start: Tensor, sizes: tuple[int, ...]) -> dict[int, Tensor]:
-    """Sums of the last so many rows of each row's stretch, itself included, by size; sizes are powers of two."""
-    place, step, current, kept = _places(start), 1, values, {}
+    """Sums of the last rows of each row's segment, itself included, by the number of rows; sizes are powers of two."""
+    rank, step, current, kept = _rank_in_segment(start), 1, values, {}
     while True:
         if step in sizes:
             kept[step] = current
         if step >= max(sizes, default=0):
             return kept
-        current, step = _double(current, place, step, torch.add), 2 * step
+        current, step = _double(current, rank, step, torch.add), 2 * step
 
 
-def _places(start: Tensor) -> Tensor:
+def _rank_in_segment(start: Tensor) -> Tensor:
     return torch.arange(len(start), device=start.device) - start
 
 
-def _double(current: Tensor, place: Tensor, step: int, combine: Combine) -> Tensor:
+def _double(current: Tensor, rank: Tensor, step: int, combine: Combine) -> Tensor:
     """From combinations over the last ``step`` rows to those over the last ``2 * step``."""
-    reaches = (place[step:] >= step).unsqueeze(-1)
+    reaches = (rank[step:] >= step).unsqueeze(-1)
     joined = torch.where(reaches, combine(current[step:], current[:-step]), current[step:])
     return torch.cat([current[:step], joined])
 
 
-# After how many samples a patient is known: how far context trusts what is usual for a patient, read off the data.
-
-
-MOST = 10_000.0
-_ROWS = 500_000
-_COLUMNS_AT_ONCE = 16
-
-
 def samples_until_known(values: Tensor, domains: Tensor, times: Tensor | None = None) -> float | None:
-    """The number of neighbouring samples whose mean is as good a guess of a patient's mean as the population's is.
+    """The number of neighbouring samples whose mean estimates a patient's mean as well as the population's mean does.
 
-    Patients are cut in time into pieces of 1, 2, 4, 8, ... samples. A piece's mean errs by its squared distance from
-    its patient's mean; the population's mean errs by the variance of patients' means. Where both err alike, each
-    deserves half of the trust, and that is what :class:`manydg.data.context.ContextOptions` calls ``strength``. Where
-    neighbouring samples are alike (epochs of one stage of sleep) it takes many; where a patient's values differ more
-    from other patients' than from each other (most laboratory values), one is enough.
+    Each patient's samples are cut in time into pieces of 1, 2, 4, 8, ... samples. The error of a piece's mean is its
+    squared distance from the patient's mean; the error of the population's mean is the variance of patients' means.
+    Where the two are equal, each deserves half of the weight: that is the ``strength`` of
+    :class:`manydg.data.context.ContextOptions`. Where neighbouring samples are alike (epochs of one stage of sleep) it
+    takes many; where values differ more between patients than within one (most laboratory values), one is enough.
 
     Parameters
     ----------
     values : Tensor ``(rows, n)``
-        NaN is passed over.
+        NaN is ignored.
     domains, times : Tensor ``(rows,)``
 
     Returns
@@ -189,8 +185,8 @@ def samples_until_known(values: Tensor, domains: Tensor, times: Tensor | None = 
     return min(max(_crossing(ratios), 1.0), MOST)
 
 
-def known_rows(dataset: DomainDataset) -> Tensor:
-    """Rows of whole patients, at most about 500,000, spread over all patients: enough to learn a single number from."""
+def rows_of_some_patients(dataset: DomainDataset) -> Tensor:
+    """Rows of a subset of the patients, at most about 500,000 rows: enough to estimate a single number from."""
     counts = torch.bincount(dataset.domains, minlength=dataset.n_patients)
     every = max(1, math.ceil(len(dataset) / _ROWS))
     present = torch.nonzero(counts).squeeze(1)
@@ -202,12 +198,12 @@ def known_rows(dataset: DomainDataset) -> Tensor:
 def _errors(values: Tensor, line: Timeline, count: Tensor) -> Tensor:
     """Mean squared error of pieces of 1, 2, 4, ... rows, over the variance of patients' means: ``(sizes, n)``.
 
-    NaN where a column tells nothing, because patients' means are all the same or no piece is complete.
+    NaN for a column in which all patients have the same mean, or no piece is complete.
     """
     known = ~torch.isnan(values)
     centred = torch.where(known, values - values.nanmean(dim=0), 0.0)
-    # Totals up to and with each row, of all patients: their differences are sums over any stretch of rows.
-    sums, seen = (_totals(each) for each in (centred, known.to(torch.float64)))
+    # Prefix sums over all rows: their differences are the sums over any range of rows.
+    sums, seen = (_prefix_sums(each) for each in (centred, known.to(torch.float64)))
     start, last = line.patient, line.last + 1
     mean = (sums[last] - sums[start]) / (seen[last] - seen[start])
     first = torch.zeros(len(values), dtype=torch.bool, device=values.device)
@@ -215,24 +211,24 @@ def _errors(values: Tensor, line: Timeline, count: Tensor) -> Tensor:
     of_patients = mean[first]
     spread = (of_patients - of_patients.nanmean(dim=0)).square().nanmean(dim=0)
     spread = torch.where(spread > 1e-12 * values.square().nanmean(dim=0), spread, torch.nan)
-    place = torch.arange(len(values), device=values.device) - line.patient
-    found, size = [], 1
+    rank = _rank_in_segment(line.patient)
+    errors, size = [], 1
     while 2 * size <= int(count.max()):
-        ends = torch.nonzero(((place + 1) % size == 0) & (count >= 2 * size)).squeeze(1) + 1
+        ends = torch.nonzero(((rank + 1) % size == 0) & (count >= 2 * size)).squeeze(1) + 1
         complete = seen[ends] - seen[ends - size] == size
         error = ((sums[ends] - sums[ends - size]) / size - mean[ends - 1]).square()
-        found.append(torch.where(complete, error, torch.nan).nanmean(dim=0) / spread)
+        errors.append(torch.where(complete, error, torch.nan).nanmean(dim=0) / spread)
         size *= 2
-    return torch.stack(found)
+    return torch.stack(errors)
 
 
-def _totals(values: Tensor) -> Tensor:
+def _prefix_sums(values: Tensor) -> Tensor:
     """Sums of the first 0, 1, 2, ... rows: ``(rows + 1, n)``."""
     return torch.cat([values.new_zeros(1, values.shape[1]), values.cumsum(dim=0)])
 
 
 def _crossing(ratios: list[float]) -> float:
-    """The size at which the ratio falls to 1: between two sizes by their logarithms, beyond the last in proportion."""
+    """The size at which the ratio falls to 1: interpolated in logarithms, extrapolated in proportion."""
     size, previous = 1, math.nan
     for ratio in ratios:
         if math.isnan(ratio):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from manydg.algorithms import Algorithm
-from manydg.data.columns import Ragged
+from manydg.data.columns import unnest
 from manydg.data.dataset import Batch, DomainDataset
 from manydg.training.execution.distributed import current_team, predict_together
 
@@ -81,8 +81,6 @@ def _rows_at_once(dataset: DomainDataset, device: torch.device) -> int:
     """As many rows as hold about a million values, more on a GPU, and a handful at least."""
     values = 1
     for column in dataset.columns.values():
-        rows = max(len(column), 1)
-        while isinstance(column, Ragged):
-            column = column.values
-        values += column.numel() // rows
+        _, items = unnest(column)
+        values += items.numel() // max(len(column), 1)
     return max(16, min(ROWS_AT_ONCE, _VALUES_AT_ONCE[device.type] // values))

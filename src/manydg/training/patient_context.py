@@ -13,7 +13,7 @@ from torch import nn
 from manydg.algorithms import ALGORITHMS
 from manydg.backbones import build_backbone
 from manydg.config import TrainingConfig
-from manydg.data.context import ContextOptions, add_context, has_context, has_signals, known_after, unsupported
+from manydg.data.context import ContextOptions, add_context, estimate_strength, has_context, has_signals, unsupported
 from manydg.data.dataset import DomainDataset
 from manydg.data.schema import InputSchema
 from manydg.errors import ConfigError
@@ -74,7 +74,7 @@ def with_context(
     options = ContextOptions.from_mapping(mode, config.context_options)
     if options.strength is None:
         known = placed if training is None else placed.select(training)
-        options = dataclasses.replace(options, strength=known_after(known, spectrum))
+        options = dataclasses.replace(options, strength=estimate_strength(known, spectrum))
     return add_context(placed, spectrum=spectrum, **options.to_json())
 
 

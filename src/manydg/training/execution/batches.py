@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from manydg.backbones import Backbone
-from manydg.data.columns import Column, Ragged, Room, take
+from manydg.data.columns import Capacity, Column, Ragged, take
 from manydg.data.dataset import Batch, DomainDataset
 from manydg.data.sampling import EpochPlan
 
@@ -23,7 +23,7 @@ from manydg.data.sampling import EpochPlan
 
 
 Lengths = npt.NDArray[np.int64]
-Rooms = dict[str, Room]
+Rooms = dict[str, Capacity]
 _HEADROOM, _MULTIPLE = 1 / 20, 64
 _GRID = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 224, 256, 300)
 """Lengths that steps are padded to. Attention costs their square, a graph each costs memory and a capture."""
@@ -59,7 +59,7 @@ class RoomTable:
             inner = np.add.reduceat(self._inner[name][rows], starts) if name in self._inner else None
             for step, need in enumerate(needs):
                 held = None if inner is None else max(1, int(inner[step]))
-                need[name] = Room(_on_grid(int(longest[step])), int(items[step]), held)
+                need[name] = Capacity(_on_grid(int(longest[step])), int(items[step]), held)
         return needs
 
 
@@ -78,7 +78,7 @@ def _lengths(column: Column, dataset: DomainDataset) -> Lengths:
 def join_rooms(first: Rooms, second: Rooms) -> Rooms:
     """Enough for both."""
     return {
-        name: Room(
+        name: Capacity(
             max(room.longest, second[name].longest),
             max(room.items, second[name].items),
             None if room.inner is None else max(room.inner, second[name].inner or 1),
@@ -94,7 +94,9 @@ def with_headroom(rooms: Rooms, steps: int) -> Rooms:
     """
     share = max(_HEADROOM, 1 / (2 + steps))
     return {
-        name: Room(room.longest, _wider(room.items, share), None if room.inner is None else _wider(room.inner, share))
+        name: Capacity(
+            room.longest, _wider(room.items, share), None if room.inner is None else _wider(room.inner, share)
+        )
         for name, room in rooms.items()
     }
 
@@ -300,7 +302,7 @@ class Shapes:
     ragged : bool
         Whether any rows differ in length.
     rooms : dict
-        Room for every step of a shape, of this epoch and those before it.
+        Capacity for every step of a shape, of this epoch and those before it.
     outgrown : set of Shape
         Shapes whose room had to grow with the last epoch.
     """
