@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from manydg.algorithms import ALGORITHMS
-from manydg.data.dataset import TargetSpec
+from manydg.data.info import TargetSpec
 from manydg.errors import ConfigError
 from manydg.evaluation.probes import ROWS
 from manydg.studies.paper_figures import (
