@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from manydg.report.charts import Series, common_limits, lines, look
+from manydg.report.charts import Series, common_limits, lines
 
 PATIENTS = np.array([100.0, 1_000, 10_000, 100_000, 1_000_000])
 
@@ -16,7 +16,7 @@ def texts(svg: str) -> list[str]:
 
 
 def test_numbers_of_logarithmic_axes_are_written_out() -> None:
-    series = [Series("DANN", PATIENTS, np.array([1.0, 20, 300, 4_000, 50_000]), look(0))]
+    series = [Series("DANN", PATIENTS, np.array([1.0, 20, 300, 4_000, 50_000]))]
     panel = lines("Cost", series, "patients", "milliseconds", scale="log", y_scale="log")
     written = texts(panel.svg)
     assert {"100", "1,000", "10,000", "100,000", "1,000,000"} <= set(written)
@@ -26,7 +26,7 @@ def test_numbers_of_logarithmic_axes_are_written_out() -> None:
 
 
 def test_limits_of_a_logarithmic_axis_leave_a_margin_above_0() -> None:
-    groups = [[Series("a", PATIENTS, np.array([1.0, 10, 100, 1_000, 10_000]), look(0))]]
+    groups = [[Series("a", PATIENTS, np.array([1.0, 10, 100, 1_000, 10_000]))]]
     low, high = common_limits(groups, "log") or (0.0, 0.0)
     assert 0.5 < low < 1
     assert 10_000 < high < 20_000

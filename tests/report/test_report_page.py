@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from manydg.errors import DataError, ManyDGError, StorageError
-from manydg.report import write_report
+from manydg.report import plot_style, write_report
 
 VOID = {"meta", "link", "br", "hr", "img", "input", "path", "use", "rect", "circle", "line", "image", "stop"}
 SECTIONS = {
@@ -351,13 +351,11 @@ def contrast(first: str, second: str) -> float:
 
 
 def test_text_and_marks_stand_out_enough_for_weak_eyes(text: str) -> None:
-    from manydg.report import charts as _drawing
-
     named = dict(re.findall(r"--(\w+): (#[0-9a-f]{6});", text))
     for ground in ("#ffffff", named["wash"]):
         for name in ("ink", "quiet", "accent"):
             assert contrast(named[name], ground) >= 4.5
-    for colour in (*_drawing.COLOURS, _drawing.INK, _drawing.QUIET, _drawing.ACCENT):
+    for colour in (*plot_style.COLOURS, plot_style.INK, plot_style.QUIET, plot_style.ACCENT):
         assert contrast(colour, "#ffffff") >= 4.5
 
 

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from manydg.algorithms import ALGORITHMS
 from manydg.config import TrainingConfig
 from manydg.evaluation.statistics import Interval
-from manydg.report.sections.compare import difference_in_words, reading
-from manydg.report.sections.inside import verdict_on_z
-from manydg.report.study import Test as Difference
-from manydg.report.study import defined_metric, epoch_curve, patient_means, spread
+from manydg.report.run_statistics import RivalTest, defined_metric, epoch_curve, patient_means, spread
+from manydg.report.sections.comparison import difference_in_words, reading
+from manydg.report.study_figures import similarity_in_words
 from manydg.report.words import ALGORITHMS as WORDS
 from manydg.studies.figure_data import SimilarityRow
 from manydg.training.record import EpochEntry, RunRecord
@@ -22,8 +21,8 @@ from manydg.training.record import EpochEntry, RunRecord
 RECORD = RunRecord(run="f0", algorithm="manydg", seed=0, dataset="d", config=TrainingConfig())
 
 
-def difference(gap: float, low: float, high: float, p: float) -> Difference:
-    return Difference("base", gap, Interval(gap, low, high), p / 10, p, p, 1.0, 5, "")
+def difference(gap: float, low: float, high: float, p: float) -> RivalTest:
+    return RivalTest("base", gap, Interval(gap, low, high), p / 10, p, p, 1.0, 5, "")
 
 
 @pytest.mark.parametrize(
@@ -37,7 +36,7 @@ def difference(gap: float, low: float, high: float, p: float) -> Difference:
         (difference(0.02, math.nan, math.nan, math.nan), "could not be tested", "no clear difference"),
     ],
 )
-def test_words_follow_test_and_interval(test: Difference, said: str, short: str) -> None:
+def test_words_follow_test_and_interval(test: RivalTest, said: str, short: str) -> None:
     assert said in difference_in_words(test)
     assert reading(test) == short
 
@@ -58,8 +57,8 @@ def test_clearly_is_never_said_of_a_difference_that_chance_explains(
 
 
 def test_z_that_is_alike_for_all_patients_is_called_so() -> None:
-    alike = verdict_on_z([SimilarityRow("test patients", 0.992, 0.989)])
-    apart = verdict_on_z([SimilarityRow("test patients", 0.9, 0.3)])
+    alike = similarity_in_words([SimilarityRow("test patients", 0.992, 0.989)])
+    apart = similarity_in_words([SimilarityRow("test patients", 0.9, 0.3)])
     assert "hardly tells them apart" in alike
     assert "more alike within a patient" in apart
 

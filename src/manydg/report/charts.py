@@ -1,170 +1,63 @@
-"""How every chart looks: one small panel each, legible in black and white, as SVG that repeats byte for byte."""
+"""The report's charts: bars, distributions, matrices, reliability, forests, lines, maps of embeddings.
+
+Each function returns a panel: the drawing, its title, and what it shows in words.
+"""
 
 from __future__ import annotations
 
-import io
-import re
 import textwrap
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
 from manydg.evaluation.calibration import Reliability
+from manydg.report.plot_style import (
+    ACCENT,
+    COLOURS,
+    FAINT,
+    HATCH,
+    INK,
+    MARKERS,
+    MUTED,
+    QUIET,
+    SEQUENTIAL,
+    WIDTH,
+    Panel,
+    canvas,
+    series_style,
+    to_svg,
+)
 from manydg.report.words import number
 from manydg.studies.figure_data import Embedding, NormPairs, SimilarityRow, SplitNorms
 
-INK = "#1f2933"
-QUIET = "#5b6770"
-FAINT = "#d5dbe0"
-ACCENT = "#0b5394"
-
-# Okabe and Ito's colours, darkened where they would be weak on white; each goes with its own marker and dash.
-COLOURS = ("#0b5394", "#b8420a", "#00735c", "#8a3f7c", "#8c6400", "#3f4a54", "#1c7ea6", "#6b1d1d")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.2, 1.4)), (0, (6, 2, 1, 2)), (0, (3, 1.5)), (0, (8, 2, 1, 2, 1, 2)))
-SEQUENTIAL = "Blues"
-HATCH = "////"
-"""Tells what is not in the foreground from what is, without colour."""
-MUTED = "#8d99a3"
-
-_STYLE: Any = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "manydg",
-    "font.family": "DejaVu Sans",
-    "font.size": 8.5,
-    "axes.edgecolor": QUIET,
-    "axes.labelcolor": INK,
-    "axes.linewidth": 0.7,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.titlesize": 9,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.grid": True,
-    "grid.color": "#e6eaed",
-    "grid.linewidth": 0.7,
-    "xtick.color": QUIET,
-    "ytick.color": QUIET,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "xtick.major.width": 0.7,
-    "ytick.major.width": 0.7,
-    "text.color": INK,
-    "legend.frameon": False,
-    "legend.fontsize": 8,
-    "hatch.linewidth": 0.6,
-    "hatch.color": "white",
-    "lines.linewidth": 1.5,
-    "lines.markersize": 4.5,
-    "figure.constrained_layout.use": True,
-    "savefig.facecolor": "none",
-}
-_FONTS = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif"
-
-
-WIDTH = 3.9
-"""Inches: narrow, so that a phone shows the letters at a size that can be read."""
-
-
-@dataclass(frozen=True)
-class Look:
-    """Colour, marker and dash of one series."""
-
-    colour: str
-    marker: str
-    dash: Any
-
-
-def look(position: int) -> Look:
-    """The look of the series at a position; the first is the one that stands out."""
-    return Look(
-        COLOURS[position % len(COLOURS)],
-        MARKERS[position % len(MARKERS)],
-        DASHES[position % len(DASHES)],
-    )
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One chart.
-
-    Parameters
-    ----------
-    svg : str
-        The inside of a page: an ``svg`` element without its own title.
-    title : str
-        What it shows, in a few words.
-    words : str
-        The finding and its numbers for those who do not see the chart.
-    """
-
-    svg: str
-    title: str
-    words: str
-
-
-@contextmanager
-def canvas(width: float = WIDTH, height: float = 2.9) -> Iterator[tuple[Canvas, Axes]]:
-    """A figure in the report's style with one pair of axes, in inches (a phone's screen is about 5 wide)."""
-    with mpl.rc_context(_STYLE):
-        figure = Canvas(figsize=(width, height), layout="constrained")
-        FigureCanvasSVG(figure)
-        yield figure, figure.add_subplot()
-
-
-PREFIX = "__panel__"
-"""Stands at the head of every id in a panel's SVG; the page puts the panel's own number there."""
-
-
-def to_svg(figure: Canvas) -> str:
-    """The figure as an ``svg`` element without size, fonts or ids of its own."""
-    buffer = io.StringIO()
-    figure.savefig(
-        buffer, format="svg", dpi=150, metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
-    )
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = _own_ids(text)
-    text = re.sub(r"font: ([^;\"]*?)(\d[\d.]*px) [^;\"]+", rf"font: \1\2 {_FONTS}", text)
-    text = re.sub(r"(?<=<svg )([^>]*?)(width|height)=\"[\d.]+pt\" ?", r"\1", text)
-    text = re.sub(r"(?<=<svg )([^>]*?)(width|height)=\"[\d.]+pt\" ?", r"\1", text)
-    text = re.sub(r' xmlns:xlink="[^"]*"| xmlns="[^"]*"| version="1.1"', "", text).replace("xlink:href", "href")
-    text = re.sub(r"<[^>]+>", lambda tag: _LONG.sub(_rounded, tag[0]), text)
-    return re.sub(r">\s+<", "><", text).strip()
-
-
-_LONG = re.compile(r"\d+\.\d{3,}")
-
-
-def _rounded(found: re.Match[str]) -> str:
-    """A coordinate to a hundredth of a point: no eye sees more, and the page is half as large."""
-    return f"{float(found[0]):.2f}".rstrip("0").rstrip(".")
-
-
-def _own_ids(text: str) -> str:
-    """Keep only the ids that something refers to, and make them the figure's own."""
-    used = set(re.findall(r"(?:url\(#|href=\"#)([^\")]+)", text))
-    text = re.sub(r' id="([^"]+)"', lambda found: f' id="{PREFIX}{found[1]}"' if found[1] in used else "", text)
-    return re.sub(r"(url\(#|href=\"#)([^\")]+)", rf"\g<1>{PREFIX}\2", text)
-
-
-# Charts of numbers by method: bars, distributions, matrices and reliability.
-
-
 FloatArray = npt.NDArray[np.float64]
-_FEWEST = 10
-"""A bin of a reliability curve with fewer statements is not drawn: its share would be noise."""
+IntArray = npt.NDArray[np.int64]
+_MIN_STATEMENTS = 10
+"""A bin of a reliability curve with fewer statements is left out: its share would be noise."""
+_LONG_NAME = 21
+_DIGIT_WIDTH = 0.02
+"""As a share of the width of a chart."""
+_OTHERS_PER_PANEL = 4
+_MAX_LINES = 6
+_MAX_NAMED = 8
+_SHORT_LABEL, _LONG_LABEL = 12, 22
+SPLITS = {"train": "Training patients", "val": "Validation patients", "test": "Unseen patients"}
+EMBEDDINGS = {
+    "v": "Features v",
+    "parallel": "Part of v along z",
+    "orthogonal": "Part of v across z",
+    "z": "Patient factor z",
+}
+
+
+def floats(values: Sequence[float | None]) -> FloatArray:
+    """Numbers with NaN for what is undefined."""
+    return np.array([np.nan if value is None else value for value in values], float)
 
 
 def bars(
@@ -187,17 +80,17 @@ def bars(
     top = np.asarray(mean if high is None else high, float)
     with canvas(WIDTH, 0.75 + 0.32 * len(names)) as (figure, axes):
         position = np.arange(len(names))
-        for place, value in zip(position, mean, strict=True):
-            solid = foreground is None or names[int(place)] in foreground
+        for row, (name, value) in enumerate(zip(names, mean, strict=True)):
+            solid = foreground is None or name in foreground
             colour, hatch = (ACCENT, "") if solid else (MUTED, HATCH)
-            axes.barh(place, value, height=0.66, color=colour, hatch=hatch, edgecolor="white", lw=0)
+            axes.barh(row, value, height=0.66, color=colour, hatch=hatch, edgecolor="white", lw=0)
         spread = np.vstack([np.nan_to_num(mean - bottom), np.nan_to_num(top - mean)]).clip(min=0)
         if low is not None and spread.any():
             axes.errorbar(mean, position, xerr=spread, fmt="none", ecolor=INK, elinewidth=1.3, capsize=3)
         start, end = _bar_range(mean, bottom, top)
-        for place, value, edge in zip(position, mean, np.fmax(top, mean), strict=True):
+        for row, (value, edge) in enumerate(zip(mean, np.fmax(top, mean), strict=True)):
             text = number(value, digits)
-            axes.text(max(edge, start) + 0.025 * (end - start), float(place), text, va="center", fontsize=8)
+            axes.text(max(edge, start) + 0.025 * (end - start), float(row), text, va="center", fontsize=8)
         axes.set(xlim=(start, end + 0.16 * (end - start)), ylim=(len(names) - 0.4, -0.6), xlabel=x_label)
         axes.set_yticks(position, [textwrap.fill(name, 22) for name in names])
         axes.tick_params(axis="y", length=0)
@@ -231,17 +124,17 @@ def distributions(title: str, groups: Mapping[str, FloatArray], x_label: str) ->
     kept = {name: values for name, values in kept.items() if len(values)}
     random = np.random.default_rng(0)
     with canvas(WIDTH, 1.15 + 0.42 * len(kept)) as (figure, axes):
-        for place, values in enumerate(kept.values()):
-            style = look(0 if place == 0 else 5)
-            height = place + random.uniform(-0.24, 0.24, len(values))
+        for row, values in enumerate(kept.values()):
+            style = series_style(0 if row == 0 else 5)
+            height = row + random.uniform(-0.24, 0.24, len(values))
             axes.plot(
                 values, height, ls="", marker="o", ms=2.6, color=style.colour, alpha=0.45, mew=0, zorder=2,
                 rasterized=len(values) > 400,
             )  # fmt: skip
             tenth, quarter, median, upper = np.quantile(values, [0.1, 0.25, 0.5, 0.75])
-            axes.barh(place, upper - quarter, left=quarter, height=0.6, fc="none", ec=INK, lw=1.0, zorder=3)
-            axes.vlines(median, place - 0.3, place + 0.3, color=INK, lw=2.2, zorder=4)
-            axes.plot(tenth, place, marker="D", ms=5.5, mfc="white", mec=INK, mew=1.2, ls="", zorder=5)
+            axes.barh(row, upper - quarter, left=quarter, height=0.6, fc="none", ec=INK, lw=1.0, zorder=3)
+            axes.vlines(median, row - 0.3, row + 0.3, color=INK, lw=2.2, zorder=4)
+            axes.plot(tenth, row, marker="D", ms=5.5, mfc="white", mec=INK, mew=1.2, ls="", zorder=5)
         axes.set(ylim=(len(kept) - 0.5, -0.5), xlabel=x_label)
         axes.set_yticks(range(len(kept)), list(kept))
         axes.tick_params(axis="y", length=0)
@@ -282,13 +175,13 @@ def confusion(title: str, matrix: npt.NDArray[np.int64], names: Sequence[str]) -
         axes.grid(visible=False)
         axes.tick_params(length=0)
         svg = to_svg(figure)
-    found = "; ".join(f"{name}: {share[i, i]:.0%} found" for i, name in enumerate(names))
-    return Panel(svg, title, f"{found}. {_worst_mix(share, names)}")
+    recall = "; ".join(f"{name}: {share[i, i]:.0%} found" for i, name in enumerate(names))
+    return Panel(svg, title, f"{recall}. {_most_frequent_error(share, names)}")
 
 
-def _worst_mix(share: FloatArray, names: Sequence[str]) -> str:
+def _most_frequent_error(share: FloatArray, names: Sequence[str]) -> str:
     off = share - np.diag(np.diag(share))
-    row, column = (int(place) for place in np.unravel_index(int(off.argmax()), off.shape))
+    row, column = (int(index) for index in np.unravel_index(int(off.argmax()), off.shape))
     return f"The most frequent mix-up: {off[row, column]:.0%} of {names[row]} are called {names[column]}."
 
 
@@ -296,8 +189,8 @@ def reliability(title: str, curves: Mapping[str, Reliability], x_label: str, y_l
     """Observed share against predicted probability; the diagonal is perfect calibration."""
     with canvas(WIDTH, 3.9) as (figure, axes):
         axes.plot([0, 1], [0, 1], color=QUIET, lw=1.0, ls=(0, (1, 2)), label="perfect")
-        for place, (name, curve) in enumerate(curves.items()):
-            style, kept = look(place), curve.counts >= _FEWEST
+        for position, (name, curve) in enumerate(curves.items()):
+            style, kept = series_style(position), curve.counts >= _MIN_STATEMENTS
             label = f"{name} ({number(curve.error)})"
             axes.plot(
                 curve.stated[kept], curve.observed[kept], color=style.colour, marker=style.marker, ls=style.dash,
@@ -322,14 +215,14 @@ def _reliability_words(name: str, curve: Reliability) -> str:
 def forest(
     title: str, names: Sequence[str], means: Sequence[float], low: Sequence[float], high: Sequence[float], x_label: str
 ) -> Panel:
-    """A dot with its interval for each method, from the top down; the first method's mean is drawn through all."""
+    """A dot with its interval for each method, from the top down; a dotted line marks the first mean."""
     mean, bottom, top = (np.asarray(values, float) for values in (means, low, high))
     with canvas(WIDTH, 0.75 + 0.27 * len(names)) as (figure, axes):
         axes.axvline(mean[0], color=QUIET, lw=0.9, ls=(0, (1, 2)))
-        for place in range(len(names)):
-            style = look(0 if place == 0 else 5)
-            axes.plot([bottom[place], top[place]], [place, place], color=style.colour, lw=1.6)
-            axes.plot(mean[place], place, marker="o" if place else "D", color=style.colour, ms=6, ls="")
+        for row in range(len(names)):
+            style = series_style(0 if row == 0 else 5)
+            axes.plot([bottom[row], top[row]], [row, row], color=style.colour, lw=1.6)
+            axes.plot(mean[row], row, marker="o" if row else "D", color=style.colour, ms=6, ls="")
         axes.set(ylim=(len(names) - 0.4, -0.6), xlabel=x_label)
         axes.set_yticks(range(len(names)), list(names))
         axes.tick_params(axis="y", length=0)
@@ -338,14 +231,6 @@ def forest(
         svg = to_svg(figure)
     known = bool(np.isfinite(bottom).any())
     return Panel(svg, title, f"{x_label}. " + _bar_words(names, mean, bottom, top, 3, with_range=known))
-
-
-# Lines over a numeric axis.
-
-
-_LONG_NAME = 21
-_ROOM_OF_A_DIGIT = 0.02
-"""As a share of the width of a chart."""
 
 
 @dataclass(frozen=True)
@@ -357,13 +242,11 @@ class Series:
     name : str
     x, mean : (points,)
     low, high : (points,), optional
-    look : Look
     """
 
     name: str
     x: FloatArray
     mean: FloatArray
-    look: Look
     low: FloatArray | None = None
     high: FloatArray | None = None
 
@@ -389,11 +272,11 @@ def lines(
     y_scale: str = "linear",
     limits: tuple[float, float] | None = None,
 ) -> Panel:
-    """Lines over a numeric axis, the legend under the chart."""
-    lines_of_legend = len(series) if max(len(line.name) for line in series) > _LONG_NAME else (len(series) + 1) // 2
-    with canvas(WIDTH, 2.8 + 0.17 * lines_of_legend) as (figure, axes):
-        for line in series:
-            style = line.look
+    """Lines over a numeric axis, with the legend below; a line's position decides its style."""
+    legend_rows = len(series) if max(len(line.name) for line in series) > _LONG_NAME else (len(series) + 1) // 2
+    with canvas(WIDTH, 2.8 + 0.17 * legend_rows) as (figure, axes):
+        for position, line in enumerate(series):
+            style = series_style(position)
             axes.plot(
                 line.x, line.mean, color=style.colour, marker=style.marker, ls=style.dash, label=line.name,
                 markevery=max(1, len(line.x) // 8), markerfacecolor="white", markeredgewidth=1.2,
@@ -405,7 +288,7 @@ def lines(
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _plain(value)))
             axes.yaxis.set_minor_formatter(NullFormatter())
         if scale == "log":
-            _plain_ticks(axes, series)
+            _ticks_that_fit(axes, series)
         elif all(float(value).is_integer() for line in series for value in line.x):
             axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
         if limits:
@@ -416,13 +299,30 @@ def lines(
     return Panel(svg, title, f"{y_label} by {x_label}. " + "; ".join(line.words() for line in series) + ".")
 
 
-def _plain_ticks(axes: Axes, series: Sequence[Series]) -> None:
+def line_panels(
+    title: str, series: Sequence[Series], x_label: str, y_label: str, scale: str = "linear", y_scale: str = "linear"
+) -> list[Panel]:
+    """Many lines in panels on one scale: the first series in every panel, the others four by four."""
+    groups = [list(series)]
+    if len(series) > _MAX_LINES:
+        rest = series[1:]
+        starts = range(0, len(rest), _OTHERS_PER_PANEL)
+        groups = [[series[0], *rest[start : start + _OTHERS_PER_PANEL]] for start in starts]
+    limits = common_limits(groups, y_scale)
+    panels = []
+    for index, group in enumerate(groups, start=1):
+        name = title if len(groups) == 1 else f"{title} ({index} of {len(groups)})"
+        panels.append(lines(name, group, x_label, y_label, scale=scale, y_scale=y_scale, limits=limits))
+    return panels
+
+
+def _ticks_that_fit(axes: Axes, series: Sequence[Series]) -> None:
     values = sorted({float(value) for line in series for value in line.x}, reverse=True)
     span = np.log(values[0] / values[-1])
     ticks: list[float] = []
     for value in values:
-        # From the largest on, as far as the numbers leave room for each other.
-        if not ticks or np.log(ticks[-1] / value) >= span * (len(_plain(ticks[-1])) + 1) * _ROOM_OF_A_DIGIT:
+        # From the largest down, skipping numbers that would touch.
+        if not ticks or np.log(ticks[-1] / value) >= span * (len(_plain(ticks[-1])) + 1) * _DIGIT_WIDTH:
             ticks.append(value)
     axes.set_xticks(ticks, [_plain(tick) for tick in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
@@ -430,12 +330,12 @@ def _plain_ticks(axes: Axes, series: Sequence[Series]) -> None:
 
 
 def _plain(value: float) -> str:
-    """A number on an axis, as one would write it."""
+    """A number on an axis, without an exponent."""
     return f"{value:,.0f}" if value >= 1000 and float(value).is_integer() else f"{value:g}"
 
 
 def _legend_below(figure: Canvas, names: Sequence[str]) -> None:
-    """Two columns where the longest name leaves room for them."""
+    """Two columns unless a name is too long."""
     columns = 1 if max(map(len, names)) > _LONG_NAME else 2
     figure.legend(loc="outside lower center", ncols=columns, handlelength=3.4, columnspacing=1.6)
 
@@ -458,27 +358,13 @@ def _with_margin(values: FloatArray) -> tuple[float, float]:
     return float(values.min()) - margin, float(values.max()) + margin
 
 
-# Charts of the model's inside: maps of embeddings, the norms of their two parts, and similarity of patients.
-
-
-_MOST_NAMED = 8
-_SHORT, _LONGEST_LABEL = 12, 22
-SIDES = {"train": "Training patients", "val": "Validation patients", "test": "Unseen patients"}
-PANEL_NAMES = {
-    "v": "Features v",
-    "parallel": "Part of v along z",
-    "orthogonal": "Part of v across z",
-    "z": "Patient factor z",
-}
-
-
 def embedding_maps(data: Embedding) -> list[Panel]:
     """Each map twice: coloured by label, then by patient (the eight with most samples, the rest grey)."""
     labels, patients = np.asarray(data.labels), np.asarray(data.patients)
     panels = []
     for part in data.panels:
         points = np.asarray(part.xy, float)
-        name = PANEL_NAMES.get(part.name, part.name)
+        name = EMBEDDINGS.get(part.name, part.name)
         for what, codes, names, probe in (
             ("label", labels, data.label_names, part.label_accuracy),
             ("patient", patients, data.pseudonyms, part.patient_accuracy),
@@ -488,20 +374,21 @@ def embedding_maps(data: Embedding) -> list[Panel]:
 
 
 def _map(
-    title: str, points: npt.NDArray[np.float64], codes: npt.NDArray[Any], names: Sequence[str], what: str, probe: Any
+    title: str, points: FloatArray, codes: IntArray, names: Sequence[str], what: str, probe: float | None
 ) -> Panel:
-    common = np.argsort(-np.bincount(codes, minlength=len(names)), kind="stable")[:_MOST_NAMED]
+    common = np.argsort(-np.bincount(codes, minlength=len(names)), kind="stable")[:_MAX_NAMED]
     with canvas(WIDTH, 3.9) as (figure, axes):
         rest = ~np.isin(codes, common)
         if rest.any():
             axes.scatter(
                 points[rest, 0], points[rest, 1], s=5, color=FAINT, marker="o", lw=0, label="others", rasterized=True
             )
-        for place, code in enumerate(sorted(common)):
-            mine = codes == code
-            if mine.any():
+        for position, code in enumerate(sorted(common)):
+            members = codes == code
+            if members.any():
+                x, y = points[members].T
                 axes.scatter(
-                    points[mine, 0], points[mine, 1], s=9, color=COLOURS[place], marker=MARKERS[place], lw=0, alpha=0.6,
+                    x, y, s=9, color=COLOURS[position], marker=MARKERS[position], lw=0, alpha=0.6,
                     label=_short(str(names[code])), rasterized=True,
                 )  # fmt: skip
         axes.set(xticks=[], yticks=[])
@@ -509,7 +396,7 @@ def _map(
         for spine in axes.spines.values():
             spine.set_visible(True)
             spine.set_color(FAINT)
-        columns = 3 if max(len(str(names[code])) for code in common) <= _SHORT else 2
+        columns = 3 if max(len(str(names[code])) for code in common) <= _SHORT_LABEL else 2
         figure.legend(loc="outside lower center", ncols=columns, handletextpad=0.1, columnspacing=0.9, markerscale=1.6)
         svg = to_svg(figure)
     share = _explained(points, codes)
@@ -520,11 +407,11 @@ def _map(
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= _LONGEST_LABEL else name[: _LONGEST_LABEL - 1] + "\N{HORIZONTAL ELLIPSIS}"
+    return name if len(name) <= _LONG_LABEL else name[: _LONG_LABEL - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
-def _explained(points: npt.NDArray[np.float64], codes: npt.NDArray[Any]) -> float:
-    """Share of the points' variance that lies between groups."""
+def _explained(points: FloatArray, codes: IntArray) -> float:
+    """Share of the points' variance that is between groups."""
     counts = np.maximum(np.bincount(codes), 1)
     means = np.stack([np.bincount(codes, weights=points[:, axis]) / counts for axis in (0, 1)], axis=1)
     total = float(((points - points.mean(axis=0)) ** 2).sum())
@@ -536,17 +423,17 @@ def norms_scatter(data: NormPairs) -> list[Panel]:
     """Norm of the part along z against the norm of the part at right angles, one panel per split."""
     splits = [(split.name, _finite_pairs(split)) for split in data.splits]
     top = max((float(pairs.max()) for _, pairs in splits if len(pairs)), default=1.0) * 1.05
-    return [_norms(name, pairs, top, place) for place, (name, pairs) in enumerate(splits) if len(pairs)]
+    return [_norms(name, pairs, top, position) for position, (name, pairs) in enumerate(splits) if len(pairs)]
 
 
-def _finite_pairs(split: SplitNorms) -> npt.NDArray[np.float64]:
+def _finite_pairs(split: SplitNorms) -> FloatArray:
     pairs = np.column_stack([np.asarray(values, float) for values in (split.parallel, split.orthogonal)])
-    kept: npt.NDArray[np.float64] = pairs[np.isfinite(pairs).all(axis=1)]
+    kept: FloatArray = pairs[np.isfinite(pairs).all(axis=1)]
     return kept
 
 
-def _norms(name: str, pairs: npt.NDArray[np.float64], top: float, place: int) -> Panel:
-    style = look(place)
+def _norms(name: str, pairs: FloatArray, top: float, position: int) -> Panel:
+    style = series_style(position)
     with canvas(WIDTH, 3.7) as (figure, axes):
         axes.plot([0, top], [0, top], color=QUIET, lw=1.0, ls=(0, (1, 2)))
         axes.scatter(
@@ -565,20 +452,16 @@ def _norms(name: str, pairs: npt.NDArray[np.float64], top: float, place: int) ->
         f"{len(pairs):,} samples. Median norm {number(medians[0], 2)} along z and {number(medians[1], 2)} across it; "
         f"the part along z is the larger in {larger:.0%} of samples; correlation of the two {number(related, 2)}."
     )
-    return Panel(svg, SIDES.get(name, name), words)
-
-
-def _floats(values: Sequence[float | None]) -> FloatArray:
-    return np.array([np.nan if value is None else value for value in values], float)
+    return Panel(svg, SPLITS.get(name, name), words)
 
 
 def similarity_dots(rows: Sequence[SimilarityRow]) -> Panel:
     """Mean cosine of z within and across patients, a pair of dots per row."""
     with canvas(WIDTH, 1.25 + 0.5 * len(rows)) as (figure, axes):
-        for place, row in enumerate(rows):
-            axes.plot(_floats([row.within, row.across]), [place, place], color=FAINT, lw=3, zorder=1)
-            _dot(axes, row.within, row.within_interval, "same patient", place, 0)
-            _dot(axes, row.across, row.across_interval, "different patients", place, 1)
+        for y, row in enumerate(rows):
+            axes.plot(floats([row.within, row.across]), [y, y], color=FAINT, lw=3, zorder=1)
+            _dot(axes, row.within, row.within_interval, "same patient", y, 0)
+            _dot(axes, row.across, row.across_interval, "different patients", y, 1)
         axes.set(ylim=(len(rows) - 0.4, -0.6), xlabel="mean cosine of z for two samples")
         axes.set_yticks(range(len(rows)), [row.name for row in rows])
         axes.tick_params(axis="y", length=0)
@@ -595,9 +478,9 @@ def similarity_dots(rows: Sequence[SimilarityRow]) -> Panel:
 
 
 def _dot(
-    axes: Axes, value: float | None, bounds: Sequence[float | None] | None, name: str, place: int, style: int
+    axes: Axes, value: float | None, bounds: Sequence[float | None] | None, name: str, y: int, position: int
 ) -> None:
-    drawn = look(style)
+    style = series_style(position)
     if bounds and None not in bounds:
-        axes.plot(_floats(bounds), [place, place], color=INK, lw=1, zorder=2)
-    axes.plot(_floats([value]), place, color=drawn.colour, marker=drawn.marker, ms=8, ls="", label=name, zorder=3)
+        axes.plot(floats(bounds), [y, y], color=INK, lw=1, zorder=2)
+    axes.plot(floats([value]), y, color=style.colour, marker=style.marker, ms=8, ls="", label=name, zorder=3)

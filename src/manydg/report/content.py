@@ -1,4 +1,4 @@
-"""What a page is made of, before it is HTML."""
+"""What a page is made of, before it is HTML: chapters' parts, and the blocks inside them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from manydg.report.charts import Panel
+from manydg.report.plot_style import Panel
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph; a ``note`` is set smaller, a ``finding`` stands out."""
+    """A paragraph; a ``note`` is set smaller, a ``finding`` in bold."""
 
     text: str
     role: str = ""
@@ -98,8 +98,8 @@ Block = Table | Figure | Text | Bullets | Terms
 
 
 @dataclass(frozen=True)
-class Section:
-    """A part of a chapter.
+class Part:
+    """A part of a chapter, under a heading of its own.
 
     Parameters
     ----------
@@ -109,9 +109,12 @@ class Section:
     blocks : sequence of blocks
     command : str
         What to type to make it again; empty where it is not known.
+    order : int, optional
+        Where it comes in the chapter; None for the order of its section.
     """
 
     name: str
     title: str
     blocks: Sequence[Block]
     command: str = ""
+    order: int | None = None

@@ -1,14 +1,16 @@
-"""The main tables, and what they say in plain words."""
+"""The main comparison: its tables and tests, and what they say in plain words."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from manydg.evaluation.statistics import Interval
 from manydg.report import charts
-from manydg.report.content import Block, Bullets, Cell, Column, Figure, Section, Table, Text
-from manydg.report.sections.inside import similarity_known, verdict_on_z
-from manydg.report.study import Chapter, Comparison, Test
+from manydg.report.content import Block, Cell, Column, Figure, Part, Table, Text
+from manydg.report.results_folder import Chapter
+from manydg.report.run_statistics import Comparison, RivalTest
+from manydg.report.sections import Section
 from manydg.report.words import (
     algorithm_name,
     interval,
@@ -20,24 +22,40 @@ from manydg.report.words import (
     sentence,
     signed,
 )
-from manydg.studies.figure_data import Similarity
 from manydg.studies.summary import Entry
 
 _CONTROLS = ("prototype", "manydg-random-pairs")
 _READING = {"unsure": "not certain", "none": "no clear difference"}
 
 
-def main_results(chapter: Chapter, comparison: Comparison) -> Section:
-    """Table of all methods, their forest plot, and the tests."""
-    blocks: list[Block] = [_table(chapter, comparison), _forest(chapter, comparison)]
-    if comparison.tests(chapter.metric):
-        blocks.append(Text(_reading_of_tests(chapter, comparison)))
-        blocks += [_tests(comparison, metric) for metric in _ordered(chapter)]
-        blocks.append(Text(_caution(comparison), "note"))
-    return Section("compare", "Main results", blocks, chapter.command("compare"))
+class MainComparison(Section):
+    """Table of all methods, their forest plot, and the tests; and the chapter's first sentence."""
+
+    order = 200
+    experiments = expected = ("compare",)
+
+    def build(self, chapter: Chapter) -> Iterator[Part]:
+        comparison = chapter.comparison
+        if comparison is None:
+            return
+        blocks: list[Block] = [_table(chapter, comparison), _forest(chapter, comparison)]
+        if comparison.tests(chapter.metric):
+            blocks.append(Text(_tests_in_words(chapter, comparison)))
+            blocks += [_tests(comparison, metric) for metric in _metrics(chapter)]
+            blocks.append(Text(_caution(comparison), "note"))
+        yield Part("compare", "Main results", blocks, chapter.command("compare"))
+
+    def headline(self, chapter: Chapter) -> str:
+        return "" if chapter.comparison is None else _headline(chapter, chapter.comparison)
+
+    def findings(self, chapter: Chapter) -> list[str]:
+        if (comparison := chapter.comparison) is None:
+            return []
+        points = (_best(chapter, comparison), _controls(chapter, comparison), _worst_tenth(chapter, comparison))
+        return [point for point in points if point]
 
 
-def _ordered(chapter: Chapter) -> list[str]:
+def _metrics(chapter: Chapter) -> list[str]:
     return list(dict.fromkeys([chapter.metric, *chapter.target.metrics]))
 
 
@@ -56,9 +74,9 @@ def _table(chapter: Chapter, comparison: Comparison) -> Table:
         "drawing patients (not samples) again and again. Bold: best mean; underlined: second best. Neither says that a "
         "difference is more than chance: see the tests below."
     )
-    # What an error said is not repeated: nobody vouches for what stands in it.
-    told = [f"{sentence(text)}." for text in comparison.summary.notes if " failed: " not in text]
-    return Table("Performance on patients never seen in training", columns, rows, " ".join([note, *told]))
+    # The text of an error is left out: it may hold anything.
+    notes = [f"{sentence(text)}." for text in comparison.summary.notes if " failed: " not in text]
+    return Table("Performance on patients never seen in training", columns, rows, " ".join([note, *notes]))
 
 
 def _score_cell(entry: Entry) -> Cell:
@@ -66,13 +84,13 @@ def _score_cell(entry: Entry) -> Cell:
     return Cell(text, entry.mean, _bounds(entry.interval), {1: "best", 2: "second"}.get(entry.rank, ""))
 
 
-def _bounds(found: Interval | None) -> str:
-    return interval(found.low, found.high) if found else ""
+def _bounds(bounds: Interval | None) -> str:
+    return interval(bounds.low, bounds.high) if bounds else ""
 
 
 def _forest(chapter: Chapter, comparison: Comparison) -> Figure:
     panels = []
-    for metric in _ordered(chapter)[:2]:
+    for metric in _metrics(chapter)[:2]:
         entries = [comparison.entry(row, metric) for row in comparison.rows]
         names = [algorithm_name(row) for row in comparison.rows]
         low = [math.nan if entry.interval is None else entry.interval.low for entry in entries]
@@ -82,7 +100,7 @@ def _forest(chapter: Chapter, comparison: Comparison) -> Figure:
     return Figure("Means over the splits with 95% intervals over patients.", panels)
 
 
-def _reading_of_tests(chapter: Chapter, comparison: Comparison) -> str:
+def _tests_in_words(chapter: Chapter, comparison: Comparison) -> str:
     metric, name = metric_name(chapter.metric), algorithm_name(comparison.first)
     tests = comparison.tests(chapter.metric)
     groups = {
@@ -97,11 +115,11 @@ def _reading_of_tests(chapter: Chapter, comparison: Comparison) -> str:
         "unsure": "the evidence is mixed against {}",
         "none": "no clear difference could be shown to {}",
     }
-    parts = [words[key].format(_names(found)) for key, found in groups.items() if found]
+    parts = [words[key].format(_names(group)) for key, group in groups.items() if group]
     return sentence("; ".join(parts)) + "."
 
 
-def _names(tests: list[Test]) -> str:
+def _names(tests: list[RivalTest]) -> str:
     return listed([algorithm_name(test.rival) for test in tests])
 
 
@@ -123,7 +141,7 @@ def _tests(comparison: Comparison, metric: str) -> Table:
     return Table(f"{name} minus each rival: {metric_name(metric)}", columns, rows)
 
 
-def reading(test: Test) -> str:
+def reading(test: RivalTest) -> str:
     """What a test allows one to say."""
     if test.verdict != "clear":
         return _READING[test.verdict]
@@ -146,22 +164,6 @@ def _caution(comparison: Comparison) -> str:
     return text
 
 
-def summary(chapter: Chapter, comparison: Comparison | None) -> list[Block]:
-    """The chapter in a few sentences, for somebody who reads no further."""
-    if comparison is None:
-        done = list(dict.fromkeys(record.experiment for record in chapter.uses()))
-        return [Text(f"The methods were not compared here; this page shows {listed(done) or 'no finished run'}.")]
-    points = [
-        point
-        for point in (_best(chapter, comparison), _attribution(chapter, comparison), _low(chapter, comparison))
-        if point
-    ]
-    shown = [figure.data for figure in chapter.figures_of("domain-similarity")]
-    similar = [data.rows for data in shown if isinstance(data, Similarity)]
-    points += [verdict_on_z(known) for rows in similar if (known := similarity_known(rows))]
-    return [Text(_headline(chapter, comparison), "finding"), Bullets([sentence(point) for point in points])]
-
-
 def _headline(chapter: Chapter, comparison: Comparison) -> str:
     metric, name = chapter.metric, comparison.first
     value = _value(comparison.entry(name, metric))
@@ -178,7 +180,7 @@ def _value(entry: Entry) -> str:
     return number(entry.mean) + (f" (95% interval {around})" if around else "")
 
 
-def difference_in_words(test: Test) -> str:
+def difference_in_words(test: RivalTest) -> str:
     """A difference and how sure one can be of it."""
     around = _bounds(test.interval)
     facts = f"The difference, {signed(test.difference)}" + (f" (95% interval {around})" if around else "")
@@ -206,8 +208,8 @@ def _best(chapter: Chapter, comparison: Comparison) -> str:
     return f"the highest mean {label} was that of {name}, {_value(comparison.entry(best, metric))} ({gap})."
 
 
-def _attribution(chapter: Chapter, comparison: Comparison) -> str:
-    """Where a gain comes from: the two controls."""
+def _controls(chapter: Chapter, comparison: Comparison) -> str:
+    """Where a gain comes from: the two controls that lack the method's central idea."""
     tests = [test for name in _CONTROLS if (test := comparison.test(chapter.metric, name))]
     if not tests:
         return ""
@@ -215,7 +217,7 @@ def _attribution(chapter: Chapter, comparison: Comparison) -> str:
     return f"ManyDG against the controls that lack its central idea: {listed(parts)}."
 
 
-def _low(chapter: Chapter, comparison: Comparison) -> str:
+def _worst_tenth(chapter: Chapter, comparison: Comparison) -> str:
     value = comparison.entry(comparison.first, chapter.metric).worst_tenth
     if not math.isfinite(value):
         return ""

@@ -1,13 +1,15 @@
-"""The paper's figures beside ours, never called comparable where the data differ."""
+"""The paper's results beside ours, never called comparable where the data differ."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from manydg.report.content import Block, Cell, Column, Section, Table, Text
-from manydg.report.sections.inside import weights_named
-from manydg.report.study import Chapter, Comparison, by_algorithm, seconds_per_epoch
+from manydg.report.content import Block, Cell, Column, Part, Table, Text
+from manydg.report.results_folder import Chapter
+from manydg.report.run_statistics import by_algorithm, seconds_per_epoch
+from manydg.report.sections import Section
+from manydg.report.study_figures import probe_names
 from manydg.report.words import MINUS, algorithm_name, metric_name, number, sentence
 from manydg.studies.figure_data import CosineTable, Similarity
 from manydg.studies.paper_figures import (
@@ -24,27 +26,37 @@ Line = tuple[str, str, str, str, str]
 """What, quantity, ours, the paper's, the paper's table."""
 
 
-def paper(chapter: Chapter, comparison: Comparison | None) -> Section | None:
-    """Every figure that the paper has for the nearest of its tasks; None where it has none."""
-    source = _source(chapter)
-    task = nearest_task(chapter.target.kind, chapter.target.spec.names, source)
-    if task is None:
-        return None
-    lines = [*_results(chapter, comparison, task, source), *_similarity(chapter, task)]
-    lines += [*_orthogonality(chapter, task), *_times(chapter, task)]
-    if not lines:
-        return None
+class PaperTables(Section):
+    """Every value that the paper has for the nearest of its tasks."""
+
+    order = 300
+
+    def build(self, chapter: Chapter) -> Iterator[Part]:
+        source = None if chapter.about is None else chapter.about.source
+        task = nearest_task(chapter.target.kind, chapter.target.spec.names, source)
+        if task is None:
+            return
+        lines = [*_results(chapter, task, source), *_similarity(chapter, task)]
+        lines += [*_orthogonality(chapter, task), *_times(chapter, task)]
+        if lines:
+            blocks = [*_introduction(chapter, task, source), _table(lines)]
+            yield Part("paper", "The paper’s figures beside ours", blocks)
+
+
+def _introduction(chapter: Chapter, task: str, source: str | None) -> list[Block]:
     verdict = _difference(chapter, task, source)
-    lead = f"The paper’s nearest task is {paper_tasks()[task].name.lower()}. {verdict.text}"
-    blocks: list[Block] = [Text(lead)]
+    blocks: list[Block] = [Text(f"The paper’s nearest task is {paper_tasks()[task].name.lower()}. {verdict.text}")]
     if not verdict.comparable:
         caution = "The figures stand side by side for orientation only; a higher or lower value says nothing."
         blocks.append(Text(caution, "note"))
+    return blocks
+
+
+def _table(lines: Sequence[Line]) -> Table:
     titles = {"Model": False, "Quantity": False, "Ours": True, "The paper’s": True, "Where": False}
     columns = [Column(title, numeric=numeric) for title, numeric in titles.items()]
     cells = [[_cell(text, column) for text, column in zip(line, columns, strict=True)] for line in lines]
-    blocks.append(Table("Ours and the paper’s", columns, cells))
-    return Section("paper", "The paper’s figures beside ours", blocks)
+    return Table("Ours and the paper’s", columns, cells)
 
 
 def _cell(text: str, column: Column) -> Cell:
@@ -54,24 +66,20 @@ def _cell(text: str, column: Column) -> Cell:
     return Cell(text, float(mean) if known else None) if column.numeric else Cell(text)
 
 
-def _source(chapter: Chapter) -> str | None:
-    return None if chapter.about is None else chapter.about.source
-
-
 def _difference(chapter: Chapter, task: str, source: str | None) -> Difference:
     about = chapter.about
-    people, samples = (about.patients or None, about.samples or None) if about else (None, None)
-    return data_difference(task, source=source, patients=people, samples=samples)
+    patients, samples = (about.patients or None, about.samples or None) if about else (None, None)
+    return data_difference(task, source=source, patients=patients, samples=samples)
 
 
-def _results(chapter: Chapter, comparison: Comparison | None, task: str, source: str | None) -> Iterator[Line]:
+def _results(chapter: Chapter, task: str, source: str | None) -> Iterator[Line]:
     runs = chapter.runs("decomposition")
-    summaries = [comparison.summary] if comparison else []
+    summaries = [chapter.comparison.summary] if chapter.comparison else []
     summaries += [summarize(runs)] if runs else []
     seen = set()
     for summary in summaries:
-        found = beside(summary, task=task, source=source)
-        for row, metric, ours, theirs, table in found.rows if found else ():
+        both = beside(summary, task=task, source=source)
+        for row, metric, ours, theirs, table in both.rows if both else ():
             if (row, metric) not in seen:
                 seen.add((row, metric))
                 yield algorithm_name(row), sentence(metric_name(metric)), ours, theirs, table
@@ -82,29 +90,29 @@ def _similarity(chapter: Chapter, task: str) -> Iterator[Line]:
     for figure in chapter.figures_of("domain-similarity"):
         if isinstance(figure.data, Similarity):
             row = figure.data.rows[-1]
-            for key, value, told in (
+            for key, value, where in (
                 ("within", row.within, "within a patient"),
                 ("across", row.across, "across patients"),
             ):
                 for cell in table.find(task=task, row=key):
-                    what = f"Cosine of z {told}"
+                    what = f"Cosine of z {where}"
                     yield algorithm_name(figure.algorithm), what, number(value, 4), table.text(cell), table.name
 
 
 def _orthogonality(chapter: Chapter, task: str) -> Iterator[Line]:
     table = paper_table("orthogonality")
-    theirs = {_model_pair(cell.row, ""): cell for cell in table.find(task=task)}
+    theirs = {_pair(cell.row, ""): cell for cell in table.find(task=task)}
     for figure in chapter.figures_of("orthogonality"):
         for row in figure.data.rows if isinstance(figure.data, CosineTable) else ():
-            pair = _model_pair(row.first, row.second)
+            pair = _pair(row.first, row.second)
             cell = theirs.get(pair)
             if cell is not None and row.paper is None:
                 what = f"Cosine of weights, {pair}"
                 yield algorithm_name(figure.algorithm), what, number(row.cosine, 4), table.text(cell), table.name
 
 
-def _model_pair(first: str, second: str) -> str:
-    return " and ".join(weights_named(first, second))
+def _pair(first: str, second: str) -> str:
+    return " and ".join(probe_names(first, second))
 
 
 def _times(chapter: Chapter, task: str) -> Iterator[Line]:

@@ -1,0 +1,175 @@
+"""What the report reads: a results folder's records, descriptions of its datasets, figures and predictions, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from manydg.errors import DataError
+from manydg.evaluation.predictions import Predictions
+from manydg.report.run_statistics import Comparison
+from manydg.studies.figure_data import FIGURES, PSEUDONYM, FigureData, read_figures
+from manydg.studies.records import StudiedDataset, read_description, read_results, views
+from manydg.studies.summary import load_predictions, summarize
+from manydg.targets import Target, target_of
+from manydg.training.record import RunRecord
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """All that a results folder has on one dataset.
+
+    Parameters
+    ----------
+    dataset : str
+    folder : Path
+        The results folder.
+    records : list of RunRecord
+        Finished and failed runs in the order they were written; of a run with two records, the last.
+    about : StudiedDataset, optional
+        The dataset's entry of ``study.json``; None where there is none.
+    figures : list of FigureData
+    commands : mapping
+        Experiment to the command that made it.
+    """
+
+    dataset: str
+    folder: Path
+    records: Sequence[RunRecord]
+    about: StudiedDataset | None = None
+    figures: Sequence[FigureData] = ()
+    commands: Mapping[str, str] = field(default_factory=dict)
+    _predictions: dict[str, Predictions | None] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @cached_property
+    def target(self) -> Target:
+        """The kind of label, from the first record that has one."""
+        described = None if self.about is None else self.about.target
+        spec = next((record.target for record in self.records if record.target), described)
+        if spec is None:
+            raise DataError(f"no run on {self.dataset} ended well, so there is nothing to report on it")
+        return target_of(spec)
+
+    @property
+    def metric(self) -> str:
+        """The metric that chose the epochs, and that the chapter's first sentence is about."""
+        return self.target.selection
+
+    @cached_property
+    def comparison(self) -> Comparison | None:
+        """The summary of the runs of ``manydg compare``; None where none ended well."""
+        runs = self.runs("compare")
+        if not runs:
+            return None
+        predictions = {run.run: each for run in runs if (each := self.predictions(run)) is not None}
+        return Comparison.of(summarize(runs, predictions))
+
+    def runs(self, experiment: str) -> list[RunRecord]:
+        """Finished runs of an experiment."""
+        return [record for record in self.uses() if record.experiment == experiment]
+
+    def compared(self) -> list[RunRecord]:
+        """Finished runs of the main comparison, or of ``manydg train`` where there was none."""
+        return self.runs("compare") or self.runs("train")
+
+    def uses(self) -> list[RunRecord]:
+        """Finished runs as each of their experiments sees them: a run of several experiments occurs several times."""
+        return views(record for record in self.records if record.ok)
+
+    def failed(self) -> list[RunRecord]:
+        """Runs that ended in an error."""
+        return [record for record in self.records if not record.ok]
+
+    def experiments(self) -> list[str]:
+        """Names of all experiments with finished runs or figures, with repeats."""
+        return [record.experiment for record in self.uses()] + [figure.experiment for figure in self.figures]
+
+    def command(self, experiment: str) -> str:
+        """The command that makes an experiment again; empty where it is not known."""
+        made_by = "norms" if experiment == "embedding" else experiment
+        return self.commands.get(experiment) or self.commands.get(made_by, "")
+
+    def figures_of(self, experiment: str) -> list[FigureData]:
+        """Figures that belong to an experiment."""
+        return [figure for figure in self.figures if figure.experiment == experiment]
+
+    def predictions(self, record: RunRecord) -> Predictions | None:
+        """Test predictions of a run; None where the run's folder is not here."""
+        if record.run not in self._predictions:
+            self._predictions[record.run] = _read_predictions(self.folder, record)
+        return self._predictions[record.run]
+
+
+@dataclass(frozen=True)
+class ResultsFolder:
+    """A results folder: one chapter per dataset, in the order of the records."""
+
+    chapters: Sequence[Chapter]
+    created: str = ""
+    code_version: str = ""
+
+    @property
+    def finished_runs(self) -> int:
+        return sum(record.ok for chapter in self.chapters for record in chapter.records)
+
+
+def read_results_folder(path: str | Path) -> ResultsFolder:
+    """Read and check a results folder.
+
+    Raises
+    ------
+    StorageError
+        If there is no ``results.jsonl``, or a file cannot be read.
+    DataError
+        If a patient is named by anything but a pseudonym, or a figure does not belong to a dataset of the folder.
+    """
+    folder = Path(path)
+    records, about = _read_records(folder), read_description(folder)
+    figures = read_figures(folder / FIGURES)
+    names = list(dict.fromkeys(record.dataset for record in records))
+    _check_datasets(figures, names)
+    chapters = [
+        Chapter(
+            dataset=name,
+            folder=folder,
+            records=[record for record in records if record.dataset == name],
+            about=about.datasets.get(name),
+            figures=[figure for figure in figures if figure.dataset in (None, name)],
+            commands={key: text for key, text in about.commands_on(name).items() if text},
+        )
+        for name in names
+    ]
+    versions = dict.fromkeys(record.code_version for record in records)
+    return ResultsFolder(chapters, about.created, about.code_version or ", ".join(filter(None, versions)))
+
+
+def _check_datasets(figures: Sequence[FigureData], names: Sequence[str]) -> None:
+    for figure in figures:
+        if (figure.dataset is None and len(names) > 1) or (figure.dataset is not None and figure.dataset not in names):
+            raise DataError(
+                f"the figure '{figure.title}' does not say which dataset it is of (datasets here: {', '.join(names)})"
+            )
+
+
+def _read_records(folder: Path) -> list[RunRecord]:
+    records: dict[str, RunRecord] = {}
+    for line, record in enumerate(read_results(folder), start=1):
+        if not all(PSEUDONYM.fullmatch(name) for name in record.per_patient):
+            raise DataError(
+                f"results.jsonl line {line} names a patient by something other than a pseudonym (P- and hex digits); "
+                "run it again with a current manydg rather than let an identifier reach a page"
+            )
+        records.pop(record.run, None)
+        records[record.run] = record
+    if not records:
+        raise DataError(f"{folder / 'results.jsonl'} holds no record of a run: run 'manydg compare' first")
+    return list(records.values())
+
+
+def _read_predictions(folder: Path, record: RunRecord) -> Predictions | None:
+    predictions = load_predictions(folder, record)
+    if predictions is not None and not all(PSEUDONYM.fullmatch(str(name)) for name in predictions.names):
+        raise DataError(f"the predictions of run {record.run} name a patient by something other than a pseudonym")
+    return predictions

@@ -1,0 +1,299 @@
+"""Experiments that vary something, and running times.
+
+What an experiment varies is read from its records, so that an experiment without a section of its own is shown too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from manydg.files import Json
+from manydg.report import charts
+from manydg.report.charts import Series
+from manydg.report.content import Block, Cell, Column, Figure, Part, Table, Text
+from manydg.report.plot_style import Panel
+from manydg.report.results_folder import Chapter
+from manydg.report.run_statistics import Spread, by_algorithm, grouped, metric_spread, seconds_per_epoch
+from manydg.report.sections import Section, claimed_experiments
+from manydg.report.study_figures import figure_blocks
+from manydg.report.words import LOSSES, algorithm_name, metric_name, number, sentence
+from manydg.studies.figure_data import Bars, CellTable, Curve, FigureData
+from manydg.training.record import RunRecord
+
+_LOG_RATIO = 20
+_OTHERS, _RUNTIME = 700, 800
+_FOREGROUND = ("full", "all four objectives", "manydg")
+_AXES = {
+    "patients": "training patients",
+    "train_patients": "training patients",
+    "fraction": "share of the training patients",
+    "value": "weight (the others at 1)",
+    "weight": "weight (the others at 1)",
+    "step": "step",
+}
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """How an experiment is introduced."""
+
+    title: str
+    lead: str
+
+
+_EXPERIMENTS: dict[str, Introduction] = {
+    "objectives": Introduction(
+        "What each part of the method adds",
+        "ManyDG adds three objectives to the plain supervised loss: features and patient factors alike in "
+        "distribution (MMD), mutual reconstruction within a patient, and patient factors that agree within a patient. "
+        "Here some are switched off.",
+    ),
+    "weights": Introduction(
+        "How much the weights of the objectives matter",
+        "One weight is varied from a tenth to ten times its default while the others stay at 1. A flat line means that "
+        "the choice hardly matters.",
+    ),
+    "limited-data": Introduction(
+        "With fewer patients to learn from",
+        "The same test patients throughout; only the number of patients to learn from changes.",
+    ),
+    "continual": Introduction(
+        "When new patients keep arriving",
+        "A model trained on some patients goes on learning as groups of new ones arrive, revisiting a few samples of "
+        "earlier patients, or none.",
+    ),
+    "decomposition": Introduction(
+        "Simpler ways to take the patient out",
+        "Two simpler decompositions of the features (SimD1, SimD2) against ManyDG’s reconstruction and projection.",
+    ),
+    "context": Introduction(
+        "What a patient’s own unlabelled samples add",
+        "Each input is joined with the same input seen against the rest of that patient’s samples. No label is used.",
+    ),
+    "context-rivals": Introduction(
+        "Against every rival, without and with context",
+        "Every algorithm twice: on a sample alone, and with the same unlabelled samples of the patient beside it.",
+    ),
+    "cold-start": Introduction(
+        "How soon a new patient is known",
+        "Performance by the number of unlabelled samples of the new patient that were at hand, and by the time since "
+        "the recording or stay began.",
+    ),
+    "patient-probe": Introduction(
+        "Is z a patient?",
+        "How often the mean embedding of a session (a night, a stay) is most like that of another session of the same "
+        "person, among the sessions of everyone.",
+    ),
+    "runtime": Introduction("How long training takes", ""),
+}
+"""In the order of the page."""
+
+
+class Ablations(Section):
+    """The paper's experiments that vary something, running times, and whatever no section shows as its own."""
+
+    order = 500
+    experiments = tuple(_EXPERIMENTS)
+    expected = ("objectives", "weights", "limited-data", "continual", "decomposition", "runtime")
+
+    def build(self, chapter: Chapter) -> Iterator[Part]:
+        others = [name for name in dict.fromkeys(chapter.experiments()) if name not in claimed_experiments()]
+        for name in (*self.experiments, *others):
+            if chapter.runs(name) or chapter.figures_of(name):
+                yield _part(chapter, name)
+
+
+def _part(chapter: Chapter, name: str) -> Part:
+    about = _EXPERIMENTS.get(name)
+    title, lead = (about.title, about.lead) if about else (sentence(name.replace("-", " ")), "")
+    order = _RUNTIME if name == "runtime" else None if about else _OTHERS
+    blocks: list[Block] = [Text(lead)] if lead else []
+    return Part(name, title, [*blocks, *_blocks(chapter, name)], chapter.command(name), order)
+
+
+def _blocks(chapter: Chapter, name: str) -> list[Block]:
+    runs, figures = chapter.runs(name), chapter.figures_of(name)
+    if name == "continual" and figures:
+        figures.sort(key=lambda figure: _y_label(figure) != chapter.metric)
+        # The figures show every step; the runs' metrics are those after the last.
+        last = [_table(chapter, _labelled(runs), "After the last step")] if runs else []
+        return [*figure_blocks(figures), *last]
+    if not runs:
+        return figure_blocks(figures)
+    if name == "runtime":
+        kept = [figure for figure in figures if not isinstance(figure.data, CellTable)]
+        return [*_times(runs), *figure_blocks(kept)]
+    axis = _axis(runs)
+    made = _bars(chapter, runs) if axis is None else _curves(chapter, runs, axis)
+    return [*made, *figure_blocks(figures)]
+
+
+def _y_label(figure: FigureData) -> str | None:
+    return figure.data.y.label if isinstance(figure.data, Curve | Bars) else None
+
+
+def _axis(runs: Sequence[RunRecord]) -> str | None:
+    """The variant's key that is a number with at least three different values: the horizontal axis."""
+    values: dict[str, set[float]] = {}
+    for record in runs:
+        for key, value in record.variant.items():
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                values.setdefault(key, set()).add(float(value))
+    counts = {key: len(numbers) for key, numbers in values.items() if len(numbers) > 2}
+    return max(counts, key=lambda key: counts[key]) if counts else None
+
+
+def _labelled(runs: Sequence[RunRecord], axis: str | None = None) -> dict[str, list[RunRecord]]:
+    """Runs by label: the algorithm where there are several, and what varies besides the axis."""
+    several = len({record.algorithm for record in runs}) > 1
+    values: dict[str, set[str]] = {}
+    for record in runs:
+        for key, value in record.variant.items():
+            values.setdefault(key, set()).add(json.dumps(value))
+    varied = {key for key, texts in values.items() if key != axis and len(texts) > 1}
+    ordered = [record for records in by_algorithm(runs).values() for record in records]
+    groups = grouped(ordered, lambda record: _label(record, varied, several))
+    if several:
+        return groups
+    # Runs are in the order in which they ended; variants are shown by name, the whole method last.
+    return {name: groups[name] for name in sorted(groups, key=lambda name: (name.lower() in _FOREGROUND, name))}
+
+
+def _label(record: RunRecord, varied: Collection[str], several: bool) -> str:
+    variant = {key: value for key, value in record.variant.items() if key in varied}
+    parts = [algorithm_name(record.algorithm)] if several or not variant else []
+    return ", ".join(parts + [_in_words(key, value) for key, value in variant.items()])
+
+
+def _in_words(key: str, value: Json) -> str:
+    name = key.replace("_", " ")
+    if isinstance(value, bool):
+        return f"with {name}" if value else f"without {name}"
+    if isinstance(value, str):
+        return LOSSES.get(value, value)
+    if isinstance(value, Mapping):
+        return ", ".join(
+            f"{LOSSES.get(part, part)} {entry:g}" if isinstance(entry, int | float) else f"{part} {entry}"
+            for part, entry in value.items()
+        )
+    if isinstance(value, int | float):
+        return f"{value:g} {name}" if name.split()[0].endswith("s") else f"{name} {value:g}"
+    return f"{name} {json.dumps(value)}"
+
+
+def _curves(chapter: Chapter, runs: Sequence[RunRecord], axis: str) -> list[Block]:
+    along = [record for record in runs if isinstance(record.variant.get(axis), int | float)]
+    series: list[Series] = []
+    entries: list[tuple[str, float, Sequence[RunRecord]]] = []
+    for name, records in _labelled(along, axis).items():
+        points = grouped(records, lambda record: float(record.variant[axis]))
+        x = np.array(sorted(points))
+        spreads = [metric_spread(points[value], chapter.metric) for value in x]
+        mean, low, high = np.array([(each.mean, each.low, each.high) for each in spreads]).T
+        series.append(Series(sentence(name), x, mean, low, high))
+        entries += [(sentence(name), float(value), points[value]) for value in x]
+    label = _AXES.get(axis, axis.replace("_", " "))
+    aside = [record for record in runs if record not in along]
+    blocks: list[Block] = [_curve_figure(chapter, series, label), _point_table(chapter, entries, label)]
+    return blocks + (_beside_default(chapter, aside, along, axis) if aside else [])
+
+
+def _curve_figure(chapter: Chapter, series: Sequence[Series], label: str) -> Figure:
+    metric = metric_name(chapter.metric)
+    every = np.concatenate([line.x for line in series])
+    scale = "log" if every.min() > 0 and every.max() / every.min() >= _LOG_RATIO else "linear"
+    title = f"{sentence(metric)} by {label.split(' (')[0]}"
+    panels = charts.line_panels(title, series, label, metric, scale)
+    return Figure(f"{title}.", panels, "Means over the splits; bands are one standard deviation.")
+
+
+def _beside_default(chapter: Chapter, aside: Sequence[RunRecord], along: Sequence[RunRecord], axis: str) -> list[Block]:
+    """Runs without a value on the axis, beside those in which everything is at 1."""
+    # Whichever weight was varied, at 1 it is the same run: one for each seed is enough.
+    same = {(record.algorithm, record.seed): record for record in along if record.variant[axis] == 1}
+    default = [record.replace(variant={"set": "every weight at 1"}) for record in same.values()]
+    return _bars(chapter, [*default, *(record.replace(variant=_as_text(record)) for record in aside)])
+
+
+def _as_text(record: RunRecord) -> dict[str, str]:
+    return {"set": ", ".join(_in_words(key, value) for key, value in record.variant.items())}
+
+
+def _point_table(chapter: Chapter, entries: Sequence[tuple[str, float, Sequence[RunRecord]]], label: str) -> Table:
+    metrics = chapter.target.metrics
+    titles = [sentence(label), *(sentence(metric_name(name)) for name in metrics), "Splits"]
+    rows = []
+    for name, value, records in entries:
+        spreads = [metric_spread(records, metric) for metric in metrics]
+        rows.append([Cell(name), Cell(f"{value:g}", value), *_spread_cells(spreads)])
+    columns = [Column("Variant", numeric=False), *map(Column, titles)]
+    return Table("The same in numbers (mean ± standard deviation over splits)", columns, rows)
+
+
+def _spread_cells(spreads: Sequence[Spread]) -> list[Cell]:
+    """Mean ± standard deviation of each metric, and the number of splits."""
+    cells = []
+    for each in spreads:
+        sd = f" ± {number(each.sd)}" if each.count > 1 else ""
+        cells.append(Cell(f"{number(each.mean)}{sd}", each.mean))
+    return [*cells, Cell(str(spreads[0].count), float(spreads[0].count))]
+
+
+def _bars(chapter: Chapter, runs: Sequence[RunRecord]) -> list[Block]:
+    groups = {sentence(name): records for name, records in _labelled(runs).items()}
+    panels = [_bar_panel(groups, metric) for metric in chapter.target.metrics]
+    note = "Bars are means over the splits, whiskers one standard deviation."
+    table = _table(chapter, groups, "The same in numbers (mean ± standard deviation over splits)")
+    return [Figure("Performance on test patients.", panels, note), table]
+
+
+def _bar_panel(groups: Mapping[str, Sequence[RunRecord]], metric: str) -> Panel:
+    spreads = [metric_spread(records, metric) for records in groups.values()]
+    return charts.bars(
+        sentence(metric_name(metric)),
+        list(groups),
+        [each.mean for each in spreads],
+        metric_name(metric),
+        low=[each.low for each in spreads],
+        high=[each.high for each in spreads],
+        foreground=[name for name in groups if name.lower() in _FOREGROUND] or None,
+    )
+
+
+def _table(chapter: Chapter, groups: Mapping[str, Sequence[RunRecord]], caption: str) -> Table:
+    metrics = chapter.target.metrics
+    titles = [*(sentence(metric_name(name)) for name in metrics), "Splits"]
+    rows = []
+    for name, records in groups.items():
+        spreads = [metric_spread(records, metric) for metric in metrics]
+        rows.append([Cell(sentence(name)), *_spread_cells(spreads)])
+    return Table(caption, [Column("Variant", numeric=False), *map(Column, titles)], rows)
+
+
+def _times(runs: Sequence[RunRecord]) -> list[Block]:
+    names, values, rows = [], [], []
+    for name, records in by_algorithm(runs).items():
+        seconds = [value for value in map(seconds_per_epoch, records) if value is not None]
+        if seconds:
+            first, mean = records[0], float(np.mean(seconds))
+            names.append(algorithm_name(name))
+            values.append(mean)
+            cells = [Cell(names[-1]), Cell(number(mean, 2), mean), _amount(first.parameters)]
+            rows.append([*cells, _amount(first.peak_memory_mb), Cell(first.device)])
+    if not names:
+        return []
+    panel = charts.bars("Seconds per epoch", names, values, "seconds per epoch", digits=2, foreground=["ManyDG"])
+    columns = [
+        Column("Method", numeric=False), Column("Seconds per epoch"), Column("Parameters"),
+        Column("Peak memory (MB)"), Column("Device", numeric=False),
+    ]  # fmt: skip
+    lead = Text("Seconds per epoch. The first three epochs are left out, since they may be unsteady.")
+    return [lead, Figure("Mean time of an epoch.", [panel]), Table("Time and size", columns, rows)]
+
+
+def _amount(value: float | None) -> Cell:
+    return Cell("\N{EN DASH}", None) if value is None else Cell(f"{value:,.0f}", float(value))

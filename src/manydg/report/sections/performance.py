@@ -1,0 +1,228 @@
+"""How the compared models do and learn: patient by patient, class by class, probabilities, learning curves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from manydg.evaluation import calibration
+from manydg.evaluation.formulas import confusion_matrices
+from manydg.evaluation.predictions import Predictions, decide
+from manydg.report import charts
+from manydg.report.charts import Series
+from manydg.report.content import Block, Cell, Column, Figure, Part, Table, Text
+from manydg.report.plot_style import Panel
+from manydg.report.results_folder import Chapter
+from manydg.report.run_statistics import (
+    by_algorithm,
+    defined_metric,
+    epoch_curve,
+    patient_means,
+    patient_samples,
+)
+from manydg.report.sections import Section
+from manydg.report.words import LOSSES, algorithm_name, count, listed, metric_name, number, plural, sentence, signed
+from manydg.training.record import RunRecord
+
+_WORST_PATIENTS = 10
+_MAX_CLASSES = 20
+_MAX_LABELS = 15
+_MAX_CURVES = 4
+ByAlgorithm = Mapping[str, Sequence[RunRecord]]
+
+
+class Performance(Section):
+    """Four parts on the runs of the main comparison, or of ``manydg train`` where there was none."""
+
+    order = 400
+    experiments = ("train",)
+
+    def build(self, chapter: Chapter) -> Iterator[Part]:
+        groups = by_algorithm(chapter.compared())
+        for make in (_patients, _confusion, _reliability, _learning):
+            if groups and (part := make(chapter, groups)) is not None:
+                yield part
+
+
+def _patients(chapter: Chapter, groups: ByAlgorithm) -> Part | None:
+    """Performance patient by patient, with the worst named by pseudonym."""
+    metric, values = _patient_values(chapter, groups)
+    if not values:
+        return None
+    first = next(iter(values))
+    label = metric_name(metric)
+    shown = {algorithm_name(name): np.array(list(each.values())) for name, each in values.items()}
+    panel = charts.distributions(f"{sentence(label)} of each patient", shown, f"{label} within a patient")
+    tenth = float(np.quantile(list(values[first].values()), 0.1))
+    lead = (
+        f"An average can hide patients for whom a model fails. With {algorithm_name(first)}, nine patients in ten have "
+        f"{label} above {number(tenth)}; the lowest has {number(min(values[first].values()))}."
+    )
+    people = len({name for records in groups.values() for record in records for name in record.per_patient})
+    left_out = people - len(values[first])
+    note = f"{label} is undefined for {plural(left_out, 'patient')}, left out here." if left_out > 0 else ""
+    caption = "Each dot is a test patient, its value the mean over the splits in which that patient was tested."
+    blocks: list[Block] = [
+        Text(lead),
+        Figure(caption, [panel], note),
+        _worst_patients(values, label, patient_samples(groups[first])),
+    ]
+    return Part("patients", "Patient by patient", blocks, chapter.command("compare"))
+
+
+def _patient_values(chapter: Chapter, groups: ByAlgorithm) -> tuple[str, Mapping[str, dict[str, float]]]:
+    """The metric that is defined for most patients, and its value for each patient with each algorithm."""
+    first = next(iter(groups.values()))
+    metrics = list(dict.fromkeys([chapter.metric, *chapter.target.metrics]))
+    metric = defined_metric(first, metrics)
+    if metric is not None:
+        values = {name: patient_means(records, metric) for name, records in groups.items()}
+    else:
+        metric = "accuracy"
+        values = {name: _patient_accuracy(chapter, records) for name, records in groups.items()}
+    return metric, {name: each for name, each in values.items() if each}
+
+
+def _patient_accuracy(chapter: Chapter, records: Sequence[RunRecord]) -> dict[str, float]:
+    """Share of right decisions for each patient: defined even for a patient with one sample."""
+    values: dict[str, list[float]] = {}
+    for run in _predictions(chapter, records):
+        right = decide(run.target, run.probabilities, run.threshold) == run.truth
+        share = np.asarray(right, float).reshape(len(run.truth), -1).mean(axis=1)
+        means = np.bincount(run.groups, weights=share) / np.bincount(run.groups)
+        for name, value in zip(run.names, means, strict=True):
+            values.setdefault(str(name), []).append(float(value))
+    return {name: float(np.mean(each)) for name, each in values.items()}
+
+
+def _worst_patients(values: Mapping[str, Mapping[str, float]], label: str, samples: Mapping[str, int]) -> Table:
+    names = list(values)
+    first, second = names[0], names[1] if len(names) > 1 else None
+    shown = min(_WORST_PATIENTS, max(3, len(values[first]) // 4))
+    lowest = sorted(values[first].items(), key=lambda entry: (entry[1], entry[0]))[:shown]
+    columns = [Column("Patient", numeric=False), Column("Samples"), Column(f"{algorithm_name(first)}, {label}")]
+    if second:
+        columns += [Column(f"{algorithm_name(second)}, {label}"), Column("Difference")]
+    rows = []
+    for name, value in lowest:
+        row = [
+            Cell(name, whole=True),
+            Cell(count(samples.get(name)), float(samples.get(name) or 0)),
+            Cell(number(value), value),
+        ]
+        if second:
+            other = values[second].get(name)
+            gap = None if other is None else value - other
+            row += [Cell(number(other), other), Cell(signed(gap), gap)]
+        rows.append(row)
+    note = "Patients are named by a pseudonym that only somebody who holds the data can turn back into a person."
+    return Table(f"The {len(lowest)} patients for whom {algorithm_name(first)} does worst", columns, rows, note)
+
+
+def _predictions(chapter: Chapter, records: Sequence[RunRecord]) -> list[Predictions]:
+    """Test predictions of the runs whose folders are here."""
+    return [run for run in map(chapter.predictions, records) if run is not None]
+
+
+def _confusion(chapter: Chapter, groups: ByAlgorithm) -> Part | None:
+    """Which classes are taken for which, or how many of each label's samples are recognised, of two methods."""
+    first_two = list(groups.items())[:2]
+    chosen = {name: runs for name, records in first_two if (runs := _predictions(chapter, records))}
+    if not chosen:
+        return None
+    if chapter.target.kind == "multilabel":
+        panels = [_recall_panel(chapter, algorithm_name(name), runs) for name, runs in chosen.items()]
+        caption = "Of the samples that carry a label, the share for which it was predicted (the most common labels)."
+    elif chapter.target.size > _MAX_CLASSES:
+        return None
+    else:
+        names = chapter.target.spec.names
+        panels = [charts.confusion(algorithm_name(name), _matrix(runs), names) for name, runs in chosen.items()]
+        caption = (
+            "Of the samples of each true class (row), the share given each class (column). Test patients of all splits."
+        )
+    return Part("confusion", "What is mistaken for what", [Figure(caption, panels)], chapter.command("compare"))
+
+
+def _matrix(runs: Sequence[Predictions]) -> npt.NDArray[np.int64]:
+    size = runs[0].target.size
+    total = np.zeros((size, size), np.int64)
+    for run in runs:
+        codes = decide(run.target, run.probabilities, run.threshold)
+        one_group = np.zeros(len(codes), np.int64)
+        total += confusion_matrices(np.asarray(run.truth, np.int64), codes, one_group, 1, size)[0]
+    return total
+
+
+def _recall_panel(chapter: Chapter, name: str, runs: Sequence[Predictions]) -> Panel:
+    truth = np.concatenate([np.asarray(run.truth) != 0 for run in runs])
+    hits = np.concatenate([decide(run.target, run.probabilities, run.threshold) != 0 for run in runs]) & truth
+    common = np.argsort(-truth.sum(axis=0), kind="stable")[:_MAX_LABELS]
+    recall = hits.sum(axis=0)[common] / np.maximum(truth.sum(axis=0)[common], 1)
+    names = [chapter.target.spec.names[code] for code in common]
+    return charts.bars(name, names, (recall * 100).tolist(), "% found", digits=0)
+
+
+def _reliability(chapter: Chapter, groups: ByAlgorithm) -> Part | None:
+    """Whether stated probabilities come true."""
+    curves = {}
+    for name, records in list(groups.items())[:_MAX_CURVES]:
+        if runs := _predictions(chapter, records):
+            truth = np.concatenate([run.truth for run in runs])
+            probabilities = np.concatenate([run.probabilities for run in runs])
+            curves[algorithm_name(name)] = calibration.reliability(chapter.target, truth, probabilities, bins=10)
+    if not curves:
+        return None
+    exclusive = chapter.target.kind in ("classes", "votes")
+    panel = charts.reliability(
+        "Stated probability and what came true",
+        curves,
+        "probability of the predicted class" if exclusive else "stated probability",
+        "share that was right" if exclusive else "share that came true",
+    )
+    lead = (
+        "When a model says 80%, is it right in 8 of 10 cases? On the diagonal it is; under it the model is too sure "
+        f"of itself. The mean gap (expected calibration error) is "
+        f"{listed([f'{number(curve.error)} for {name}' for name, curve in curves.items()])}."
+    )
+    caption = (
+        "Reliability on test patients of all splits, in ten bins (those with fewer than ten samples are not drawn)."
+    )
+    return Part(
+        "calibration",
+        "Can the probabilities be trusted",
+        [Text(lead), Figure(caption, [panel])],
+        chapter.command("compare"),
+    )
+
+
+def _learning(chapter: Chapter, groups: ByAlgorithm) -> Part | None:
+    """Validation metric and loss terms by epoch."""
+    metric = chapter.metric
+    series = []
+    for name, records in groups.items():
+        x, mean, low, high = epoch_curve(records, lambda entry: entry.val.get(metric))
+        if len(x):
+            series.append(Series(algorithm_name(name), x, mean, low, high))
+    if not series:
+        return None
+    label = metric_name(metric)
+    title = f"Validation {label} by epoch"
+    panels = charts.line_panels(title, series, "epoch", f"validation {label}")
+    note = "Lines are means over the splits, bands one standard deviation. Vertical scales are the same in all panels."
+    blocks: list[Block] = [Figure(f"{title}.", panels, note)]
+    if terms := _loss_terms(groups.get("manydg", ())):
+        blocks.append(Figure("Terms of ManyDG’s loss, each multiplied by its weight.", terms))
+    return Part("learning", "How the models learn", blocks, chapter.command("compare"))
+
+
+def _loss_terms(records: Sequence[RunRecord]) -> list[Panel]:
+    names = dict.fromkeys(name for record in records for entry in record.history for name in entry.losses)
+    series: list[Series] = []
+    for name in names:
+        x, mean, low, high = epoch_curve(records, lambda entry, term=name: entry.losses.get(term))  # type: ignore[misc]
+        if len(x):
+            series.append(Series(LOSSES.get(name, name.replace("_", " ")), x, mean, low, high))
+    return [charts.lines("ManyDG: terms of the loss", series, "epoch", "loss")] if series else []
