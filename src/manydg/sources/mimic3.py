@@ -404,7 +404,8 @@ class _Prescribed:
 def keep_listed_drugs(drugs: pl.DataFrame, path: str | Path, flow: CohortFlow) -> pl.DataFrame:
     """Only the drug classes that a text file lists, one four-character ATC code a line."""
     try:
-        listed = {line.strip().upper()[:4] for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()}
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        listed = {line.strip().upper()[:4] for line in lines if line.strip()}
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot read the list of drugs {path}: {error}") from None
     kept = drugs.filter(pl.col("code").is_in(sorted(listed)))

@@ -87,7 +87,7 @@ class StatusFile:
 def read_status(file: Path) -> RunStatus:
     """What a status file says; nothing where there is none yet or no more."""
     try:
-        return RunStatus(**json.loads(file.read_text()))
+        return RunStatus(**json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return RunStatus()
 
