@@ -21,7 +21,7 @@ def report(
 
     The page is one HTML file that needs no network; RESULTS is a folder that 'compare' or 'experiment' wrote.
     """
-    from manydg.report import write_report
+    from manydg.report.page import write_report
 
-    place = write_report(results, out)
-    typer.echo(f"wrote {place} ({place.stat().st_size / 1e6:.1f} MB): open it in any browser")
+    page = write_report(results, out)
+    typer.echo(f"wrote {page} ({page.stat().st_size / 1e6:.1f} MB): open it in any browser")
