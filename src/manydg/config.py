@@ -1,4 +1,4 @@
-"""What a training run is asked to do."""
+"""The options of a training run, each checked here."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from manydg.errors import ConfigError, unknown_name
+from manydg.files import Json
 
 PRECISIONS = ("auto", "float32", "tf32", "bf16")
 EXECUTIONS = ("auto", "plain", "captured", "compiled", "deterministic")
@@ -26,7 +27,7 @@ class TrainingConfig:
     algorithm, settings
         Name of the algorithm and its settings; what is not given has the algorithm's default.
     backbone, backbone_options
-        Name of the backbone, or ``package.module:Class``; ``auto`` picks one that fits the inputs.
+        Name of the backbone, or ``package.module:Class``, and its options; ``auto`` picks one that fits the inputs.
     epochs, batch_size, lr, weight_decay
         Of Adam; ``batch_size`` counts samples, so that a step of pairs holds half as many pairs.
     seed : int
@@ -36,21 +37,21 @@ class TrainingConfig:
     selection : str, optional
         Validation metric that chooses the epoch; the target's own if not given.
     context : {"auto", "none", "offline", "causal"}
-        Whether each patient's own unlabelled samples are shown to the learner: all of them, or the earlier ones;
-        ``auto`` is what the algorithm is made for.
+        Whether the learner gets context columns made from each patient's own unlabelled samples: from all of them, or
+        from the earlier ones; ``auto`` is what the algorithm is made for.
     context_options : dict
         Options of :class:`manydg.data.context.ContextOptions`.
     precision : {"auto", "float32", "tf32", "bf16"}
         Arithmetic of the training steps; ``auto`` is float32 on a CPU and what is fastest for the backbone on a GPU.
     execution : {"auto", "plain", "captured", "compiled", "deterministic"}
-        How steps are done: as written, replayed from captured graphs, compiled and captured, or as written with
-        deterministic kernels alone; ``auto`` is as written on a CPU and the fastest on a GPU.
+        How steps run: eagerly, replayed from captured CUDA graphs, compiled and captured, or eagerly with deterministic
+        kernels alone; ``auto`` is eager on a CPU and the fastest on a GPU.
     """
 
     algorithm: str = "manydg"
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Json] = field(default_factory=dict)
     backbone: str = "auto"
-    backbone_options: Mapping[str, Any] = field(default_factory=dict)
+    backbone_options: Mapping[str, Json] = field(default_factory=dict)
     epochs: int = 20
     batch_size: int = 256
     lr: float = 5e-4
@@ -59,47 +60,54 @@ class TrainingConfig:
     ratios: tuple[float, float, float] = (0.8, 0.1, 0.1)
     selection: str | None = None
     context: str = "auto"
-    context_options: Mapping[str, Any] = field(default_factory=dict)
+    context_options: Mapping[str, Json] = field(default_factory=dict)
     precision: str = "auto"
     execution: str = "auto"
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least 1")
-        for name in ("lr", "weight_decay"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-                raise ConfigError(f"{name} is {value!r}; it must be a finite number of at least 0")
+        _check_count("epochs", self.epochs)
+        _check_count("batch_size", self.batch_size)
+        _check_number("lr", self.lr)
+        _check_number("weight_decay", self.weight_decay)
         if self.lr == 0:
             raise ConfigError("lr is 0; it must be above 0")
-        if self.context not in CONTEXTS:
-            raise unknown_name("kind of context", str(self.context), CONTEXTS)
-        for name, known in (("precision", PRECISIONS), ("execution", EXECUTIONS)):
-            if getattr(self, name) not in known:
-                raise unknown_name(name, str(getattr(self, name)), known)
+        _check_name("kind of context", self.context, CONTEXTS)
+        _check_name("precision", self.precision, PRECISIONS)
+        _check_name("execution", self.execution, EXECUTIONS)
         # Torch seeds have 64 bits, and every epoch of every seed has one of its own.
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**32:
             raise ConfigError(f"seed is {self.seed!r}; it must be a whole number from 0 to {2**32 - 1}")
 
     @staticmethod
     def from_mapping(given: Mapping[str, Any]) -> TrainingConfig:
-        """A configuration from names and values, each name checked."""
+        """A configuration from options by name, as a file or a command gives them."""
         names = {entry.name for entry in dataclasses.fields(TrainingConfig)}
         for name in given:
             if name not in names:
                 raise unknown_name("training option", name, names)
-        values = dict(given)
-        if "ratios" in values:
-            values["ratios"] = tuple(values["ratios"])
-        return TrainingConfig(**values)
+        return TrainingConfig(**{**given, **({"ratios": tuple(given["ratios"])} if "ratios" in given else {})})
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         return {**dataclasses.asdict(self), "ratios": list(self.ratios)}
 
     def replace(self, **changes: Any) -> TrainingConfig:
+        """The configuration with some options changed, checked again."""
         return dataclasses.replace(self, **changes)
+
+
+def _check_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least 1")
+
+
+def _check_number(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ConfigError(f"{name} is {value!r}; it must be a finite number of at least 0")
+
+
+def _check_name(kind: str, value: object, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise unknown_name(kind, str(value), known)
 
 
 def pick_device(name: str) -> torch.device:
