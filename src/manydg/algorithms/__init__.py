@@ -1,12 +1,12 @@
-"""Algorithms: one file each, found by its name. See ``CONTRIBUTING.md`` for how to add one."""
+"""Algorithms: one file each, registered by its name. See ``CONTRIBUTING.md`` for how to add one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from manydg.algorithms._algorithm import Algorithm, Hyperparameters, Optimizers, choice, descend, setting
 from manydg.backbones import Backbone
+from manydg.files import Json
 from manydg.registry import Registry
 from manydg.targets import Target
 
@@ -25,8 +25,8 @@ ALGORITHMS: Registry[Algorithm] = Registry("algorithm", __name__, Algorithm)
 
 
 def build_algorithm(
-    name: str, backbone: Backbone, target: Target, n_domains: int, settings: Mapping[str, Any] | None = None
+    name: str, backbone: Backbone, target: Target, n_domains: int, settings: Mapping[str, Json] | None = None
 ) -> Algorithm:
-    """Build an algorithm by its name, its settings checked."""
+    """Build an algorithm by name and check its settings."""
     cls = ALGORITHMS.get(name)
     return cls(backbone, target, n_domains, cls.settings_from(settings or {}))

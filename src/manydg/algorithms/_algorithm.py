@@ -1,4 +1,4 @@
-"""What an algorithm is: a model with losses to minimise and a prediction to make."""
+"""The base class of algorithms: a model with losses to minimise and a prediction to make."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torch.optim import Adam, Optimizer
 from manydg.backbones import Backbone, Inputs
 from manydg.data.dataset import Batch, DomainDataset
 from manydg.errors import ConfigError, unknown_name
+from manydg.files import Json
 from manydg.targets import Target
 
 Sampling = Literal["samples", "pairs", "random-pairs", "episodes", "whole"]
@@ -24,7 +25,8 @@ Optimizers = dict[str, Optimizer]
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """Base of every algorithm's settings: frozen, keyword fields with a default and a range made by :func:`setting`."""
+    """Base of every algorithm's settings: a frozen dataclass whose fields are made by :func:`setting` or
+    :func:`choice`."""
 
 
 def setting(default: Any, low: float, high: float, help: str, *, log: bool = True) -> Any:
@@ -57,22 +59,22 @@ class Algorithm(nn.Module):
     Attributes
     ----------
     progress : Tensor
-        How much of the training is done, from 0 to 1, a scalar; the training loop sets it before every step.
+        Share of the training that is done, from 0 to 1, a scalar; the training loop sets it before every step.
     """
 
     Settings: ClassVar[type[Hyperparameters]] = Hyperparameters
     sampling: Sampling = "samples"
-    """Which rows a step gets: plain samples, same-patient pairs, random pairs, or episodes of patients. An algorithm of
-    the ``whole`` kind is not trained by steps at all but sees the training set once, in :meth:`fit_whole`. An algorithm
-    may decide by its settings."""
+    """Which rows a step gets: plain samples, same-patient pairs, random pairs, or episodes of patients. An algorithm
+    with ``whole`` is not trained by steps but sees the training set once, in :meth:`fit_whole`. An algorithm may set it
+    from its settings."""
     static_step: ClassVar[bool] = True
-    """Whether a step does the same work on every batch of a shape without looking at values on the host, so that a GPU
-    may replay it."""
+    """Whether a step launches the same kernels on every batch of a shape and never reads a value on the host, so that
+    it can be captured as a CUDA graph."""
     uses_patients: ClassVar[bool] = False
-    """Whether a prediction draws on the patient's other samples; then :meth:`predict_patients` gets whole patients."""
+    """Whether a prediction uses the patient's other samples; then :meth:`predict_patients` gets whole patients."""
     indivisible: ClassVar[str] = ""
-    """Why several processes cannot share a step; empty where inputs are seen through calls of the backbone alone, so
-    that each process may run it on a part of the rows."""
+    """Why several processes cannot share a step; empty where only the backbone sees the inputs, so that each process
+    can run it on a part of the rows."""
     progress: Tensor
 
     def __init__(
@@ -87,51 +89,51 @@ class Algorithm(nn.Module):
 
     @classmethod
     def refuses(cls, target: Target, backbone: Backbone) -> str | None:
-        """Why this algorithm makes no sense for a target type or backbone; ``None`` where it does."""
+        """The reason why this algorithm cannot be used with a target or backbone; ``None`` if it can."""
         return None
 
     @classmethod
-    def settings_from(cls, given: Mapping[str, Any]) -> Hyperparameters:
-        """Settings from a mapping of names to values, each checked."""
+    def settings_from(cls, given: Mapping[str, Json]) -> Hyperparameters:
+        """Settings from values by name, each checked."""
         fields = {field.name: field for field in dataclasses.fields(cls.Settings)}
         for name, value in given.items():
             if name not in fields:
                 raise unknown_name(f"setting of {cls.__name__}", name, fields)
             _check_setting(f"{cls.__name__}.{name}", value, fields[name])
-        return cls.Settings(**given)
+        return cls.Settings(**cast("dict[str, Any]", dict(given)))
 
     @abstractmethod
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Named scalar terms, weighted; their sum is minimised. A term that is switched off is not built."""
 
     def watched(self, batch: Batch) -> dict[str, Tensor]:
-        """Unweighted terms to follow on validation patients, also those that are switched off; none by default.
+        """Unweighted terms to report on validation patients, including those that are switched off; none by default.
 
-        They are for learning curves alone: nothing is trained or chosen by them.
+        They are for learning curves alone: nothing is trained or selected by them.
         """
         return {}
 
     @abstractmethod
     def predict(self, inputs: Inputs) -> Tensor:
-        """Logits ``(batch, K)``; no patient is named."""
+        """Logits ``(batch, K)``, without knowing the patients."""
 
     def predict_patients(self, inputs: Inputs, patients: Tensor) -> Tensor:
-        """Logits ``(batch, K)`` of whole patients, told which rows are of one patient and nothing else about it.
+        """Logits ``(batch, K)`` of whole patients, given only which rows belong to the same patient.
 
         Parameters
         ----------
         inputs : mapping of str to column
         patients : Tensor ``(batch,)`` int64
-            Any code that is the same for samples of one patient.
+            A code per patient, equal for samples of the same patient.
         """
         return self.predict(inputs)
 
     def fit_inputs(self, train: DomainDataset) -> None:
-        """Learn what must come from the inputs of training patients alone, before training; the backbone does."""
+        """Fit what depends on the inputs of the training patients alone, before training: by default the backbone's."""
         self.backbone.fit_inputs(train)
 
     def embed(self, inputs: Inputs) -> dict[str, Tensor]:
-        """Embeddings worth looking at, by name; ``v`` is always among them."""
+        """Embeddings to inspect, by name; ``v`` is always among them."""
         return {"v": self.backbone(inputs)}
 
     def optimizers(self, lr: float, weight_decay: float) -> Optimizers:
@@ -139,7 +141,7 @@ class Algorithm(nn.Module):
         return {"main": Adam(self.parameters(), lr=lr, weight_decay=weight_decay, fused=True)}
 
     def objective(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """What a step descends on, the sum of all terms; and the terms, detached."""
+        """The sum of all terms, which a step minimises, and the terms, detached."""
         terms = self.losses(batch)
         return cast("Tensor", sum(terms.values())), {name: term.detach() for name, term in terms.items()}
 
@@ -161,15 +163,15 @@ def descend(loss: Tensor, optimizer: Optimizer) -> None:
     optimizer.step()
 
 
-def _check_setting(name: str, value: Any, field: dataclasses.Field[Any]) -> None:
+def _check_setting(name: str, value: Json, field: dataclasses.Field[Any]) -> None:
     options = field.metadata.get("options")
     if options is not None:
         if value not in options:
             raise unknown_name(f"value of {name}", str(value), options)
         return
     default = field.default
-    wanted = (int, float) if isinstance(default, float) else type(default)
-    if not isinstance(value, wanted) or (isinstance(value, bool) and not isinstance(default, bool)):
+    expected = (int, float) if isinstance(default, float) else type(default)
+    if not isinstance(value, expected) or (isinstance(value, bool) and not isinstance(default, bool)):
         raise ConfigError(f"{name} is {value!r}; it must be a {type(default).__name__}, such as {default!r}")
     if isinstance(value, int | float) and not isinstance(value, bool) and not 0 <= value < math.inf:
         raise ConfigError(f"{name} is {value!r}; it must be a finite number of at least 0")

@@ -1,4 +1,4 @@
-"""Averages of weights along the training, with batch statistics of their own."""
+"""Averages of weights over the training steps, with batch-normalisation statistics of their own."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from manydg.targets import Target
 class Average(nn.Module):
     """A running average of a module's weights, kept in buffers so that it is saved but never trained.
 
-    Beside the weights it holds the running statistics of batch normalisation *under the averaged weights*: those of
-    the module itself belong to other weights, and their average to none. They are learnt by calling this in training
-    mode. All other buffers (scaling, known codes) are the module's own.
+    Besides the weights it keeps the running statistics of batch normalisation *under the averaged weights*: the
+    module's own statistics belong to other weights, and an average of them to none. They are updated by calling this
+    in training mode. All other buffers (scaling, known codes) are the module's own.
     """
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.weights = {name: _key(name) for name, _ in module.named_parameters()}
         self.statistics = {
-            f"{place}.{name}" if place else name: _key(f"{place}.{name}")
-            for place, part in module.named_modules()
+            f"{prefix}.{name}" if prefix else name: _key(f"{prefix}.{name}")
+            for prefix, part in module.named_modules()
             if isinstance(part, _BatchNorm)
             for name, _ in part.named_buffers(recurse=False)
         }
@@ -42,36 +42,36 @@ class Average(nn.Module):
             self.register_buffer(key, module.get_buffer(name).clone())
 
     @torch.no_grad()
-    def take_in(self, module: nn.Module, share: Tensor) -> None:
+    def update(self, module: nn.Module, share: Tensor) -> None:
         """Move the average towards the module's weights by a share from 0 to 1, a scalar."""
         for name, weight in module.named_parameters():
             average: Tensor = getattr(self, self.weights[name])
             average.lerp_(weight.to(average.dtype), share.to(average.dtype))
 
     def forward(self, module: nn.Module, *arguments: Any) -> Tensor:
-        """What the module gives under the averaged weights."""
-        held = {name: getattr(self, key) for name, key in {**self.weights, **self.statistics}.items()}
-        recurrent = {module.get_parameter(name): held.pop(name) for name in _recurrent_weights(module)}
-        with _values_in_place(recurrent):
-            output: Tensor = functional_call(module, held, arguments)
+        """The module's output under the averaged weights."""
+        values = {name: getattr(self, key) for name, key in {**self.weights, **self.statistics}.items()}
+        recurrent = {module.get_parameter(name): values.pop(name) for name in _recurrent_weights(module)}
+        with _values_swapped(recurrent):
+            output: Tensor = functional_call(module, values, arguments)
         return output
 
 
 def _recurrent_weights(module: nn.Module) -> list[str]:
     return [
-        f"{place}.{name}" if place else name
-        for place, part in module.named_modules()
+        f"{prefix}.{name}" if prefix else name
+        for prefix, part in module.named_modules()
         if isinstance(part, nn.RNNBase)
         for name, _ in part.named_parameters(recurse=False)
     ]
 
 
 @contextmanager
-def _values_in_place(values: Mapping[nn.Parameter, Tensor]) -> Iterator[None]:
-    """Parameters hold other values within, in the memory that they have.
+def _values_swapped(values: Mapping[nn.Parameter, Tensor]) -> Iterator[None]:
+    """Within the block, parameters have other values, in the same memory.
 
-    A recurrent network that is given other tensors moves its weights to new memory, which a captured training step
-    would never hear of.
+    A recurrent network that is given other tensors moves its weights to new memory, while a captured CUDA graph keeps
+    using the old.
     """
     before = [parameter.detach().clone() for parameter in values]
     for parameter, value in values.items():
@@ -88,7 +88,7 @@ def _key(name: str) -> str:
 
 
 class AveragedBase(Base):
-    """Base that predicts with an average of its weights over the training steps; a subclass says which average."""
+    """Base that predicts with an average of its weights over the training steps; a subclass defines the average."""
 
     def __init__(
         self, backbone: Backbone, target: Target, n_domains: int, settings: Hyperparameters | None = None
@@ -99,18 +99,18 @@ class AveragedBase(Base):
         self.keep_average("head")
 
     def keep_average(self, part: str) -> None:
-        """From now on, average the weights of this submodule too."""
+        """Also average the weights of this submodule from now on."""
         self.averages[part] = Average(self.get_submodule(part))
 
     @abstractmethod
     def next_share(self) -> Tensor:
-        """Share of the newest weights in the average after this step, a scalar; called once a step."""
+        """Share of the newest weights in the average after this step, a scalar; called once per step."""
 
     def step(self, batch: Batch, optimizers: Optimizers) -> dict[str, Tensor]:
         terms = super().step(batch, optimizers)
         share = self.next_share()
         for part, average in self.averages.items():
-            cast("Average", average).take_in(self.get_submodule(part), share)
+            cast("Average", average).update(self.get_submodule(part), share)
         average_backbone = cast("Average", self.averages["backbone"])
         if average_backbone.statistics:
             with torch.no_grad():
@@ -118,7 +118,7 @@ class AveragedBase(Base):
         return terms
 
     def run(self, part: str, *arguments: Any) -> Tensor:
-        """What a submodule gives, in evaluation under its averaged weights."""
+        """A submodule's output, in evaluation under its averaged weights."""
         module = self.get_submodule(part)
         output: Tensor = module(*arguments) if self.training else self.averages[part](module, *arguments)
         return output

@@ -1,4 +1,4 @@
-"""A forest of decision trees as plain tensors: saved like any weights, walked without scikit-learn."""
+"""A forest of decision trees as plain tensors: saved like any weights, evaluated without scikit-learn."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 _CELLS = 200_000
-"""Rows times trees that are walked at a time: few enough to stay in the cache, many enough to be worth a call."""
+"""Rows times trees evaluated at a time: few enough to stay in the cache, many enough to be worth a call."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Tree:
     Parameters
     ----------
     nodes : structured array
-        scikit-learn's nodes: feature, threshold, children, where missing values go, and the value of a leaf.
+        scikit-learn's nodes: feature, threshold, children, side of missing values, and the value of a leaf.
     output : int
         The score that the tree adds to.
     """
@@ -32,10 +32,10 @@ class Tree:
 
 
 class Forest(nn.Module):
-    """Sums of trees' values, one sum per output, in float64 as the trees were grown.
+    """Sums of trees' values, one sum per output, in float64 like scikit-learn's.
 
-    All trees' nodes lie in one table. A leaf is its own child, so that every walk may take as many steps as the deepest
-    tree needs; the children of node ``n`` are ``child[2 * n]`` (right) and ``child[2 * n + 1]`` (left). The
+    The nodes of all trees are in one table. A leaf is its own child, so that every row can take as many steps as the
+    deepest tree needs; the children of node ``n`` are ``child[2 * n]`` (right) and ``child[2 * n + 1]`` (left). The
     tables' lengths are whatever was fitted or loaded.
 
     Parameters
@@ -63,8 +63,8 @@ class Forest(nn.Module):
         self.register_buffer("depth", torch.zeros((), dtype=torch.int64))
         self.register_buffer("baseline", torch.zeros(outputs, dtype=torch.float64))
 
-    def plant(self, trees: Sequence[Tree], baseline: npt.NDArray[np.float64]) -> None:
-        """Take over fitted trees.
+    def set_trees(self, trees: Sequence[Tree], baseline: npt.NDArray[np.float64]) -> None:
+        """Replace the trees by fitted ones.
 
         Parameters
         ----------
@@ -101,9 +101,9 @@ class Forest(nn.Module):
         if trees == 0 or len(values) == 0:
             return self.baseline.expand(len(values), -1).clone()
         chunks = torch.split(values, max(1, _CELLS // trees))
-        return torch.cat([self._walk(chunk) for chunk in chunks])
+        return torch.cat([self._evaluate(chunk) for chunk in chunks])
 
-    def _walk(self, values: Tensor) -> Tensor:
+    def _evaluate(self, values: Tensor) -> Tensor:
         rows, width = values.shape
         flat, missing = values.reshape(-1), values.isnan().reshape(-1)
         any_missing = bool(missing.any())

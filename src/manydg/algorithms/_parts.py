@@ -1,4 +1,4 @@
-"""Parts that several algorithms share."""
+"""Parts that several algorithms share: networks, gradient reversal, and statistics of groups within a batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional
 
 
 class Perceptron(nn.Sequential):
-    """Linear layers of these widths with a ReLU between each two.
+    """Linear layers of these widths with a ReLU between them.
 
     Examples
     --------
@@ -40,7 +40,7 @@ class PrototypeHead(nn.Module):
 
     def __init__(self, classes: int, width: int, temperature: float, similarity: str) -> None:
         super().__init__()
-        # A cosine does not see the length; inner products with standard normal prototypes would start in the tens.
+        # A cosine ignores the length; inner products with standard normal prototypes would start in the tens.
         length = 1.0 if similarity == "cosine" else width**-0.5
         self.prototypes = nn.Parameter(length * torch.randn(classes, width))
         self.temperature, self.similarity = temperature, similarity
@@ -51,9 +51,6 @@ class PrototypeHead(nn.Module):
         if self.similarity == "cosine":
             features, prototypes = functional.normalize(features, dim=-1), functional.normalize(prototypes, dim=-1)
         return features @ prototypes.T / self.temperature
-
-
-# Parts of the methods that set a discriminator of patients against the features.
 
 
 class _ReverseGradient(torch.autograd.Function):
@@ -68,7 +65,7 @@ class _ReverseGradient(torch.autograd.Function):
 
 
 def reverse_gradient(features: Tensor, strength: Tensor | float) -> Tensor:
-    """The features as they are; on the way back their gradient is turned round and scaled.
+    """The features unchanged; in the backward pass their gradient is negated and scaled.
 
     Examples
     --------
@@ -93,7 +90,7 @@ def ramp(progress: Tensor) -> Tensor:
 
 
 def domain_entropy(domains: Tensor) -> Tensor:
-    """Entropy in nats of the batch's patients: the loss of a discriminator that knows only how frequent each is.
+    """Entropy in nats of the batch's patients: the loss of a discriminator that knows only their frequencies.
 
     Examples
     --------
@@ -103,9 +100,6 @@ def domain_entropy(domains: Tensor) -> Tensor:
     shares = torch.bincount(domains).to(torch.float64) / len(domains)
     entropy: Tensor = torch.special.entr(shares).sum()
     return entropy
-
-
-# Environments: groups of patients that methods compare with one another inside a batch, without a loop over them.
 
 
 def group_sums(values: Tensor, groups: Tensor, n_groups: int) -> Tensor:
@@ -124,7 +118,7 @@ def group_sums(values: Tensor, groups: Tensor, n_groups: int) -> Tensor:
 
 
 def group_counts(groups: Tensor, n_groups: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Number of rows of each group, ``(n_groups,)``, as numbers that can be divided by."""
+    """Number of rows of each group, ``(n_groups,)``, as floating-point numbers."""
     return group_sums(torch.ones(len(groups), dtype=dtype, device=groups.device), groups, n_groups)
 
 
@@ -148,7 +142,7 @@ def group_risks(losses: Tensor, groups: Tensor, n_groups: int) -> tuple[Tensor, 
 
 
 def mean_and_variance(values: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance (by the number of values) of the values that are present; both arguments ``(n,)``."""
+    """Mean and (biased) variance of the values that are present; both arguments ``(n,)``."""
     number = present.sum().clamp_min(1)
     mean = (values * present).sum() / number
     return mean, ((values - mean).square() * present).sum() / number

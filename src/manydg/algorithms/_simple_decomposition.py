@@ -37,7 +37,7 @@ class DecompositionSettings(Hyperparameters):
 
 
 class SimpleDecomposition(Algorithm):
-    """Two encoders take v apart into z and u, and a decoder puts it together again."""
+    """Two encoders decompose v into z and u, and a decoder reconstructs it."""
 
     Settings: ClassVar[type[Hyperparameters]] = DecompositionSettings
     settings: DecompositionSettings

@@ -13,7 +13,7 @@ g_pred                  ``head``, of the features and the context together
 ======================  =====================================================================================
 
 The paper's context network reads x itself; this one reads the features v, so that it works for every kind of input. A
-sample of which no other is known (:meth:`predict`) is its own context, the paper's case of K = 1.
+sample alone (:meth:`predict`) is its own context, the paper's case of K = 1.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class ARMSettings(BaseSettings):
 class ARM(Algorithm):
     """A head that sees, beside a sample's features, the mean context of its patient's samples.
 
-    It is trained on episodes, several samples of each of several patients, and predicts with all samples of the patient
-    that it is given, later ones included; never with a label of theirs.
+    It is trained on episodes, several samples of each of several patients, and predicts with all given samples of the
+    patient, including later ones, but never with their labels.
     """
 
     Settings = ARMSettings
@@ -61,7 +61,7 @@ class ARM(Algorithm):
 
     def predict(self, inputs: Inputs) -> Tensor:
         features = self.backbone(inputs)
-        return self._answer(features, self.context_network(features))
+        return self._logits(features, self.context_network(features))
 
     def predict_patients(self, inputs: Inputs, patients: Tensor) -> Tensor:
         features = self.backbone(inputs)
@@ -69,8 +69,8 @@ class ARM(Algorithm):
         each = self.context_network(features)
         total = group_sums(each, groups, len(present))
         context = total / group_counts(groups, len(present), each.dtype).unsqueeze(1)
-        return self._answer(features, context[groups])
+        return self._logits(features, context[groups])
 
-    def _answer(self, features: Tensor, context: Tensor) -> Tensor:
+    def _logits(self, features: Tensor, context: Tensor) -> Tensor:
         logits: Tensor = self.head(torch.cat([features, context], dim=1))
         return logits

@@ -11,9 +11,8 @@ N                       ``prior``: how many samples the training patients' stati
 mu, sigma^2             (N mu_s + n mu_t) / (N + n), and the same of the variances
 ======================  =====================================================================================
 
-Training is Base's. With few samples of a patient the statistics stay near the training patients', and without any other
-sample known (:meth:`predict`) they are theirs.
-"""
+Training is Base's. With few samples of a patient the statistics stay near the training patients', and for a sample
+alone (:meth:`predict`) they are the training patients'. """
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ class BNAdaptSettings(BaseSettings):
 class BNAdapt(Base):
     """Base with batch normalisation adapted to each patient at prediction.
 
-    It uses all samples of the patient that it is given, later ones included, and no label. It needs a backbone with
+    It uses all given samples of the patient, including later ones, and no labels. It needs a backbone with
     batch normalisation over samples.
     """
 
@@ -72,7 +71,7 @@ def batch_norms(module: nn.Module) -> list[_BatchNorm]:
 
 @contextlib.contextmanager
 def adapted(module: nn.Module, groups: Tensor, prior: float) -> Iterator[None]:
-    """Within it, batch normalisation uses statistics of each row's group, mixed with the running ones.
+    """Within the block, batch normalisation uses statistics of each row's group, mixed with the running ones.
 
     Parameters
     ----------
@@ -94,7 +93,7 @@ def adapted(module: nn.Module, groups: Tensor, prior: float) -> Iterator[None]:
 def _normalise_groups(
     layer: _BatchNorm, arguments: tuple[Any, ...], output: Tensor, *, groups: Tensor, n_groups: int, prior: float
 ) -> Tensor:
-    """The output that a layer has with each group's statistics; as it was where its rows are not the samples."""
+    """The layer's output with each group's statistics; unchanged where its rows are not the samples."""
     values: Tensor = arguments[0]
     if len(values) != len(groups) or layer.running_mean is None or layer.running_var is None:
         return output
@@ -110,8 +109,8 @@ def _normalise_groups(
 
     mean = group_mean(values)
     variance = group_mean((values - at_rows(mean)).square())
-    trust = counts / (counts + prior)
-    mean, variance = torch.lerp(layer.running_mean, mean, trust), torch.lerp(layer.running_var, variance, trust)
+    weight = counts / (counts + prior)
+    mean, variance = torch.lerp(layer.running_mean, mean, weight), torch.lerp(layer.running_var, variance, weight)
     normal = (values - at_rows(mean)) * at_rows((variance + layer.eps).rsqrt())
     if not layer.affine:
         return normal

@@ -1,7 +1,7 @@
-"""Boosting: gradient-boosted trees on the raw inputs, what users of dense data pick today.
+"""Boosting: gradient-boosted trees on the raw inputs, the common choice for tables.
 
 scikit-learn's histogram kind, after Ke et al., "LightGBM: A Highly Efficient Gradient Boosting Decision Tree", NeurIPS
-2017. It is no method of domain generalisation but a rival that any of them has to beat on tables of measurements.
+2017. It is not a method of domain generalisation but a baseline that any of them has to beat on tables of measurements.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class BoostingSettings(Hyperparameters):
 class Boosting(Algorithm):
     """Gradient boosting on all dense columns, flattened and joined in the order of their names.
 
-    The backbone it is given is not used: the inputs as they are take its place. Missing values go the way each split
+    The backbone is not used: the trees see the inputs themselves. Missing values go the way each split
     has learnt. Where classes exclude one another there is one model with a tree per class and round (one per round for
     two classes, whose logits are 0 and the score); with several labels, one model for each. A sample of expert votes
     enters once for each class of its label set, with the class's share as its weight. A class without a training
-    sample keeps a score that says how rare it must be. Nothing is held back to stop early, because rows held back at
-    random would be of training patients.
+    sample keeps a score that reflects how rare it must be. There is no early stopping, because rows held out at random
+    would be of training patients.
 
     Samples of one patient are alike, so that a leaf of twenty samples may be one person: where patients have many
     samples, larger and fewer leaves and fewer rounds carry over better to new patients.
@@ -75,7 +75,7 @@ class Boosting(Algorithm):
         weights = self.target.distribution(train.targets.cpu()).numpy()
         fit = self._fit_classes if self.target.exclusive else self._fit_labels
         trees, baseline = fit(values, weights, seed)
-        self.forest.plant(trees, baseline)
+        self.forest.set_trees(trees, baseline)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         return {"supervised": self.target.loss(self.predict(batch.inputs), batch.targets)}
@@ -115,7 +115,7 @@ class Boosting(Algorithm):
         return trees, baseline
 
     def _fit(self, values: Array, classes: Array, weights: Array | None, seed: int) -> Any:
-        """A fitted model, or ``None`` where there is one class only and nothing to tell apart."""
+        """A fitted model, or ``None`` if there is only one class."""
         from sklearn.ensemble import HistGradientBoostingClassifier
 
         if self.settings.rounds == 0 or len(np.unique(classes)) < 2:

@@ -1,8 +1,8 @@
 """CondAdv: a discriminator of patients that also sees the predicted label.
 
 Zhao et al., "Learning Sleep Stages from Radio Signals: A Conditional Adversarial Architecture", ICML 2017. Given the
-label's probabilities, the discriminator cannot gain by what a patient's mix of labels tells, so that fooling it does
-not cost the features what they know of the label.
+label's probabilities, the discriminator gains nothing from a patient's distribution of labels, so that fooling it does
+not cost the features information about the label.
 
 ======================  =====================================================================================
 the paper's letter      here

@@ -12,7 +12,7 @@ lambda                  ``weight``
 ======================  =====================================================================================
 
 As in IRM, a patient's environment is its code modulo the number of environments. Those with fewer than two rows in the
-batch take no part.
+batch are left out.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class CORAL(Base):
         if self.settings.weight:
             number = max(self.settings.environments, 1)
             means, covariances, present = moments(features, batch.domains % number, number)
-            apart = spread(means, present) + spread(covariances.flatten(1), present)
-            terms["alignment"] = self.settings.weight * apart
+            difference = spread(means, present) + spread(covariances.flatten(1), present)
+            terms["alignment"] = self.settings.weight * difference
         return terms
 
 

@@ -6,7 +6,7 @@ Eastwood et al., "Probable Domain Generalization via Quantile Risk Minimization"
 the paper's letter      here
 ======================  =====================================================================================
 e, R^e                  a patient, and the mean loss of the patient's rows in the batch
-alpha                   ``alpha``: the probability with which a new patient's risk shall lie below what is minimised
+alpha                   ``alpha``: the probability that a new patient's risk is below what is minimised
 F_n, h                  Gaussian kernel estimate of the risks' distribution, bandwidth 1.06 sd n^(-1/5)
 F_n^(-1)(alpha)         :func:`kernel_quantile`
 ======================  =====================================================================================
@@ -40,8 +40,8 @@ class EQRMSettings(BaseSettings):
 class EQRM(Base):
     """Base on a high quantile of the patients' risks instead of their mean.
 
-    A step holds several samples of each of several patients. All patients of the training have their place in the
-    kernel estimate; those without a row in the batch have no weight.
+    A step holds several samples of each of several patients. The kernel estimate has an entry for every
+    training patient; those without a row in the batch have no weight.
     """
 
     Settings = EQRMSettings
@@ -72,8 +72,8 @@ def kernel_quantile(risks: Tensor, present: Tensor, variance: Tensor, alpha: flo
     number = present.sum().clamp_min(1)
     bandwidth = 1.06 * (variance + _NARROWEST**2).sqrt() * number**-0.2
 
-    def share_below(place: Tensor) -> Tensor:
-        share: Tensor = (torch.special.ndtr((place - risks) / bandwidth) * present).sum() / number
+    def share_below(risk: Tensor) -> Tensor:
+        share: Tensor = (torch.special.ndtr((risk - risks) / bandwidth) * present).sum() / number
         return share
 
     with torch.no_grad():
@@ -84,8 +84,8 @@ def kernel_quantile(risks: Tensor, present: Tensor, variance: Tensor, alpha: flo
             middle = (low + high) / 2
             below = share_below(middle) < alpha
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-        found = (low + high) / 2
-        steps = (found - risks) / bandwidth
+        solution = (low + high) / 2
+        steps = (solution - risks) / bandwidth
         density = (torch.exp(-steps.square() / 2) * present).sum() / (number * bandwidth * math.sqrt(2 * math.pi))
-    # A Newton step from the solution goes nowhere, but its gradient is that of the quantile (implicit function).
-    return found - (share_below(found) - alpha) / density
+    # A Newton step from the solution does not move, but its gradient is that of the quantile (implicit function).
+    return solution - (share_below(solution) - alpha) / density

@@ -11,7 +11,7 @@ q                       ``emphasis``: weight of each group, raised by exp(eta_q 
 eta_q                   ``speed``
 ======================  =====================================================================================
 
-The groups are found before training and without labels: the means of each patient's features under the untrained
+The groups are made before training and without labels: the means of each patient's features under the untrained
 backbone, a random projection of the inputs, are standardised and clustered by k-means.
 """
 
@@ -73,9 +73,9 @@ class GroupDRO(Base):
 
     @torch.no_grad()
     def _raise_emphasis(self, risks: Tensor) -> None:
-        """A group without a row has a risk of zero here, and keeps its weight beside the others."""
+        """Raise the weights of groups by their risks; a group without a row has a risk of zero here."""
         raised = self.emphasis * torch.exp(self.settings.speed * risks)
-        # No group is forgotten for good, and no weight reaches the end of the numbers.
+        # No group is lost for good, and no weight overflows.
         self.emphasis.copy_((raised / raised.sum()).clamp_min(1e-6))
 
 
@@ -86,8 +86,8 @@ def patient_means(backbone: Backbone, train: DomainDataset) -> Tensor:
     shuffled = torch.from_numpy(np.random.default_rng(0).permutation(len(domains)))
     order = shuffled[torch.argsort(domains[shuffled], stable=True)]
     counts = torch.bincount(domains, minlength=train.n_patients)
-    place = torch.arange(len(order)) - (counts.cumsum(0) - counts)[domains[order]]
-    rows = order[place < _SAMPLES_OF_A_PATIENT].to(train.device)
+    rank = torch.arange(len(order)) - (counts.cumsum(0) - counts)[domains[order]]
+    rows = order[rank < _SAMPLES_OF_A_PATIENT].to(train.device)
     mode = backbone.training
     backbone.eval()
     features = torch.cat(

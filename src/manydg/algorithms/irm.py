@@ -1,4 +1,4 @@
-"""IRM: features on which one classifier is the best for every environment at once.
+"""IRM: features on which one classifier is optimal for every environment at once.
 
 Arjovsky, Bottou, Gulrajani and Lopez-Paz, "Invariant Risk Minimization", 2019 (IRMv1).
 

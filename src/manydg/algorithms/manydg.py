@@ -7,7 +7,7 @@ of steps and losses below are the paper's.
 the paper's letter      here
 ======================  =====================================================================================
 h, v = h(x)             ``backbone``, ``features``: the universal feature extractor (step 1)
-q, z = q(v)             ``domain_encoder``, ``domain_factor``: what is the patient's in v (step 2)
+q, z = q(v)             ``domain_encoder``, ``domain_factor``: the patient's part of v (step 2)
 p, v^ = p(z', y)        ``decoder``, ``reconstruction``: one sample's features from its partner's z and its own label
 w_k                     ``predictor.prototypes``: one vector per class
 v_||z, v_perp z         ``parallel``, ``orthogonal``: the parts of v along z and at right angles to it (step 3)
@@ -47,7 +47,7 @@ class ManyDGSettings(Hyperparameters):
 
 
 class ManyDG(Algorithm):
-    """Every patient is a domain; what is the patient's is estimated, and the label read from the rest.
+    """Every patient is a domain; the patient's own factor is estimated, and the label predicted from the rest.
 
     The number of parameters does not depend on the number of patients, and prediction needs no patient.
     """
@@ -134,9 +134,8 @@ def orthogonal_projection(v: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
 def mean_discrepancy(z: Tensor, v: Tensor) -> Tensor:
     """L_MMD: squared distance of the batch means of z and v, relative to that of v, whose scale gets no gradient.
 
-    Features whose mean vanishes beside their length, as those straight from batch normalisation do, are measured by a
-    thousandth of their mean squared length instead: the paper's ratio would be without bound.
-    """
+    Where the mean of the features vanishes beside their length, as it does straight after batch normalisation, the
+    scale is a thousandth of their mean squared length instead: the paper's ratio would be unbounded. """
     z_mean, v_mean, fixed = z.mean(dim=0), v.mean(dim=0), v.detach()
     scale = torch.maximum(fixed.mean(dim=0).square().sum(), _LEAST_MEAN * fixed.square().sum(dim=-1).mean())
     return (z_mean - v_mean).square().sum() / scale.clamp_min(_TINY)

@@ -1,11 +1,10 @@
-"""ManyDG with context: what is the patient's is read from a set of the patient's samples, not from one.
+"""ManyDG with context: the domain factor comes from a set of the patient's samples, not from one.
 
 The inputs hold the patient's context (:mod:`manydg.data.context`), so that features v and domain factor z are functions
 of a set of unlabelled samples of the patient. Two networks learn side by side, one from samples with their context and
-one from the samples alone, and a prediction moves from the second to the first as the patient becomes known. Where z is
-wanted it is kept from collapsing by telling patients apart: of all samples in the batch, the partner of a sample is to
-have the z most like its own. See ``docs/method.md``.
-"""
+one from the samples alone; a prediction moves from the second to the first as the patient's context grows. Where z is
+used, a contrastive loss keeps it from collapsing: of all samples in the batch, the partner of a sample should have the
+z most similar to its own. See ``docs/method.md``. """
 
 from __future__ import annotations
 
@@ -41,12 +40,12 @@ class ManyDGContextSettings(EMASettings):
 
 
 class TwoViews(Backbone):
-    """The features of samples with their context, and beside them those of the samples alone, by a network of its own.
+    """The features of samples with their context, joined with those of the samples alone from a second network.
 
     Parameters
     ----------
     backbone : Backbone
-        For samples with context; another like it learns from samples alone.
+        For samples with context; a second one like it is for samples alone.
     """
 
     def __init__(self, backbone: Backbone) -> None:
@@ -70,18 +69,18 @@ class TwoViews(Backbone):
 
 
 class ManyDGContext(EMA):
-    """Predictions from a sample and its patient's context, by averaged weights; from the sample alone where its patient
-    is not known yet.
+    """Predictions from a sample and its patient's context, with averaged weights; from the sample alone where there is
+    no context yet.
 
     With n samples in the patient's context and the number n' that nearly all training samples have or exceed, the two
-    networks' logits are mixed by ``min(1, n / n')``. The domain factor z is there only where it is asked for, by a
-    weight of the contrast or by directions to project out: neither was found to help prediction.
+    networks' logits are mixed by ``min(1, n / n')``. The domain factor z exists only with a weight of the
+    contrast or with directions to project out: neither helped prediction in our experiments.
     """
 
     Settings = ManyDGContextSettings
     settings: ManyDGContextSettings
     context: ClassVar[str] = "offline"
-    """The context that is made where a configuration leaves it open."""
+    """The context used where a configuration leaves it at ``auto``."""
 
     usual_context: Tensor
 
@@ -154,16 +153,15 @@ class ManyDGContext(EMA):
 
 
 def amount_of_context(trust: Tensor) -> Tensor:
-    """Samples in the context, in units of the samples that halve the trust in what is usual for all patients.
+    """Number of samples in the context, in units of the context's strength.
 
-    A context of n samples is trusted by ``n / (n + strength)``, of which this is the odds, ``n / strength``: the trust
-    itself is nearly 1 long before a patient is as well known as those of the training.
-    """
+    A context of n samples has the weight ``n / (n + strength)``, of which this is the odds, ``n / strength``: the
+    weight itself is nearly 1 long before a patient has as much context as those of the training. """
     return trust / (1 - trust).clamp_min(_TINY)
 
 
 def without_context(inputs: Inputs) -> dict[str, Column]:
-    """The inputs of patients of whom nothing is known: all context is 0, as the context of a first sample is."""
+    """The inputs with all context set to 0, as for the first sample of a patient."""
     return {
         name: torch.zeros_like(column) if name.startswith(CONTEXT) and isinstance(column, Tensor) else column
         for name, column in inputs.items()
@@ -183,7 +181,7 @@ def project_out(v: Tensor, factors: Tensor) -> Tensor:
 
 
 def patient_contrast(factors: Tensor, domains: Tensor, pairs: int, temperature: float) -> Tensor:
-    """Cross-entropy of finding each sample's partner among the samples of other patients, by cosine of z.
+    """Cross-entropy of identifying each sample's partner among the samples of other patients, by cosine of z.
 
     Parameters
     ----------
@@ -192,8 +190,8 @@ def patient_contrast(factors: Tensor, domains: Tensor, pairs: int, temperature: 
     domains : Tensor ``(batch,)``
     """
     units, who = functional.normalize(factors[: 2 * pairs], dim=-1), domains[: 2 * pairs]
-    place = torch.arange(2 * pairs, device=factors.device)
-    partner = (place + pairs) % (2 * pairs)
+    index = torch.arange(2 * pairs, device=factors.device)
+    partner = (index + pairs) % (2 * pairs)
     same_patient = who[:, None] == who[None, :]
-    hidden = same_patient & (place[None, :] != partner[:, None])
+    hidden = same_patient & (index[None, :] != partner[:, None])
     return functional.cross_entropy((units @ units.T / temperature).masked_fill(hidden, -torch.inf), partner)

@@ -1,4 +1,4 @@
-"""Control: ManyDG whose partners are strangers, so that the pairs tell nothing about the patient."""
+"""Control: ManyDG with random partners, so that the pairs carry no information about the patient."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class MLDG(Base):
         return mean_over_groups(self.target.loss_per_sample(logits, batch.targets), batch.domains)
 
     def _statistics(self) -> Weights:
-        """Copies of the buffers, so that what a pass does to them is forgotten."""
+        """Copies of the buffers, so that a forward pass does not change them."""
         return {name: buffer.clone() for name, buffer in self.named_buffers()}
 
 
@@ -111,8 +111,8 @@ def split_episode(domains: Tensor, test_share: float) -> tuple[Tensor, Tensor] |
     _, patient, count = torch.unique(domains, return_inverse=True, return_counts=True)
     order = torch.randperm(len(count), device=domains.device)
     rows_so_far = count[order].cumsum(0)
-    wanted = max(1, round(test_share * len(count)))
-    chosen = max(wanted, 1 + int((rows_so_far < 2).sum()))
+    tested = max(1, round(test_share * len(count)))
+    chosen = max(tested, 1 + int((rows_so_far < 2).sum()))
     if chosen >= len(count) or len(domains) - int(rows_so_far[chosen - 1]) < 2:
         return None
     is_test = torch.zeros_like(count, dtype=torch.bool)
@@ -136,7 +136,7 @@ def mean_over_groups(values: Tensor, groups: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def twice_differentiable(module: nn.Module) -> Iterator[None]:
-    """Within it, recurrent and attention layers run on kernels whose gradient can be differentiated again."""
+    """Within the block, recurrent and attention layers run on kernels whose gradient can be differentiated again."""
     recurrent = any(isinstance(part, nn.RNNBase) for part in module.modules())
     with contextlib.ExitStack() as stack:
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))

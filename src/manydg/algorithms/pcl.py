@@ -1,7 +1,8 @@
 """PCL: samples are drawn to their class's proxy, never to each other.
 
-Yao et al., "PCL: Proxy-Based Contrastive Learning for Domain Generalization", CVPR 2022. Pulling two samples of one
-class but different domains together hurts, the paper finds; so the only positive of a sample is its class's proxy, and
+Yao et al., "PCL: Proxy-Based Contrastive Learning for Domain Generalization", CVPR 2022. The paper finds that pulling
+two samples of one
+class but different domains together hurts; so the only positive of a sample is its class's proxy, and
 its negatives are the proxies of the other classes and the batch's samples of other classes.
 
 ======================  =====================================================================================

@@ -20,7 +20,7 @@ class PrototypeSettings(Hyperparameters):
 
 
 class Prototype(Algorithm):
-    """What ManyDG gains over this is not due to its prototypes."""
+    """A prototype head alone: what ManyDG gains over it is not due to its prototypes."""
 
     Settings = PrototypeSettings
     settings: PrototypeSettings

@@ -14,8 +14,8 @@ from manydg.algorithms._simple_decomposition import DecompositionSettings, Simpl
 class SimD2(SimpleDecomposition):
     """Cosine of v and its reconstruction, cosine of two domain factors, Frobenius norm of factors of unit length.
 
-    The rows of Z and U are brought to unit length before the norm is taken, so that it lies between 0 and 1 as the
-    other terms lie between -1 and 1.
+    The rows of Z and U are normalised first, so that the norm is between 0 and 1 as the other terms are between -1
+    and 1.
     """
 
     Settings = DecompositionSettings

@@ -1,4 +1,4 @@
-"""SWAD: Base, predicting with the plain mean of its weights after every step of the later training.
+"""SWAD: Base, predicting with the plain mean of its weights over all steps of the later training.
 
 Cha et al., "SWAD: Domain Generalization by Seeking Flat Minima", NeurIPS 2021.
 
@@ -10,10 +10,9 @@ t_e                     the last step of the epoch whose *averaged* weights do b
 theta^(t_s:t_e)         the dense average: every step's weights count the same
 ======================  =====================================================================================
 
-The paper finds both ends by the validation loss after every few hundred steps. Here the end is chosen in the same way,
-once an epoch, by the metric that chooses the epoch of every algorithm; the start is a setting. Before the start
-predictions use the weights as they are.
-"""
+The paper chooses both ends by the validation loss after every few hundred steps. Here the end is chosen in the same
+way, once an epoch, by the metric that chooses the epoch of every algorithm; the start is a setting. Before the start
+predictions use the weights as they are. """
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""V-REx: risks that are as good as equal in all environments.
+"""V-REx: risks that are nearly equal in all environments.
 
 Krueger et al., "Out-of-Distribution Generalization via Risk Extrapolation (REx)", ICML 2021.
 
@@ -10,7 +10,7 @@ beta                    ``weight``, from the share ``warmup`` of the training on
 ======================  =====================================================================================
 
 The mean of the R_e plus beta times their variance is minimised. As in IRM, a patient's environment is its code modulo
-the number of environments; those without a row in the batch take no part.
+the number of environments; those without a row in the batch are left out.
 """
 
 from __future__ import annotations
