@@ -12,7 +12,7 @@ mu, sigma^2             (N mu_s + n mu_t) / (N + n), and the same of the varianc
 ======================  =====================================================================================
 
 Training is Base's. With few samples of a patient the statistics stay near the training patients', and for a sample
-alone (:meth:`predict`) they are the training patients'. """
+alone (:meth:`predict`) they are the training patients'."""
 
 from __future__ import annotations
 

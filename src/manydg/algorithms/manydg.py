@@ -135,7 +135,7 @@ def mean_discrepancy(z: Tensor, v: Tensor) -> Tensor:
     """L_MMD: squared distance of the batch means of z and v, relative to that of v, whose scale gets no gradient.
 
     Where the mean of the features vanishes beside their length, as it does straight after batch normalisation, the
-    scale is a thousandth of their mean squared length instead: the paper's ratio would be unbounded. """
+    scale is a thousandth of their mean squared length instead: the paper's ratio would be unbounded."""
     z_mean, v_mean, fixed = z.mean(dim=0), v.mean(dim=0), v.detach()
     scale = torch.maximum(fixed.mean(dim=0).square().sum(), _LEAST_MEAN * fixed.square().sum(dim=-1).mean())
     return (z_mean - v_mean).square().sum() / scale.clamp_min(_TINY)

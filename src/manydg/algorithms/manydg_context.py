@@ -4,7 +4,7 @@ The inputs hold the patient's context (:mod:`manydg.data.context`), so that feat
 of a set of unlabelled samples of the patient. Two networks learn side by side, one from samples with their context and
 one from the samples alone; a prediction moves from the second to the first as the patient's context grows. Where z is
 used, a contrastive loss keeps it from collapsing: of all samples in the batch, the partner of a sample should have the
-z most similar to its own. See ``docs/method.md``. """
+z most similar to its own. See ``docs/method.md``."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def amount_of_context(trust: Tensor) -> Tensor:
     """Number of samples in the context, in units of the context's strength.
 
     A context of n samples has the weight ``n / (n + strength)``, of which this is the odds, ``n / strength``: the
-    weight itself is nearly 1 long before a patient has as much context as those of the training. """
+    weight itself is nearly 1 long before a patient has as much context as those of the training."""
     return trust / (1 - trust).clamp_min(_TINY)
 
 

@@ -12,7 +12,7 @@ theta^(t_s:t_e)         the dense average: every step's weights count the same
 
 The paper chooses both ends by the validation loss after every few hundred steps. Here the end is chosen in the same
 way, once an epoch, by the metric that chooses the epoch of every algorithm; the start is a setting. Before the start
-predictions use the weights as they are. """
+predictions use the weights as they are."""
 
 from __future__ import annotations
 
