@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from manydg.errors import ConfigError, unknown_name
-from manydg.files import Json
+from manydg.files import Json, ParsedJson
 
 PRECISIONS = ("auto", "float32", "tf32", "bf16")
 EXECUTIONS = ("auto", "plain", "captured", "compiled", "deterministic")
@@ -79,7 +79,7 @@ class TrainingConfig:
             raise ConfigError(f"seed is {self.seed!r}; it must be a whole number from 0 to {2**32 - 1}")
 
     @staticmethod
-    def from_mapping(given: Mapping[str, Any]) -> TrainingConfig:
+    def from_mapping(given: ParsedJson) -> TrainingConfig:
         """A configuration from options by name, as a file or a command gives them."""
         names = {entry.name for entry in dataclasses.fields(TrainingConfig)}
         for name in given:

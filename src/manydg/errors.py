@@ -1,4 +1,4 @@
-"""Errors a user can mend: each message says what was found, where, and what to do about it."""
+"""Errors a user can fix: each message says what is wrong, where, and what to do about it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import TextIO
 
 
 class ManyDGError(Exception):
-    """Base of every error raised for something the user can put right."""
+    """Base of every error raised for something the user can fix."""
 
 
 class DataError(ManyDGError):
-    """The data given are not what was promised: wrong shape, type, range or content."""
+    """The data have a wrong shape, type, range or content."""
 
 
 class StorageError(ManyDGError):
@@ -30,24 +30,24 @@ class TrainingError(ManyDGError):
 
 
 class ManyDGWarning(UserWarning):
-    """Something worth knowing that does not stop the work."""
+    """Something the user should know that does not stop the work."""
 
 
 def in_a_line(error: BaseException) -> str:
-    """An error's kind and the first line of what it says.
+    """An error's type and the first line of its message.
 
     Examples
     --------
     >>> in_a_line(RuntimeError("no compiler"))
     'RuntimeError: no compiler'
     """
-    said = str(error).splitlines()
-    return f"{type(error).__name__}: {said[0] if said else ''}"
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"
 
 
 def warn_plainly() -> None:
-    """From here on this process shows our warnings as one line each, without the source line that Python adds."""
-    shown_before = warnings.showwarning
+    """Show our warnings as one line each from now on, without the source line that Python adds."""
+    show_others = warnings.showwarning
 
     def show(
         message: Warning | str,
@@ -60,7 +60,7 @@ def warn_plainly() -> None:
         if issubclass(category, ManyDGWarning):
             print(f"manydg: warning: {' '.join(str(message).split())}", file=file or sys.stderr)
         else:
-            shown_before(message, category, filename, lineno, file, line)
+            show_others(message, category, filename, lineno, file, line)
 
     warnings.showwarning = show
 

@@ -31,6 +31,8 @@ from manydg.errors import DataError, StorageError
 Json = Union[None, bool, int, float, str, Sequence["Json"], Mapping[str, "Json"]]  # noqa: UP007 - recursive
 """A value that JSON can hold."""
 JsonObject = Mapping[str, Json]
+ParsedJson = Mapping[str, Any]
+"""A JSON object as it was read: only the typed reader it is handed to looks into it."""
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -265,7 +267,7 @@ class ArrayFile:
     checksum: str | None = None
 
     @staticmethod
-    def from_json(value: Mapping[str, Any]) -> ArrayFile:
+    def from_json(value: ParsedJson) -> ArrayFile:
         return ArrayFile(int(value["bytes"]), str(value["dtype"]), tuple(value["shape"]), value["checksum"])
 
     def to_json(self) -> dict[str, Json]:

@@ -1,4 +1,4 @@
-"""Names to classes: one file is one entry, and installed plug-ins join by entry points.
+"""Classes by name: one file is one entry, and installed plug-ins join by entry points.
 
 A package of entries holds one module per entry. The module ``my_idea.py`` is the entry ``my-idea`` and defines one
 public subclass of the registry's base class. Modules that begin with an underscore are helpers. A plug-in declares the
@@ -22,12 +22,12 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Finds the classes of one kind by name; nothing is imported before it is asked for.
+    """The classes of one kind by name; a module is imported when its class is first used.
 
     Parameters
     ----------
     kind : str
-        What an entry is called in messages.
+        What messages call an entry.
     package : str
         The package whose modules are the entries, and the entry-point group of plug-ins.
     base : type
@@ -42,7 +42,7 @@ class Registry(Generic[T]):
         return sorted({*self._built_in(), *self._plugins()})
 
     def get(self, name: str) -> type[T]:
-        """The class of an entry; ``package.module:Class`` reaches any class outside the registry."""
+        """The class of an entry; ``package.module:Class`` names any class outside the registry."""
         if ":" in name:
             return self._import(name)
         if name in (modules := self._built_in()):
@@ -52,8 +52,8 @@ class Registry(Generic[T]):
         raise unknown_name(self.kind, name, self.names())
 
     def _built_in(self) -> dict[str, str]:
-        found = importlib.util.find_spec(self.package)
-        paths = found.submodule_search_locations if found else None
+        spec = importlib.util.find_spec(self.package)
+        paths = spec.submodule_search_locations if spec else None
         modules = [m.name for m in pkgutil.iter_modules(paths or []) if not m.name.startswith("_")]
         return {name.replace("_", "-"): f"{self.package}.{name}" for name in modules}
 
@@ -62,30 +62,30 @@ class Registry(Generic[T]):
 
     def _only_class(self, module_name: str) -> type[T]:
         module = importlib.import_module(module_name)
-        found = [
+        classes = [
             value
             for value in vars(module).values()
             if isinstance(value, type) and issubclass(value, self.base) and value.__module__ == module_name
         ]
-        public = [value for value in found if not value.__name__.startswith("_")]
+        public = [value for value in classes if not value.__name__.startswith("_")]
         if len(public) != 1:
-            where = Path(module.__file__ or module_name).name
-            raise ConfigError(f"{where} must define one public {self.base.__name__}; it defines {len(public)}")
+            file = Path(module.__file__ or module_name).name
+            raise ConfigError(f"{file} must define one public {self.base.__name__}; it defines {len(public)}")
         return public[0]
 
     def _import(self, path: str) -> type[T]:
         module_name, _, class_name = path.partition(":")
         if not module_name or not class_name:
             raise ConfigError(f"{self.kind} '{path}': a class is named as package.module:Class")
-        # An installed command does not look for modules where it is called, as "python -m" does.
+        # Unlike "python -m", an installed command does not import from the working directory.
         if "" not in sys.path and str(Path.cwd()) not in sys.path:
             sys.path.append(str(Path.cwd()))
         try:
-            found = getattr(importlib.import_module(module_name), class_name)
+            value = getattr(importlib.import_module(module_name), class_name)
         except (ImportError, ValueError, TypeError) as error:
             raise ConfigError(f"{self.kind} '{path}': cannot import {module_name} ({error})") from error
         except AttributeError:
             raise ConfigError(f"{self.kind} '{path}': {module_name} has no '{class_name}'") from None
-        if not isinstance(found, type):
-            raise ConfigError(f"{self.kind} '{path}': {class_name} is a {type(found).__name__}, not a class")
-        return cast("type[T]", found)
+        if not isinstance(value, type):
+            raise ConfigError(f"{self.kind} '{path}': {class_name} is a {type(value).__name__}, not a class")
+        return cast("type[T]", value)

@@ -1,4 +1,4 @@
-"""What a label is: loss, prototype of a label, probabilities and the metrics that suit it, for each kind of target."""
+"""Kinds of labels: for each its loss, label prototype, probabilities and default metrics."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Target(ABC):
         return self.loss_per_sample(logits, targets).mean()
 
     def label_prototype(self, prototypes: Tensor, targets: Tensor) -> Tensor:
-        """The decoder's view of a label: the mean prototype of its classes, ``(batch, dim)``."""
+        """The label as the decoder gets it: the mean prototype of its classes, ``(batch, dim)``."""
         weights = self.distribution(targets)
         total = weights.sum(dim=-1, keepdim=True).clamp_min(1.0)
         return (weights / total).to(prototypes.dtype) @ prototypes
@@ -62,7 +62,7 @@ class Target(ABC):
         return logits.softmax(dim=-1)
 
     def truth(self, targets: Tensor) -> Tensor:
-        """What metrics compare with: class codes ``(batch,)``, or label indicators ``(batch, K)``."""
+        """The reference for metrics: class codes ``(batch,)``, or label indicators ``(batch, K)``."""
         return targets
 
     def check(self, targets: Tensor) -> None:
@@ -123,7 +123,7 @@ class Votes(Target):
 
 
 class Binary(Classes):
-    """Yes or no: a softmax over two prototypes, so that the probability of yes needs no further sigmoid."""
+    """One of two classes, as a softmax over two prototypes."""
 
     kind = "binary"
     metrics = ("auprc", "f1", "kappa", "auroc")
@@ -131,7 +131,7 @@ class Binary(Classes):
 
 
 class MultiLabel(Target):
-    """Any number of K labels at once: a sigmoid each, the loss summed over the K labels' mean.
+    """Any number of K labels at once: a sigmoid each, and the mean of the K binary losses.
 
     The decoder sees the mean of the present labels' prototypes, and zero for a sample with none.
     """
@@ -145,8 +145,8 @@ class MultiLabel(Target):
         return targets.to(torch.float32)
 
     def loss_per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
-        wanted = targets.to(logits.dtype)
-        return functional.binary_cross_entropy_with_logits(logits, wanted, reduction="none").mean(dim=-1)
+        indicators = targets.to(logits.dtype)
+        return functional.binary_cross_entropy_with_logits(logits, indicators, reduction="none").mean(dim=-1)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         return logits.sigmoid()
@@ -174,5 +174,5 @@ _KINDS: dict[str, type[Target]] = {kind.kind: kind for kind in (Classes, Votes, 
 
 
 def target_of(spec: TargetSpec) -> Target:
-    """The target type of a dataset's labels."""
+    """The kind of label that a dataset's specification names."""
     return _KINDS[spec.kind](spec)

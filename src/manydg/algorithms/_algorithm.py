@@ -16,7 +16,7 @@ from torch.optim import Adam, Optimizer
 from manydg.backbones import Backbone, Inputs
 from manydg.data.dataset import Batch, DomainDataset
 from manydg.errors import ConfigError, unknown_name
-from manydg.files import Json
+from manydg.files import Json, ParsedJson
 from manydg.targets import Target
 
 Sampling = Literal["samples", "pairs", "random-pairs", "episodes", "whole"]
@@ -100,7 +100,7 @@ class Algorithm(nn.Module):
             if name not in fields:
                 raise unknown_name(f"setting of {cls.__name__}", name, fields)
             _check_setting(f"{cls.__name__}.{name}", value, fields[name])
-        return cls.Settings(**cast("dict[str, Any]", dict(given)))
+        return cls.Settings(**cast("ParsedJson", given))
 
     @abstractmethod
     def losses(self, batch: Batch) -> dict[str, Tensor]:

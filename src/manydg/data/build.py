@@ -16,6 +16,7 @@ from manydg.data.dataset import DomainDataset
 from manydg.data.encoding import ArrayLike, encode_patients, encode_targets
 from manydg.data.info import DatasetInfo
 from manydg.errors import DataError
+from manydg.files import ParsedJson
 
 
 def from_arrays(
@@ -27,7 +28,7 @@ def from_arrays(
     names: Sequence[str] | None = None,
     times: ArrayLike | None = None,
     missing: bool = False,
-    info: DatasetInfo | Mapping[str, Any] | None = None,
+    info: DatasetInfo | ParsedJson | None = None,
 ) -> DomainDataset:
     """Build a dataset from arrays.
 

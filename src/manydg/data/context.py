@@ -10,7 +10,7 @@ reads a sample that is later, or of the same time. The columns are ordinary inpu
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from manydg.data.dataset import DomainDataset
 from manydg.data.schema import TRUST
 from manydg.data.timeline import Timeline, rows_of_some_patients, running, samples_until_known, windows
 from manydg.errors import ConfigError, DataError, unknown_name
+from manydg.files import Json, ParsedJson
 
 Spectrum = Callable[[Tensor], Tensor]
 """From signals ``(rows, channels, samples)`` to log spectrograms ``(rows, channels, frequencies, frames)``."""
@@ -88,18 +89,20 @@ class ContextOptions:
             raise ConfigError(f"the strength of context is {self.strength}; it must be positive")
 
     @staticmethod
-    def from_mapping(mode: str, given: Mapping[str, Any]) -> ContextOptions:
+    def from_mapping(mode: str, given: ParsedJson) -> ContextOptions:
         """Options by name, as a configuration or a model file has them."""
         names = {field.name for field in dataclasses.fields(ContextOptions)} - {"mode"}
         for name in given:
             if name not in names:
                 raise unknown_name("option of context", name, names)
-        values: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
-        }
+        values: ParsedJson = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
         return ContextOptions(mode, **values)
 
-    def to_json(self) -> dict[str, Any]:
+    @staticmethod
+    def from_json(value: ParsedJson) -> ContextOptions:
+        return ContextOptions.from_mapping(value["mode"], {name: v for name, v in value.items() if name != "mode"})
+
+    def to_json(self) -> dict[str, Json]:
         values = dataclasses.asdict(self)
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
@@ -132,12 +135,16 @@ def add_context(
     >>> add_context(data, parts=("relative",), strength=1).columns["context"].tolist()
     [[-0.5], [0.5], [0.0]]
     """
-    chosen = ContextOptions.from_mapping(mode, options)
+    return apply_context(dataset, ContextOptions.from_mapping(mode, options), spectrum)
+
+
+def apply_context(dataset: DomainDataset, options: ContextOptions, spectrum: Spectrum | None = None) -> DomainDataset:
+    """:func:`add_context` with options that are checked already."""
     if has_context(dataset):
         raise DataError(f"the dataset has a column '{COLUMN}' already: context is added once")
     if reason := unsupported(dataset):
         raise DataError(f"no context can be made: {reason}")
-    chosen = _with_defaults(dataset, chosen)
+    chosen = _with_defaults(dataset, options)
     strength = chosen.strength or DEFAULT_STRENGTH
     timeline = Timeline.of(dataset.domains, dataset.times, chosen.gap)
     whole = dataset.compact()

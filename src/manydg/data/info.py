@@ -9,10 +9,9 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
 
 from manydg.errors import DataError
-from manydg.files import ArrayFile, Json
+from manydg.files import ArrayFile, Json, ParsedJson
 
 KINDS = ("classes", "votes", "binary", "multilabel")
 
@@ -46,7 +45,7 @@ class TargetSpec:
         return len(self.names)
 
     @staticmethod
-    def from_json(value: Mapping[str, Any]) -> TargetSpec:
+    def from_json(value: ParsedJson) -> TargetSpec:
         return TargetSpec(value["kind"], tuple(value["names"]))
 
     def to_json(self) -> dict[str, Json]:
@@ -62,7 +61,7 @@ class SourceFile:
     checksum: str
 
     @staticmethod
-    def from_json(value: Mapping[str, Any]) -> SourceFile:
+    def from_json(value: ParsedJson) -> SourceFile:
         return SourceFile(str(value["name"]), int(value["bytes"]), str(value["checksum"]))
 
     def to_json(self) -> dict[str, Json]:
@@ -90,7 +89,7 @@ class Provenance:
     options: Mapping[str, Json] = field(default_factory=dict)
 
     @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Provenance:
+    def from_json(value: ParsedJson) -> Provenance:
         files = tuple(SourceFile.from_json(entry) for entry in value.get("files", ()))
         return Provenance(str(value["source"]), str(value.get("program", "")), files, dict(value.get("options", {})))
 
@@ -115,7 +114,7 @@ class CohortStep:
     counts: Mapping[str, int] = field(default_factory=dict)
 
     @staticmethod
-    def from_json(value: Mapping[str, Any]) -> CohortStep:
+    def from_json(value: ParsedJson) -> CohortStep:
         return CohortStep(str(value["step"]), {name: int(count) for name, count in value.items() if name != "step"})
 
     def to_json(self) -> dict[str, Json]:
@@ -165,7 +164,7 @@ class DatasetInfo:
         return float(gap) if isinstance(gap, int | float) else None
 
     @staticmethod
-    def of(value: DatasetInfo | Mapping[str, Any] | None) -> DatasetInfo:
+    def of(value: DatasetInfo | ParsedJson | None) -> DatasetInfo:
         """The typed form of what a user gives: itself, JSON values by name, or nothing."""
         if isinstance(value, DatasetInfo):
             return value
@@ -177,7 +176,7 @@ class DatasetInfo:
             ) from None
 
     @staticmethod
-    def from_json(value: Mapping[str, Any]) -> DatasetInfo:
+    def from_json(value: ParsedJson) -> DatasetInfo:
         known = {entry.name for entry in fields(DatasetInfo)} - {"other"}
         provenance = value.get("provenance")
         return DatasetInfo(
@@ -237,7 +236,7 @@ class DatasetDescription:
         return combine_checksums(self.files, self.target)
 
     @staticmethod
-    def from_json(value: Mapping[str, Any]) -> DatasetDescription:
+    def from_json(value: ParsedJson) -> DatasetDescription:
         """Raise a plain error if an entry is missing or does not agree with the others."""
         files = {key: ArrayFile.from_json(entry) for key, entry in value["files"].items()}
         target, info = TargetSpec.from_json(value["target"]), DatasetInfo.from_json(value["info"])

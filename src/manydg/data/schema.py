@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from manydg.data.columns import unnest
 from manydg.data.dataset import DomainDataset
 from manydg.errors import DataError
-from manydg.files import Json
+from manydg.files import Json, ParsedJson
 
 TRUST = "context_weight"
 """The column with the weight of a patient's own statistics, from 0 to 1, ``(rows, 1)``. It weighs other columns and is
@@ -75,7 +74,7 @@ class InputSchema:
         return {"columns": columns, "sizes": dict(self.sizes), "settings": dict(self.settings)}
 
     @staticmethod
-    def from_json(value: Mapping[str, Any]) -> InputSchema:
+    def from_json(value: ParsedJson) -> InputSchema:
         columns = {
             name: ColumnSchema(entry["dtype"], tuple(entry["shape"]), entry["nesting"])
             for name, entry in value["columns"].items()

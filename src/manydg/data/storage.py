@@ -26,6 +26,7 @@ from manydg.files import (
     ArrayFile,
     HashedNpyStream,
     HashingThread,
+    ParsedJson,
     disk_errors,
     npy_header,
     partial_name,
@@ -73,7 +74,7 @@ class DatasetWriter:
         self,
         folder: str | Path,
         target: TargetSpec,
-        info: DatasetInfo | Mapping[str, Any] | None = None,
+        info: DatasetInfo | ParsedJson | None = None,
         *,
         overwrite: bool = False,
     ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, cast
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from torch import nn
 from manydg.algorithms import ALGORITHMS
 from manydg.backbones import build_backbone
 from manydg.config import TrainingConfig
-from manydg.data.context import ContextOptions, add_context, estimate_strength, has_context, has_signals, unsupported
+from manydg.data.context import ContextOptions, apply_context, estimate_strength, has_context, has_signals, unsupported
 from manydg.data.dataset import DomainDataset
 from manydg.data.schema import InputSchema
 from manydg.errors import ConfigError
@@ -75,15 +75,15 @@ def with_context(
     if options.strength is None:
         known = placed if training is None else placed.select(training)
         options = dataclasses.replace(options, strength=estimate_strength(known, spectrum))
-    return add_context(placed, spectrum=spectrum, **options.to_json())
+    return apply_context(placed, options, spectrum)
 
 
 def as_trained(dataset: DomainDataset, schema: InputSchema, backbone: nn.Module | None = None) -> DomainDataset:
     """A dataset with the same context as the data that a model of this schema, with this backbone, was trained on."""
-    known = cast("dict[str, Any] | None", schema.settings.get("context"))
-    if known is None or has_context(dataset):
+    known = schema.settings.get("context")
+    if not isinstance(known, Mapping) or has_context(dataset):
         return dataset
-    return add_context(dataset, spectrum=getattr(backbone, "spectrogram", None), **known)
+    return apply_context(dataset, ContextOptions.from_json(known), getattr(backbone, "spectrogram", None))
 
 
 def _backbone_of(config: TrainingConfig, dataset: DomainDataset) -> nn.Module:
