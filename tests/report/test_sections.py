@@ -12,9 +12,8 @@ import pytest
 
 from manydg import registry
 from manydg.report import write_report
-from manydg.report.content import Part, Text
 from manydg.report.results_folder import Chapter
-from manydg.report.sections import SECTIONS, Section, all_sections
+from manydg.report.sections import SECTIONS, Part, Section, Text, all_sections
 
 
 class Sites(Section):

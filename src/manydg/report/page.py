@@ -15,10 +15,9 @@ from markupsafe import Markup
 
 from manydg.errors import StorageError
 from manydg.files import write_atomically
-from manydg.report.content import Block, Bullets, Cell, Column, Part, Table, Terms, Text
 from manydg.report.plot_style import PREFIX, Panel
 from manydg.report.results_folder import Chapter, ResultsFolder, read_results_folder
-from manydg.report.sections import all_sections
+from manydg.report.sections import Block, Bullets, Cell, Column, Part, Table, Terms, Text, all_sections
 from manydg.report.words import MEANING, listed, metric_name, plural, sentence
 
 TITLE = "How well do models do on patients they have never seen?"

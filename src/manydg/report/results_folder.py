@@ -57,6 +57,11 @@ class Chapter:
         """The metric that chose the epochs, and that the chapter's first sentence is about."""
         return self.target.selection
 
+    @property
+    def metrics(self) -> list[str]:
+        """The target's metrics, the one that chose the epochs first."""
+        return list(dict.fromkeys([self.metric, *self.target.metrics]))
+
     @cached_property
     def comparison(self) -> Comparison | None:
         """The summary of the runs of ``manydg compare``; None where none ended well."""

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from manydg.report import charts
 from manydg.report.charts import Series, floats
-from manydg.report.content import Block, Cell, Column, Figure, Table, Text
 from manydg.report.plot_style import Panel
 from manydg.report.run_statistics import FIRST
+from manydg.report.sections import Block, Cell, Column, Figure, Table, Text
 from manydg.report.words import ALGORITHMS, LOSSES, METRICS, algorithm_name, number, sentence, signed
 from manydg.studies.figure_data import (
     Bars,

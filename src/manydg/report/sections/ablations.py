@@ -14,11 +14,10 @@ import numpy as np
 from manydg.files import Json
 from manydg.report import charts
 from manydg.report.charts import Series
-from manydg.report.content import Block, Cell, Column, Figure, Part, Table, Text
 from manydg.report.plot_style import Panel
 from manydg.report.results_folder import Chapter
 from manydg.report.run_statistics import Spread, by_algorithm, grouped, metric_spread, seconds_per_epoch
-from manydg.report.sections import Section, claimed_experiments
+from manydg.report.sections import Block, Cell, Column, Figure, Part, Section, Table, Text, claimed_experiments
 from manydg.report.study_figures import figure_blocks
 from manydg.report.words import LOSSES, algorithm_name, metric_name, number, sentence
 from manydg.studies.figure_data import Bars, CellTable, Curve, FigureData

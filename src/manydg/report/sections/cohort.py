@@ -8,10 +8,9 @@ import numpy as np
 
 from manydg.data.info import CohortStep
 from manydg.report import charts
-from manydg.report.content import Block, Bullets, Cell, Column, Figure, Part, Table, Text
 from manydg.report.results_folder import Chapter
 from manydg.report.run_statistics import by_algorithm
-from manydg.report.sections import Section
+from manydg.report.sections import Block, Bullets, Cell, Column, Figure, Part, Section, Table, Text
 from manydg.report.words import algorithm_name, count, listed, plural, sentence
 from manydg.studies.records import StudiedDataset
 from manydg.training.record import RunRecord

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 
 from manydg.evaluation.statistics import Interval
 from manydg.report import charts
-from manydg.report.content import Block, Cell, Column, Figure, Part, Table, Text
 from manydg.report.results_folder import Chapter
 from manydg.report.run_statistics import Comparison, RivalTest
-from manydg.report.sections import Section
+from manydg.report.sections import Block, Cell, Column, Figure, Part, Section, Table, Text
 from manydg.report.words import (
     algorithm_name,
     interval,
@@ -41,7 +40,7 @@ class MainComparison(Section):
         blocks: list[Block] = [_table(chapter, comparison), _forest(chapter, comparison)]
         if comparison.tests(chapter.metric):
             blocks.append(Text(_tests_in_words(chapter, comparison)))
-            blocks += [_tests(comparison, metric) for metric in _metrics(chapter)]
+            blocks += [_tests(comparison, metric) for metric in chapter.metrics]
             blocks.append(Text(_caution(comparison), "note"))
         yield Part("compare", "Main results", blocks, chapter.command("compare"))
 
@@ -53,10 +52,6 @@ class MainComparison(Section):
             return []
         points = (_best(chapter, comparison), _controls(chapter, comparison), _worst_tenth(chapter, comparison))
         return [point for point in points if point]
-
-
-def _metrics(chapter: Chapter) -> list[str]:
-    return list(dict.fromkeys([chapter.metric, *chapter.target.metrics]))
 
 
 def _table(chapter: Chapter, comparison: Comparison) -> Table:
@@ -90,7 +85,7 @@ def _bounds(bounds: Interval | None) -> str:
 
 def _forest(chapter: Chapter, comparison: Comparison) -> Figure:
     panels = []
-    for metric in _metrics(chapter)[:2]:
+    for metric in chapter.metrics[:2]:
         entries = [comparison.entry(row, metric) for row in comparison.rows]
         names = [algorithm_name(row) for row in comparison.rows]
         low = [math.nan if entry.interval is None else entry.interval.low for entry in entries]

@@ -12,7 +12,6 @@ from manydg.evaluation.formulas import confusion_matrices
 from manydg.evaluation.predictions import Predictions, decide
 from manydg.report import charts
 from manydg.report.charts import Series
-from manydg.report.content import Block, Cell, Column, Figure, Part, Table, Text
 from manydg.report.plot_style import Panel
 from manydg.report.results_folder import Chapter
 from manydg.report.run_statistics import (
@@ -22,7 +21,7 @@ from manydg.report.run_statistics import (
     patient_means,
     patient_samples,
 )
-from manydg.report.sections import Section
+from manydg.report.sections import Block, Cell, Column, Figure, Part, Section, Table, Text
 from manydg.report.words import LOSSES, algorithm_name, count, listed, metric_name, number, plural, sentence, signed
 from manydg.training.record import RunRecord
 
@@ -75,8 +74,7 @@ def _patients(chapter: Chapter, groups: ByAlgorithm) -> Part | None:
 def _patient_values(chapter: Chapter, groups: ByAlgorithm) -> tuple[str, Mapping[str, dict[str, float]]]:
     """The metric that is defined for most patients, and its value for each patient with each algorithm."""
     first = next(iter(groups.values()))
-    metrics = list(dict.fromkeys([chapter.metric, *chapter.target.metrics]))
-    metric = defined_metric(first, metrics)
+    metric = defined_metric(first, chapter.metrics)
     if metric is not None:
         values = {name: patient_means(records, metric) for name, records in groups.items()}
     else:
