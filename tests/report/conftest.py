@@ -156,13 +156,13 @@ def make_figures(dataset: str) -> dict[str, Any]:
     patients, labels = np.repeat(np.arange(14), 60), rng.integers(0, 5, 840)
     by_patient, by_label = rng.normal(size=(14, 2))[patients] * 2, rng.normal(size=(5, 2))[labels] * 3
     noise = {name: rng.normal(size=(840, 2)) for name in ("v", "parallel", "orthogonal", "z")}
-    places = {
+    centres = {
         "v": by_patient + by_label, "parallel": by_patient, "orthogonal": by_label, "z": by_patient * 0.7,
     }  # fmt: skip
     panels = [
-        {"name": name, "xy": np.round(places[name] + noise[name], 3).tolist(), "patient_accuracy": 0.41,
+        {"name": name, "xy": np.round(centres[name] + noise[name], 3).tolist(), "patient_accuracy": 0.41,
          "label_accuracy": 0.77}
-        for name in places
+        for name in centres
     ]  # fmt: skip
     norm = np.abs(rng.normal(size=(2, 900)) * 0.4 + np.array([[3.0], [2.0]]))
     return {
@@ -232,7 +232,7 @@ def make_study(folder: Path) -> Path:
         name: {
             "name": name, "hash": "0123456789abcdef", "samples": 12_000, "patients": 78,
             "target": {"kind": kind, "names": maker_names(maker, name)},
-            "label_counts": {label: 4000 // (place + 1) for place, label in enumerate(maker_names(maker, name))},
+            "label_counts": {label: 4000 // (rank + 1) for rank, label in enumerate(maker_names(maker, name))},
             "samples_per_patient": {"0.0": 12, "0.25": 80, "0.5": 150, "0.75": 210, "1.0": 400},
             "cohort_flow": [
                 {"step": "recordings found", "patients": 80, "recordings": 155},
@@ -257,9 +257,9 @@ def maker_names(maker: StudyMaker, dataset: str) -> list[str]:
 
 def _ablations(maker: StudyMaker) -> None:
     for seed in range(2):
-        for place, case in enumerate(CASES):
+        for number, case in enumerate(CASES):
             variant = {"case": case}
-            maker.run("sleep-edf", "classes", "manydg", seed, "objectives", skill=1.2 + 0.02 * place, variant=variant)
+            maker.run("sleep-edf", "classes", "manydg", seed, "objectives", skill=1.2 + 0.02 * number, variant=variant)
         for weight in ("mmd", "reconstruction", "similarity"):
             for value in (0.1, 1.0, 10.0):
                 variant = {"changed": weight, "weight": value}

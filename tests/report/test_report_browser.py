@@ -19,32 +19,32 @@ PHONE, DESK = 390, 1280
 CHECK = """
 const rows = (table) => Array.from(table.tBodies[0].rows);
 const keys = (table, column) => rows(table).map((row) => row.cells[column].dataset.sort);
-const found = {sections: [], tables: [], errors: [], requests: [], wide: []};
-addEventListener("error", (event) => found.errors.push(String(event.message)));
-addEventListener("securitypolicyviolation", (event) => found.errors.push(event.violatedDirective));
+const seen = {sections: [], tables: [], errors: [], requests: [], wide: []};
+addEventListener("error", (event) => seen.errors.push(String(event.message)));
+addEventListener("securitypolicyviolation", (event) => seen.errors.push(event.violatedDirective));
 addEventListener("load", () => {
-  found.sections = Array.from(document.querySelectorAll("[data-section]"), (part) => part.dataset.section);
+  seen.sections = Array.from(document.querySelectorAll("[data-section]"), (part) => part.dataset.section);
   for (const table of document.querySelectorAll("table.sortable")) {
     table.querySelectorAll("thead button").forEach((button, column) => {
       const heading = button.closest("th");
       button.click();
-      const first = {said: heading.getAttribute("aria-sort"), keys: keys(table, column)};
+      const first = {direction: heading.getAttribute("aria-sort"), keys: keys(table, column)};
       button.click();
-      const second = {said: heading.getAttribute("aria-sort"), keys: keys(table, column)};
+      const second = {direction: heading.getAttribute("aria-sort"), keys: keys(table, column)};
       const others = table.querySelectorAll("th[aria-sort]").length;
-      found.tables.push({numeric: "numeric" in button.dataset, first, second, others});
+      seen.tables.push({numeric: "numeric" in button.dataset, first, second, others});
     });
   }
-  found.said = document.getElementById("said").textContent;
-  found.requests = performance.getEntriesByType("resource").map((entry) => entry.name);
-  found.width = [document.documentElement.scrollWidth, innerWidth];
-  found.small = Math.min(...Array.from(document.querySelectorAll(".panel svg text"), (text) => {
+  seen.announced = document.getElementById("said").textContent;
+  seen.requests = performance.getEntriesByType("resource").map((entry) => entry.name);
+  seen.width = [document.documentElement.scrollWidth, innerWidth];
+  seen.small = Math.min(...Array.from(document.querySelectorAll(".panel svg text"), (text) => {
     const box = text.getScreenCTM();
     return parseFloat(getComputedStyle(text).fontSize) * Math.hypot(box.a, box.b);
   }));
   const answer = document.createElement("pre");
   answer.id = "answer";
-  answer.textContent = JSON.stringify(found);
+  answer.textContent = JSON.stringify(seen);
   document.body.append(answer);
 });
 """
@@ -63,23 +63,23 @@ def browse(page: Path, folder: Path, *flags: str) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
-def with_check(page: Path, place: Path) -> Path:
+def with_check(page: Path, copy: Path) -> Path:
     """A copy of the page with the check in it, and leave for it in the page's policy."""
     digest = base64.b64encode(hashlib.sha256(CHECK.encode()).digest()).decode()
     text = page.read_text(encoding="utf-8")
     text = text.replace("script-src ", f"script-src 'sha256-{digest}' ", 1).replace(
         "<style>", f"<script>{CHECK}</script><style>", 1
     )
-    place.write_text(text, encoding="utf-8")
-    return place
+    copy.write_text(text, encoding="utf-8")
+    return copy
 
 
 def answer(page: Path, folder: Path, width: int) -> tuple[dict[str, Any], str]:
     checked = with_check(page, folder / f"checked-{width}.html")
     dom, complaints = browse(checked, folder / f"profile-{width}", f"--window-size={width},900", "--dump-dom")
-    found = re.search(r'<pre id="answer">(.*?)</pre>', dom, flags=re.DOTALL)
-    assert found is not None, complaints
-    return json.loads(html.unescape(found[1])), complaints
+    match = re.search(r'<pre id="answer">(.*?)</pre>', dom, flags=re.DOTALL)
+    assert match is not None, complaints
+    return json.loads(html.unescape(match[1])), complaints
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +88,8 @@ def desk(report_page: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[d
 
 
 def test_the_console_stays_silent(desk: tuple[dict[str, Any], str]) -> None:
-    found, complaints = desk
-    assert found["errors"] == []
+    seen, complaints = desk
+    assert seen["errors"] == []
     assert [line for line in complaints.splitlines() if "CONSOLE" in line] == []
 
 
@@ -107,24 +107,24 @@ def test_every_column_of_every_table_sorts_both_ways(desk: tuple[dict[str, Any],
     tables = desk[0]["tables"]
     assert len(tables) > 50
     for column in tables:
-        said = {column["first"]["said"], column["second"]["said"]}
-        assert said == {"ascending", "descending"}
+        directions = {column["first"]["direction"], column["second"]["direction"]}
+        assert directions == {"ascending", "descending"}
         assert column["others"] == 1
         for state in (column["first"], column["second"]):
             keys = [key for key in state["keys"] if key != ""]
             assert state["keys"] == keys + [""] * (len(state["keys"]) - len(keys))
             if column["numeric"]:
-                assert list(map(float, keys)) == sorted(map(float, keys), reverse=state["said"] == "descending")
+                assert list(map(float, keys)) == sorted(map(float, keys), reverse=state["direction"] == "descending")
 
 
 def test_a_sort_is_announced(desk: tuple[dict[str, Any], str]) -> None:
-    assert desk[0]["said"].startswith("Sorted by ")
+    assert desk[0]["announced"].startswith("Sorted by ")
 
 
 def test_a_phone_shows_the_page_without_sideways_scrolling_and_letters_that_can_be_read(
     report_page: Path, tmp_path: Path
 ) -> None:
-    # Headless Chromium has no window narrower than 500: a frame of the phone's width stands for the phone.
+    # Headless Chromium has no window narrower than 500: a frame of the phone's width represents the phone.
     inner = with_check(report_page, tmp_path / "inner.html")
     frame = tmp_path / "frame.html"
     frame.write_text(
@@ -140,11 +140,11 @@ def test_a_phone_shows_the_page_without_sideways_scrolling_and_letters_that_can_
     dom, complaints = browse(
         frame, tmp_path / "profile", "--window-size=800,900", "--virtual-time-budget=20000", "--dump-dom"
     )
-    found = re.search(r'<pre id="answer">(.*?)</pre>', dom, flags=re.DOTALL)
-    assert found is not None, complaints
-    told = json.loads(html.unescape(found[1]))
-    assert told["width"] == [PHONE, PHONE]
-    assert told["small"] >= 8.5
+    match = re.search(r'<pre id="answer">(.*?)</pre>', dom, flags=re.DOTALL)
+    assert match is not None, complaints
+    phone = json.loads(html.unescape(match[1]))
+    assert phone["width"] == [PHONE, PHONE]
+    assert phone["small"] >= 8.5
 
 
 def test_it_prints(report_page: Path, tmp_path: Path) -> None:

@@ -143,9 +143,9 @@ def test_the_main_table_holds_the_means_of_the_records(study_folder: Path, reade
             if record["status"] == "ok"
             and (record["dataset"], record["experiment"], record["algorithm"]) == ("sleep-edf", "compare", algorithm)
         ]
-        for place, metric in enumerate(("accuracy", "kappa", "f1_macro")):
+        for column, metric in enumerate(("accuracy", "kappa", "f1_macro")):
             values = np.array([run[metric] for run in runs])
-            assert table[shown][place].startswith(f"{values.mean():.3f} ± {values.std(ddof=1):.3f}")
+            assert table[shown][column].startswith(f"{values.mean():.3f} ± {values.std(ddof=1):.3f}")
 
 
 def test_a_difference_is_manydg_minus_the_rival_and_lies_in_its_interval(study_folder: Path, text: str) -> None:
@@ -162,9 +162,9 @@ def test_a_difference_is_manydg_minus_the_rival_and_lies_in_its_interval(study_f
     assert gap > 0.05
     table = text.split("<span>ManyDG minus each rival: kappa</span>")[1].split("</table>")[0]
     row = next(row for row in table.split("<tr>") if "MLDG" in row)
-    found = re.search(r">([+−][\d.]+)<small>([\d.−]+) to ([\d.−]+)</small>", row)
-    assert found is not None
-    shown, low, high = (float(part.replace("−", "-")) for part in found.groups())
+    match = re.search(r">([+−][\d.]+)<small>([\d.−]+) to ([\d.−]+)</small>", row)
+    assert match is not None
+    shown, low, high = (float(part.replace("−", "-")) for part in match.groups())
     assert shown == pytest.approx(gap, abs=6e-4)
     assert 0 < low < shown < high
     assert "clearly better" in row
@@ -242,10 +242,10 @@ def test_a_patient_named_in_clear_is_refused_without_repeating_the_name(maker: A
 
 def test_predictions_that_name_a_patient_in_clear_are_refused(maker: Any, tmp_path: Path) -> None:
     record = maker.run("few", "classes", "manydg", 0, skill=1.2)
-    place = tmp_path / record["folder"] / "predictions.npz"
-    arrays = dict(np.load(place))
+    file = tmp_path / record["folder"] / "predictions.npz"
+    arrays = dict(np.load(file))
     arrays["pseudonyms"] = np.array(["Jane Doe"] * len(arrays["pseudonyms"]))
-    np.savez(place, **arrays)
+    np.savez(file, **arrays)
     maker.write({}, {})
     with pytest.raises(DataError, match="something other than a pseudonym"):
         write_report(tmp_path, tmp_path / "page.html")
@@ -275,11 +275,11 @@ def test_records_without_predictions_or_study_still_make_a_page(maker: Any, tmp_
 
 def test_patients_with_one_sample_each_are_judged_by_the_share_of_right_decisions(maker: Any, tmp_path: Path) -> None:
     record = maker.run("stays", "binary", "manydg", 0, skill=1.2)
-    place = tmp_path / record["folder"] / "predictions.npz"
-    arrays = dict(np.load(place))
+    file = tmp_path / record["folder"] / "predictions.npz"
+    arrays = dict(np.load(file))
     arrays["patient"] = np.arange(len(arrays["row"]))
     arrays["pseudonyms"] = np.array([f"P-{number:010x}" for number in arrays["patient"]])
-    np.savez(place, **arrays)
+    np.savez(file, **arrays)
     nothing = {"samples": 1, "auprc": None, "f1": None, "kappa": None, "auroc": None}
     record["per_patient"] = {f"P-{number:010x}": nothing for number in np.flatnonzero(arrays["split"] == 1)}
     maker.write({}, {})
@@ -288,7 +288,7 @@ def test_patients_with_one_sample_each_are_judged_by_the_share_of_right_decision
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("damage", "message"),
     [
         (lambda folder: (folder / "results.jsonl").unlink(), "no results"),
         (lambda folder: (folder / "results.jsonl").write_text("{}\n"), "line 1 is damaged, it has no 'algorithm'"),
@@ -297,11 +297,11 @@ def test_patients_with_one_sample_each_are_judged_by_the_share_of_right_decision
         (lambda folder: (folder / "figures" / "a.json").write_text('{"kind": "bar"}'), "figures/a.json"),
     ],
 )
-def test_what_cannot_be_read_is_named(maker: Any, tmp_path: Path, spoil: Any, told: str) -> None:
+def test_what_cannot_be_read_is_named(maker: Any, tmp_path: Path, damage: Any, message: str) -> None:
     maker.run("few", "classes", "manydg", 0, skill=1.2)
     maker.write({}, {})
-    spoil(tmp_path)
-    with pytest.raises(ManyDGError, match=told):
+    damage(tmp_path)
+    with pytest.raises(ManyDGError, match=message):
         write_report(tmp_path, tmp_path / "page.html")
 
 
@@ -321,7 +321,7 @@ def test_a_figure_of_no_named_dataset_is_refused_where_there_are_several(maker: 
         write_report(tmp_path, tmp_path / "page.html")
 
 
-def test_an_experiment_nobody_foresaw_still_gets_its_section(maker: Any, tmp_path: Path) -> None:
+def test_an_experiment_without_a_section_of_its_own_is_shown(maker: Any, tmp_path: Path) -> None:
     for seed in range(2):
         for width, dropout in ((8, True), (16, True), (32, True), (8, False), (16, False), (32, False)):
             variant = {"width": width, "dropout": dropout}
@@ -340,7 +340,7 @@ def test_a_label_names_only_what_varies(reader: Reader) -> None:
 
 
 def luminance(colour: str) -> float:
-    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    parts = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
     linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 

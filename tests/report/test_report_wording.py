@@ -64,9 +64,9 @@ def test_z_that_is_alike_for_all_patients_is_called_so() -> None:
 
 
 def test_spread_leaves_out_what_is_undefined() -> None:
-    found = spread([1.0, None, math.nan, 2.0])
-    assert (found.mean, found.count) == (1.5, 2)
-    assert found.sd == pytest.approx(math.sqrt(0.5))
+    result = spread([1.0, None, math.nan, 2.0])
+    assert (result.mean, result.count) == (1.5, 2)
+    assert result.sd == pytest.approx(math.sqrt(0.5))
     assert math.isnan(spread([None]).mean)
 
 

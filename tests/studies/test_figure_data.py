@@ -47,7 +47,7 @@ def test_what_is_written_is_read_back(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "path", "value", "told"),
+    ("kind", "path", "value", "message"),
     [
         ("embedding", ("pseudonyms", 0), "Jane Doe", "no pseudonym"),
         ("embedding", ("patients", 0), 7, "0 to 1"),
@@ -67,13 +67,13 @@ def test_what_is_written_is_read_back(kind: str, tmp_path: Path) -> None:
         ("table", ("rows", 0, 0), {"a": 1}, "neither text"),
     ],
 )
-def test_what_is_wrong_is_said_where(kind: str, path: tuple[Any, ...], value: Any, told: str) -> None:
+def test_what_is_wrong_is_said_where(kind: str, path: tuple[Any, ...], value: Any, message: str) -> None:
     data = copy.deepcopy(GOOD[kind])
-    place: Any = data
+    entry: Any = data
     for step in path[:-1]:
-        place = place[step]
-    place[path[-1]] = value
-    with pytest.raises(DataError, match=told) as caught:
+        entry = entry[step]
+    entry[path[-1]] = value
+    with pytest.raises(DataError, match=message) as caught:
         parse_figure(figure(kind, data))
     assert "Jane" not in str(caught.value)
 
