@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from manydg import jobs
 from manydg.errors import ConfigError, DataError
 from manydg.sources import _preparing, eicu, iiic, meds, mimic3, sleep_edf
 
@@ -56,8 +57,8 @@ def test_the_dataset_is_the_same_as_one_made_here(
     options = synthesize(source, tmp_path / "raw")
     here = SOURCES[source].prepare(tmp_path / "raw", tmp_path / "here", **options)
     done: list[str] = []
-    result = _preparing._result
-    monkeypatch.setattr(_preparing, "_result", lambda ray, reference: done.append("one") or result(ray, reference))
+    result = jobs._result
+    monkeypatch.setattr(jobs, "_result", lambda ray, reference: done.append("one") or result(ray, reference))
     monkeypatch.chdir(tmp_path)
     with _preparing.spreading("ray", cluster):
         there = SOURCES[source].prepare(Path("raw"), Path("there"), **options)
@@ -78,12 +79,13 @@ def test_a_damaged_file_is_reported_from_the_cluster_as_it_is_here(cluster: str,
 
 def test_a_node_with_another_program_or_without_the_files_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "a.edf"
+    job = jobs.Job("one", (file,), 1)
     with pytest.raises(ConfigError, match=r"does not see .*a\.edf"):
-        _preparing._do_on_node(str, 1, [file], _preparing._version())
+        jobs.do_on_node(str, job, jobs.program_version())
     file.touch()
     with pytest.raises(ConfigError, match="another version"):
-        _preparing._do_on_node(str, 1, [file], "other")
-    assert _preparing._do_on_node(str, 1, [file], _preparing._version()) == "1"
+        jobs.do_on_node(str, job, "other")
+    assert jobs.do_on_node(str, job, jobs.program_version()) == "1"
 
 
 def test_the_command_starts_a_cluster_of_its_own_and_leaves_none(commands: Any, tmp_path: Path) -> None:

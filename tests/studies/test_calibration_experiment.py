@@ -28,7 +28,7 @@ def test_promises_stand_beside_what_was_kept(
 ) -> None:
     place = dataset_of(kind, patients=40, samples=6).save(tmp_path / "data")
     request = make_request("calibration", place, QUICK, 1, ("base",))
-    records = conduct("calibration", place, tmp_path / "out", request)
+    records = conduct({"calibration": request}, place, tmp_path / "out").records["calibration"]
     figures = {figure.title: figure for figure in read_figures(tmp_path / "out" / "figures")}
     assert {figure.experiment for figure in figures.values()} == {"calibration"}
     table = figures["Promised and kept"].data

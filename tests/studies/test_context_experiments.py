@@ -189,7 +189,7 @@ def test_figures_of_context_experiments_are_such_as_the_report_draws(
     experiment = EXPERIMENTS.get(name)()
     records = Study(tmp_path / "results", place, experiment.plan(request), "nights", "cpu").execute()
     assert [record.error for record in records if record.status != "ok"] == []
-    figures = experiment.fold(request, records, tmp_path / "results")
+    figures = experiment.aggregate(request, records, tmp_path / "results")
     assert figures
     for figure in figures.values():
         assert parse_figure(figure.to_json()) == figure

@@ -16,7 +16,7 @@ from manydg.data.dataset import DomainDataset
 from manydg.errors import ConfigError
 from manydg.report import write_report
 from manydg.studies.catalogue import EXPERIMENTS
-from manydg.studies.conduct import compare, conduct, conduct_together, fitting, make_request
+from manydg.studies.conduct import compare, conduct, fitting, make_request
 from manydg.studies.experiment import Request
 from manydg.studies.figure_data import CellTable, Curve, Similarity, read_figures
 from manydg.studies.procedures import fewer_patients
@@ -47,7 +47,7 @@ def studied(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
         requests = {name: make_request(name, place, QUICK, 1, ("base", "manydg")) for name in PAPER}
         requests = {name: replace(request, timed_epochs=5) for name, request in requests.items()}
         compare(place, ("base", "manydg"), 1, out, options=QUICK)
-        found[kind] = conduct_together(requests, place, out)
+        found[kind] = conduct(requests, place, out).records
     return out, found
 
 
@@ -188,7 +188,7 @@ def test_running_times_come_from_23_epochs_one_run_at_a_time(dataset_of: Callabl
     config = TrainingConfig(algorithm="mldg")
     record = RunRecord(run="f0", algorithm="mldg", seed=0, dataset="d", config=config, device="cpu", history=history)
     request = Request(dataset_of(), QUICK, 1, ("mldg",))
-    table = experiment.fold(request, [record], Path())["runtime"].data
+    table = experiment.aggregate(request, [record], Path())["runtime"].data
     assert isinstance(table, CellTable)
     assert table.rows[0][:3] == ["MLDG (equivalent)", 2.0, pytest.approx(2**0.5)]
 
@@ -196,7 +196,7 @@ def test_running_times_come_from_23_epochs_one_run_at_a_time(dataset_of: Callabl
 def test_a_failed_run_is_recorded_and_the_rest_is_folded(folders: dict[str, Path], tmp_path: Path) -> None:
     options = replace(QUICK, own={"base": {"lr": 1e30}})
     request = make_request("continual", folders["classes"], options, 1, ("base", "manydg"))
-    records = conduct("continual", folders["classes"], tmp_path, request)
+    records = conduct({"continual": request}, folders["classes"], tmp_path).records["continual"]
     assert {record.algorithm for record in records if record.status == "failed"} == {"base"}
     curves = [figure.data for figure in read_figures(tmp_path / "figures") if isinstance(figure.data, Curve)]
     assert {line.name for curve in curves for line in curve.series} == {"manydg"}
@@ -210,7 +210,7 @@ def test_an_experiment_of_which_every_run_fails_says_so_and_draws_nothing(
     compare(folders["classes"], ("manydg",), 1, tmp_path, options=QUICK)
     broken = replace(QUICK, own={"manydg": {"lr": 1e30}})
     request = make_request("objectives", folders["classes"], broken, 1, ())
-    records = conduct("objectives", folders["classes"], tmp_path, request, say=said.append)
+    records = conduct({"objectives": request}, folders["classes"], tmp_path, report=said.append).records["objectives"]
     assert {record.status for record in records} == {"failed"}
     assert "no run ended well" in said[0]
     assert read_figures(tmp_path / "figures") == []
@@ -234,7 +234,7 @@ def test_patients_with_one_sample_each_have_nothing_within_and_no_step_on_a_sing
     place = dataset_of("binary", patients=90, samples=1).save(tmp_path / "stays")
     names = ("continual", "domain-similarity", "orthogonality", "norms")
     requests = {name: make_request(name, place, QUICK, 1, ("base", "manydg")) for name in names}
-    found = conduct_together(requests, place, tmp_path / "out")
+    found = conduct(requests, place, tmp_path / "out").records
     assert {record.status for records in found.values() for record in records} == {"ok"}
     (similarity,) = [figure for figure in read_figures(tmp_path / "out" / "figures") if figure.kind == "similarity"]
     assert isinstance(similarity.data, Similarity)
@@ -250,7 +250,7 @@ def test_every_algorithm_can_learn_continually(folders: dict[str, Path], tmp_pat
     planned = {run.config.algorithm for run in EXPERIMENTS.get("continual")().plan(request)}
     assert planned == {name for name in names if ALGORITHMS.get(name).sampling != "whole"}
     chosen = replace(request, algorithms=("condadv", "dann", "irm", "pcl", "mldg"))
-    records = conduct("continual", data, tmp_path, chosen)
+    records = conduct({"continual": chosen}, data, tmp_path).records["continual"]
     assert [record.error for record in records if record.status != "ok"] == []
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from manydg.data.dataset import DomainDataset
-from manydg.errors import ConfigError, TrainingError
+from manydg.errors import ConfigError
+from manydg.jobs import Job, LocalEngine, RayEngine, WorkerLostError, engine_named, using
 from manydg.studies.conduct import compare
-from manydg.studies.engines import LocalEngine, RayEngine, engine_named, using
 from manydg.training.checkpoint import read_tensors
 
 ray = pytest.importorskip("ray", reason="the Ray engine needs ray: pip install 'manydg[ray]'")
@@ -98,7 +98,7 @@ def test_a_study_on_a_cluster_of_this_machine_has_the_same_results(dataset: Path
         remote = compare(dataset, ["base"], 2, tmp_path / "ray", **options)
         again = compare(dataset, ["base"], 2, tmp_path / "ray", **options)
     assert not ray.is_initialized()
-    assert list(map(told, remote)) == list(map(told, local))
+    assert [told(record.to_json()) for record in remote] == [told(record.to_json()) for record in local]
     assert again == remote
 
 
@@ -121,10 +121,9 @@ def test_a_cluster_that_does_not_answer_is_one_line(commands: Any, dataset: Path
 
 @pytest.mark.slow
 def test_a_run_whose_worker_is_lost_again_and_again_stops_the_study(tmp_path: Path) -> None:
-    job = {"device": "cpu", "dataset": str(tmp_path), "folder": str(tmp_path)}
-    with pytest.raises(TrainingError, match="worker was lost"):
-        list(RayEngine().run(_dies, [job], lambda job: None, 1))
+    with pytest.raises(WorkerLostError, match="worker was lost"):
+        list(RayEngine().run(_dies, [Job("one", (tmp_path,), 1)]))
 
 
-def _dies(job: Any) -> dict[str, Any]:
+def _dies(argument: int) -> None:
     os._exit(1)

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
-from manydg.cli.compare import show_summary
+from manydg.cli.studies import show_summaries
 from manydg.config import TrainingConfig
 from manydg.data.info import TargetSpec
 from manydg.errors import DataError, StorageError
@@ -271,7 +271,8 @@ def test_a_table_that_goes_to_a_file_is_not_squeezed(
 ) -> None:
     write_study(tmp_path)
     monkeypatch.delenv("COLUMNS", raising=False)
-    show_summary(tmp_path)
+    summaries = summarize_folder(tmp_path)
+    show_summaries(tmp_path, summaries, write_summary(tmp_path, summaries))
     shown = capsys.readouterr().out
     assert "t, corrected" in shown
     assert "s/run" in shown

@@ -8,21 +8,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from manydg.cli import (
-    compare,
-    demo,
-    experiment,
-    export,
-    inspect,
-    paper,
-    predict,
-    prepare_ehr,
-    prepare_signals,
-    prepare_table,
-    report,
-    show,
-    train,
-)
+from manydg.cli import inspect, predict, prepare_ehr, prepare_signals, prepare_table, studies, train
 from manydg.errors import ManyDGError, warn_plainly
 
 _INTERRUPTED = 130
@@ -41,7 +27,9 @@ synthesize_app = typer.Typer(help="Write synthetic raw files in a dataset's own 
 
 
 def _assemble() -> None:
-    for module in (demo, train, compare, experiment, paper, report, show, predict, export, inspect):
+    studies.register_demo(app)
+    train.register_train(app)
+    for module in (studies, train, predict, inspect):
         module.register(app)
     for source in (prepare_table, prepare_signals, prepare_ehr):
         source.register_prepare(prepare_app)

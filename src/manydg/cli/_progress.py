@@ -110,14 +110,14 @@ class LiveBoard(RunLines):
 
 def show_plan(study: Study, workers: int) -> None:
     """List a study's runs, what is done of them, and how long the rest will take."""
-    from manydg.studies.estimate import estimate
+    from manydg.studies.study import plan_study
 
-    plan = estimate(study)
+    plan = plan_study(study)
     for run, done in zip(plan.runs, plan.done, strict=True):
         print(f"{'done' if done else 'to do':>6}  {run.experiment}  {told(run)}")
     side_by_side = min(workers, max(1, plan.done.count(False)))
     if plan.seconds is None:
-        guess = "how long they take is not known: an algorithm does not run on these data"
+        guess = "how long they take is not known before the first of their kind is done"
     else:
         guess = f"about {clock(plan.seconds / side_by_side)} with {side_by_side} at a time"
     print(f"{study.name}: {len(plan.runs)} runs, {sum(plan.done)} done already; the rest: {guess}")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from manydg.cli._engine import Address, FilesEngine
+from manydg.cli._options import Address, FilesEngine
 from manydg.cli._prepared import Overwrite, preparing
 
 Raw = Annotated[Path, typer.Argument(help="Folder with the raw files.")]

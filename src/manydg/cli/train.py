@@ -1,4 +1,4 @@
-"""``manydg train``."""
+"""``manydg train``, ``show`` and ``export``: one run, the settings it may have, and its model in one file."""
 
 from __future__ import annotations
 
@@ -7,40 +7,35 @@ from typing import Annotated
 
 import typer
 
-from manydg.cli._options import (
-    Backbone,
-    BackboneOption,
-    BatchSize,
-    Config,
-    Context,
-    Dataset,
-    Device,
-    Epochs,
-    Execution,
-    LearningRate,
-    Precision,
-    Setting,
-    WeightDecay,
-)
+from manydg.cli._options import Dataset, Device, RunSettings, command
+
+
+def register_train(app: typer.Typer) -> None:
+    """Add ``train`` to ``manydg``."""
+    app.command()(command(train))
+
+
+def register(app: typer.Typer) -> None:
+    """Add the other commands."""
+    app.command()(show)
+    app.command()(export)
 
 
 def train(
     dataset: Dataset,
     out: Annotated[Path, typer.Option(help="Run folder; an unfinished run found there is continued.")],
+    *,
     algorithm: Annotated[str, typer.Option(help="Algorithm by name.")] = "manydg",
     seed: Annotated[int, typer.Option(min=0, help="Decides split, initial weights, order and dropout.")] = 0,
-    config: Config = None,
-    epochs: Epochs = None,
-    batch_size: BatchSize = None,
-    lr: LearningRate = None,
-    weight_decay: WeightDecay = None,
-    context: Context = None,
-    backbone: Backbone = None,
-    backbone_option: BackboneOption = [],  # noqa: B006 - typer reads the default, nobody changes it
-    set_: Setting = [],  # noqa: B006
+    settings: RunSettings,
     device: Device = "auto",
-    precision: Precision = None,
-    execution: Execution = None,
+    precision: Annotated[
+        str | None, typer.Option(help="Arithmetic of training: auto, float32, tf32 or bf16.", show_default="auto")
+    ] = None,
+    execution: Annotated[
+        str | None,
+        typer.Option(help="Steps: auto, plain, captured, compiled (on a GPU) or deterministic.", show_default="auto"),
+    ] = None,
 ) -> None:
     """Train one algorithm and score it on unseen patients.
 
@@ -49,22 +44,20 @@ def train(
     Several processes share the work of each step when started as 'torchrun --nproc-per-node N -m manydg train ...'.
     """
     from manydg.cli._progress import EpochLines, console
-    from manydg.cli._settings import Typed
     from manydg.data.dataset import open_dataset
     from manydg.training.execution.distributed import joined
     from manydg.training.fit import Silent
     from manydg.training.run import train as train_run
 
-    typed = Typed(config, epochs, batch_size, lr, weight_decay, backbone, backbone_option, set_, context)
-    asked = typed.options(dataset, algorithm).of(algorithm, seed)
+    asked = settings.options(dataset, algorithm).of(algorithm, seed)
     speed = {"precision": precision, "execution": execution}
     asked = asked.replace(**{name: value for name, value in speed.items() if value is not None})
     data = open_dataset(dataset)
     with joined(device) as team:
-        speaks = team is None or team.leads
-        reporter = EpochLines() if speaks else Silent()
+        reports = team is None or team.leads
+        reporter = EpochLines() if reports else Silent()
         run = train_run(data, asked, out=out, device=device, name=dataset.resolve().name, reporter=reporter)
-    if not speaks:
+    if not reports:
         return
     record = run.record
     chosen = f"epoch {record.epoch}, {record.selection_rule}" if record.epoch else record.selection_rule
@@ -75,5 +68,41 @@ def train(
     console.print(f"wrote {out}/run.json (the record), model.safetensors, predictions.npz and split.json")
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(train)
+def show(
+    name: Annotated[
+        str | None, typer.Argument(help="A preset, an algorithm or a backbone.", show_default="list all")
+    ] = None,
+) -> None:
+    """Print the settings of a task, algorithm or backbone.
+
+    What is printed is a TOML file: save it, change it, and give it to train, compare or experiment with --config.
+    """
+    from manydg.studies.settings import shown
+
+    print(shown(name), end="")
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="File to write, such as model.onnx or model.pt2.")],
+    format: Annotated[str, typer.Option(help="onnx (for onnxruntime) or torch (for torch.export.load).")] = "onnx",
+) -> None:
+    """Write a trained model to one file that runs without manydg.
+
+    It takes the inputs in the units of the dataset (signals in microvolts: the spectrogram is part of the file), any
+    number of rows at a time, and gives probabilities. The file is checked against the model before it is written.
+    A model trained with patient context takes the context as further inputs, which manydg has to make.
+    """
+    from manydg.cli._progress import console
+    from manydg.data.schema import TRUST
+    from manydg.training.export import export_run
+
+    written = export_run(run, out, format)
+    for name, entry in written.metadata["inputs"].items():
+        shape = ", ".join(map(str, entry["shape"]))
+        print(f"input {name}: {entry['dtype']} ({shape})")
+    if TRUST in written.metadata["inputs"]:
+        console.print("context is made by manydg.data.context.add_context, with the settings the file names")
+    names = written.metadata["target"]["names"]
+    print(f"output probabilities: float32 (batch, {len(names)}): {', '.join(names)}")
+    console.print(f"wrote {written.path}; it agrees with the model within {written.difference:.1e}")

@@ -16,6 +16,7 @@ from manydg.data.columns import Column
 from manydg.data.info import DatasetInfo, TargetSpec
 from manydg.data.storage import DatasetWriter
 from manydg.errors import ConfigError, DataError, unknown_name
+from manydg.jobs import Job
 from manydg.sources._events import (
     BLOCK,
     EventBlock,
@@ -29,7 +30,6 @@ from manydg.sources._events import (
 )
 from manydg.sources._preparing import (
     CohortFlow,
-    Job,
     WorkFolder,
     describe_files,
     make_ready,

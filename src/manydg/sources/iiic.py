@@ -24,9 +24,9 @@ from manydg.data.info import DatasetInfo, SourceFile, TargetSpec
 from manydg.data.storage import DatasetWriter
 from manydg.errors import ConfigError, DataError, ManyDGWarning, StorageError
 from manydg.files import LARGE_FILE, HashingThread, Json, drop_from_cache, reading_errors
+from manydg.jobs import Job
 from manydg.sources._preparing import (
     CohortFlow,
-    Job,
     Progress,
     WorkFolder,
     describe_files,
@@ -597,7 +597,7 @@ def _flow(verdicts: npt.NDArray[np.uint8], patients: npt.NDArray[np.str_], rules
 
 def _copy(
     writer: DatasetWriter,
-    jobs: Sequence[Job],
+    jobs: Sequence[Job[Any]],
     patients: Sequence[npt.NDArray[np.str_]],
     chosen: npt.NDArray[np.str_] | None,
     work: WorkFolder,

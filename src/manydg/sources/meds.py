@@ -19,10 +19,10 @@ from manydg.data.info import DatasetInfo, TargetSpec
 from manydg.data.storage import DatasetWriter
 from manydg.errors import ConfigError, DataError, StorageError
 from manydg.files import Json, disk_errors
+from manydg.jobs import Job
 from manydg.sources._events import EventBlock, EventStore, Field, Vocabulary, join_blocks, keep_events, put_back, ranges
 from manydg.sources._preparing import (
     CohortFlow,
-    Job,
     WorkFolder,
     describe_files,
     hint_at_another,
@@ -386,7 +386,7 @@ class Shards:
         flow.add("rows of the data", **counts)
         return store
 
-    def _job(self, step: str, file: Path, task: Callable[..., Any]) -> Job:
+    def _job(self, step: str, file: Path, task: Callable[..., Any]) -> Job[Any]:
         name = f"{step} {file.relative_to(self.raw).as_posix()}"
         return Job(name, (file,), task(self.work.room_for(name, (file,))))
 

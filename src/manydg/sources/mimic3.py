@@ -18,10 +18,10 @@ from manydg.data.info import DatasetInfo, TargetSpec
 from manydg.data.storage import DatasetWriter
 from manydg.errors import ConfigError, DataError
 from manydg.files import Json, disk_errors
+from manydg.jobs import Job
 from manydg.sources._events import offsets_of, ranges
 from manydg.sources._preparing import (
     CohortFlow,
-    Job,
     WorkFolder,
     describe_files,
     make_ready,

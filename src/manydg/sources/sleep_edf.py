@@ -21,6 +21,7 @@ from manydg.data.info import DatasetInfo, SourceFile, TargetSpec
 from manydg.data.storage import DatasetWriter
 from manydg.errors import ConfigError, DataError, StorageError
 from manydg.files import Json, disk_error, write_atomically
+from manydg.jobs import Job
 from manydg.sources._edf import (
     Annotation,
     EdfChannel,
@@ -37,7 +38,6 @@ from manydg.sources._edf import (
 )
 from manydg.sources._preparing import (
     CohortFlow,
-    Job,
     Progress,
     WorkFolder,
     describe_files,
@@ -369,7 +369,7 @@ def _people_left(nights: Sequence[Night], plans: Sequence[Mapping[str, Any]]) ->
 
 
 def _copy(
-    writer: DatasetWriter, jobs: Sequence[Job], plans: Sequence[Mapping[str, Any]], work: WorkFolder
+    writer: DatasetWriter, jobs: Sequence[Job[Any]], plans: Sequence[Mapping[str, Any]], work: WorkFolder
 ) -> list[SourceFile]:
     """Write the chosen epochs, a night at a time.
 

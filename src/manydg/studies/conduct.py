@@ -1,30 +1,33 @@
-"""Conducting experiments: plan, run what is not done yet, fold, and leave everything where the report looks."""
+"""Conducting experiments: plan, do the runs that are missing, and write figures, summary and description.
+
+``manydg compare`` is the experiment ``compare``; there is one way to run any of them.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from manydg.algorithms import ALGORITHMS
 from manydg.backbones import build_backbone
 from manydg.config import TrainingConfig
-from manydg.data.dataset import open_dataset
 from manydg.data.schema import InputSchema
 from manydg.errors import ConfigError
 from manydg.studies.catalogue import EXPERIMENTS
 from manydg.studies.experiment import Experiment, Record, Request, ok
 from manydg.studies.figure_data import write_figure
-from manydg.studies.records import describe_study
+from manydg.studies.records import RESULTS, describe_study
 from manydg.studies.settings import Options, as_options
-from manydg.studies.study import Board, PlannedRun, Study, grid
-from manydg.studies.summary import write_summary
+from manydg.studies.study import Board, PlannedRun, Study, open_once
+from manydg.studies.summary import Summary, summarize_folder, write_summary
 from manydg.targets import target_of
 from manydg.training.fit import auto_backbone
 from manydg.training.patient_context import looks_ahead
 
 _MOST_COLUMNS = 2000
+Report = Callable[[str], None]
 
 
 def make_request(
@@ -32,7 +35,7 @@ def make_request(
 ) -> Request:
     """Check that an experiment fits a dataset and gather what it needs."""
     experiment = EXPERIMENTS.get(name)
-    data = open_dataset(dataset)
+    data = open_once(dataset)
     if data.target.kind not in experiment.kinds:
         raise ConfigError(
             f"the experiment '{name}' is for targets of the kind {' or '.join(experiment.kinds)}, and those of "
@@ -43,7 +46,7 @@ def make_request(
     return Request(data, as_options(options), seeds, tuple(algorithms))
 
 
-def fitting(request: Request, say: Callable[[str], None]) -> Request:
+def fitting(request: Request, report: Report) -> Request:
     """The request without the algorithms that make no sense for its data, each named with the reason."""
     data, config = request.dataset, request.config
     schema, target = InputSchema.of(data), target_of(data.target)
@@ -58,7 +61,7 @@ def fitting(request: Request, say: Callable[[str], None]) -> Request:
         if reason is None:
             kept.append(algorithm)
         else:
-            say(f"{algorithm} is left out: {reason}")
+            report(f"{algorithm} is left out: {reason}")
     return replace(request, algorithms=tuple(kept))
 
 
@@ -82,48 +85,26 @@ def scaled_down(name: str, request: Request) -> str:
     return EXPERIMENTS.get(name)().scaled(request)
 
 
-def conduct(
-    name: str,
-    dataset: str | Path,
-    out: str | Path,
-    request: Request,
-    *,
-    title: str | None = None,
-    workers: int = 1,
-    device: str = "auto",
-    board: Board | None = None,
-    command: str = "",
-    say: Callable[[str], None] | None = None,
-) -> list[Record]:
-    """Run an experiment to its end and write its figures and summary.
+@dataclass(frozen=True)
+class Conducted:
+    """Experiments that were run to their end.
 
-    Parameters
+    Attributes
     ----------
-    name : str
-        Of the experiment.
-    dataset, out : path
-        Dataset folder, and results folder: what is already there is not run again.
-    request : Request
-    title : str, optional
-        What to call the dataset.
-    command : str
-        How to make the results again, for the report.
-    say : callable, optional
-        Hears what is worth knowing about the experiment, a line at a time.
-
-    Returns
-    -------
-    list of RunRecord
-        Of its runs.
+    records : mapping
+        Experiment to the records of its runs.
+    summaries : list of Summary
+        Of everything in the results folder.
+    files : list of Path
+        Where the summaries were written.
     """
-    found = conduct_together(
-        {name: request}, dataset, out, title=title, workers=workers, device=device, board=board,
-        commands={name: command}, say=say,
-    )  # fmt: skip
-    return found[name]
+
+    records: Mapping[str, list[Record]]
+    summaries: list[Summary]
+    files: list[Path]
 
 
-def conduct_together(
+def conduct(
     requests: Mapping[str, Request],
     dataset: str | Path,
     out: str | Path,
@@ -132,58 +113,67 @@ def conduct_together(
     workers: int = 1,
     device: str = "auto",
     board: Board | None = None,
-    commands: Mapping[str, str] | None = None,
-    say: Callable[[str], None] | None = None,
-) -> dict[str, list[Record]]:
-    """Run several experiments on one dataset as one study, then fold each; the names are the requests' keys."""
-    folder, place = Path(out), Path(dataset)
-    called = title or place.resolve().name
+    command: str = "",
+    report: Report | None = None,
+) -> Conducted:
+    """Run experiments on one dataset to their end, and write their figures and the summary.
+
+    Parameters
+    ----------
+    requests : mapping
+        Name of each experiment to what is asked of it. A run that several ask for is done once.
+    dataset, out : path
+        Dataset folder, and results folder: what is already there is not run again.
+    title : str, optional
+        What to call the dataset.
+    workers, device, board
+        Of the runs.
+    command : str
+        How to make the results again, for the report.
+    report : callable, optional
+        Called with lines about the experiments that are worth knowing.
+    """
+    folder, data_folder = Path(out), Path(dataset)
+    name_of_data = title or data_folder.resolve().name
     experiments: dict[str, Experiment] = {name: EXPERIMENTS.get(name)() for name in requests}
-    for name in experiments:
-        describe_study(folder, place, called, name, (commands or {}).get(name, ""))
+    plans = {name: experiments[name].plan(request) for name, request in requests.items()}
+    describe_study(folder, open_once(data_folder), name_of_data, dict.fromkeys(requests, command))
     records: dict[str, list[Record]] = {}
     for limit in dict.fromkeys(experiment.workers for experiment in experiments.values()):
         group = [name for name, experiment in experiments.items() if experiment.workers == limit]
-        plans = {name: experiments[name].plan(requests[name]) for name in group}
         runs = [run for name in group for run in plans[name]]
         allowed = workers if limit is None else min(workers, limit)
-        done = iter(Study(folder, place, runs, called, device).execute(allowed, board))
+        done = iter(Study(folder, data_folder, runs, name_of_data, device).execute(allowed, board))
         records |= {name: [next(done) for _ in plans[name]] for name in group}
     for name, experiment in experiments.items():
-        _fold(experiment, name, requests[name], records[name], folder, called, say or _nobody)
-    write_summary(folder)
-    return records
+        _write_figures(experiment, name, requests[name], records[name], folder, name_of_data, report or _ignore)
+    summaries = summarize_folder(folder)
+    return Conducted(records, summaries, write_summary(folder, summaries))
 
 
-def _fold(
+def _write_figures(
     experiment: Experiment,
     name: str,
     request: Request,
     records: Sequence[Record],
     folder: Path,
-    called: str,
-    say: Callable[[str], None],
+    name_of_data: str,
+    report: Report,
 ) -> None:
     note = experiment.scaled(request)
     if note:
-        say(f"{name}: {note}")
+        report(f"{name}: {note}")
     done = ok(records)
     if not done:
-        say(f"{name}: no run ended well, so there is nothing to draw; the errors stand in {folder / 'results.jsonl'}")
+        report(f"{name}: no run ended well, so there is nothing to draw; the errors stand in {folder / RESULTS}")
         return
-    for figure_name, figure in experiment.fold(request, done, folder).items():
+    for figure_name, figure in experiment.aggregate(request, done, folder).items():
         notes = " ".join(part for part in (figure.note, note) if part)
-        write_figure(folder, f"{called}-{figure_name}", replace(figure, dataset=called, note=notes))
+        write_figure(folder, f"{name_of_data}-{figure_name}", replace(figure, dataset=name_of_data, note=notes))
 
 
-def _nobody(line: str) -> None:
+def _ignore(line: str) -> None:
     pass
-
-
-# The main table: algorithms and controls against one another on patients none of them has seen.
-
-
-CONTROLS = ("base", "prototype", "manydg-random-pairs")
 
 
 def compare(
@@ -217,22 +207,8 @@ def compare(
     -------
     list of RunRecord
     """
-    place, folder = Path(dataset), Path(out)
-    open_dataset(place)
-    title = name or place.resolve().name
-    runs = plan_comparison(algorithms, seeds, options)
-    describe_study(folder, place, title, "compare", command)
-    records = Study(folder, place, runs, title, device).execute(workers, board)
-    write_summary(folder)
-    return records
-
-
-def plan_comparison(
-    algorithms: Sequence[str], seeds: int, options: Options | TrainingConfig | None = None
-) -> list[PlannedRun]:
-    """The runs of a comparison."""
-    if not algorithms or seeds < 1:
-        raise ConfigError("a comparison needs at least one algorithm and one seed")
-    for algorithm in algorithms:
-        ALGORITHMS.get(algorithm)
-    return grid("compare", algorithms, range(seeds), as_options(options))
+    request = make_request("compare", dataset, as_options(options), seeds, algorithms)
+    conducted = conduct(
+        {"compare": request}, dataset, out, title=name, workers=workers, device=device, board=board, command=command
+    )
+    return conducted.records["compare"]

@@ -80,7 +80,7 @@ class Experiment(ABC):
     def plan(self, request: Request) -> list[PlannedRun]:
         """The runs; those that another experiment has done already are not done again."""
 
-    def fold(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, FigureData]:
+    def aggregate(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, FigureData]:
         """Figures for the report, by file name; none where the records say it all.
 
         Parameters

@@ -12,7 +12,7 @@ import numpy as np
 from manydg.data.dataset import open_dataset
 from manydg.data.storage import read_description
 from manydg.errors import ConfigError, DataError, ManyDGError, StorageError, unknown_name
-from manydg.studies.conduct import conduct_together, fitting, make_request, plan_experiment
+from manydg.studies.conduct import conduct, fitting, make_request, plan_experiment
 from manydg.studies.experiment import Request
 from manydg.studies.settings import Options, changed, preset_names, read_preset
 from manydg.studies.study import Board, Study
@@ -393,7 +393,7 @@ def run_paper(
     results = out / "results"
     for chapter in chapters:
         say(f"{chapter.name}: {', '.join(chapter.requests)}")
-        conduct_together(
+        conduct(
             chapter.requests,
             chapter.place,
             results,
@@ -401,8 +401,8 @@ def run_paper(
             workers=workers,
             device=device,
             board=board() if board else None,
-            commands=dict.fromkeys(chapter.requests, command),
-            say=lambda line, name=chapter.name: say(f"{name}, {line}"),  # type: ignore[misc]
+            command=command,
+            report=lambda line, name=chapter.name: say(f"{name}, {line}"),  # type: ignore[misc]
         )
     return results
 

@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from manydg.errors import unknown_name
-from manydg.studies.summary import Summary
 from manydg.studies.summary_text import METRIC_NAMES, mean_text
 from manydg.training.record import Counts
+
+if TYPE_CHECKING:
+    from manydg.studies.summary import Summary
 
 RESULT_TABLES = ("biosignals", "records", "biosignals-decomposition", "records-decomposition")
 _STAGES = {"W", "WAKE", "N1", "N2", "N3", "R", "REM"}

@@ -24,8 +24,8 @@ from manydg.training.run import PREDICTIONS, draw_split, make_record, train
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
-    """One run.
+class RunTask:
+    """One run to do.
 
     Parameters
     ----------
@@ -81,19 +81,19 @@ def tuning_epochs(config: TrainingConfig) -> int:
     return max(1, config.epochs // 5)
 
 
-def learn_continually(job: Job) -> RunRecord:
+def learn_continually(task: RunTask) -> RunRecord:
     """Pre-train on the first patients by id, then go on in steps; the test patients stay the same.
 
     The variant says how many samples of each earlier patient join every step. The record's ``curve`` holds the test
     metrics after each step.
     """
-    start, place, hears = time.perf_counter(), pick_device(job.device), job.reporter
-    dataset, config = job.dataset, job.config
+    start, place, hears = time.perf_counter(), pick_device(task.device), task.reporter
+    dataset, config = task.dataset, task.config
     split = draw_split(dataset, config)
     sides = {side: dataset.select(getattr(split, side)) for side in ("train", "val", "test")}
-    judge = _Judge(dataset, config, split, sides, job.name, str(place))
+    judge = _Judge(dataset, config, split, sides, task.name, str(place))
     train, val, arrival = sides["train"], sides["val"], order_of_arrival(sides["train"])
-    (first, each), replay = patients_by_step(train.n_patients), int(job.variant[REPLAY])
+    (first, each), replay = patients_by_step(train.n_patients), int(task.variant[REPLAY])
     hears.started(config.algorithm, STEPS + 1, 1)
     fitted = fit(config, _only(train, np.flatnonzero(arrival < first)), val, place)
     curve = [judge.point(fitted, 0, first, hears)]
@@ -109,7 +109,7 @@ def learn_continually(job: Job) -> RunRecord:
             tuning = config.replace(epochs=tuning_epochs(config), seed=config.seed + 1000 * step)
             fitted = fit_further(fitted, tuning, _only(train, rows), val, place)
         curve.append(judge.point(fitted, step, seen + each, hears))
-    record = judge.record(fitted, time.perf_counter() - start, job.folder)
+    record = judge.record(fitted, time.perf_counter() - start, task.folder)
     return record.replace(curve=tuple(curve))
 
 
@@ -177,19 +177,25 @@ class _Judge:
         )
 
 
-def train_once(job: Job) -> RunRecord:
+def train_once(task: RunTask) -> RunRecord:
     """Train on the split of the seed and score the test patients."""
-    return _train(job, None)
+    return _train(task, None)
 
 
-def train_on_fewer(job: Job) -> RunRecord:
+def train_on_fewer(task: RunTask) -> RunRecord:
     """Train on so many patients; whatever their number and the seed, the test patients are the same."""
-    return _train(job, fewer_patients(job.dataset, job.config, int(job.variant["training patients"])))
+    return _train(task, fewer_patients(task.dataset, task.config, int(task.variant["training patients"])))
 
 
-def _train(job: Job, split: Split | None) -> RunRecord:
+def _train(task: RunTask, split: Split | None) -> RunRecord:
     run = train(
-        job.dataset, job.config, split=split, out=job.folder, device=job.device, name=job.name, reporter=job.reporter
+        task.dataset,
+        task.config,
+        split=split,
+        out=task.folder,
+        device=task.device,
+        name=task.name,
+        reporter=task.reporter,
     )
     return run.record
 
@@ -208,7 +214,7 @@ def fewer_patients(dataset: DomainDataset, config: TrainingConfig, count: int) -
     return split_named(dataset, train=order[:count], val=drawn.patients("val"), test=test)
 
 
-PROCEDURES: dict[str, Callable[[Job], RunRecord]] = {
+PROCEDURES: dict[str, Callable[[RunTask], RunRecord]] = {
     "train": train_once,
     "timing": train_once,
     "limited-data": train_on_fewer,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from manydg.code_version import code_version
-from manydg.data.dataset import DomainDataset, open_dataset
+from manydg.data.dataset import DomainDataset
 from manydg.data.info import CohortStep, Provenance, TargetSpec
 from manydg.errors import DataError, StorageError
 from manydg.files import Json, append_line, fingerprint, read_json, refuse_dataset_folder, write_atomically, write_json
@@ -252,16 +252,15 @@ def read_description(folder: str | Path) -> StudyDescription:
         raise StorageError(f"{file} is damaged ({error}): {REMEDY}") from error
 
 
-def describe_study(folder: Path, dataset: Path, name: str, experiment: str, command: str) -> None:
-    """Note in ``study.json`` what the results are of and how they were made; the report reads it."""
+def describe_study(folder: Path, data: DomainDataset, name: str, commands: Mapping[str, str]) -> None:
+    """Note in ``study.json`` what the results are of and how they were made: experiment to command."""
     refuse_dataset_folder(folder)
     known = read_description(folder)
     before = known.datasets[name].commands if name in known.datasets else {}
-    data = open_dataset(dataset, verify="sizes")
-    described = StudiedDataset.of(data, name, {**before, experiment: command})
+    described = StudiedDataset.of(data, name, {**before, **commands})
     content = replace(
         known,
-        commands={**known.commands, experiment: command},
+        commands={**known.commands, **commands},
         datasets={**known.datasets, name: described},
         latest=name,
         code_version=code_version(),

@@ -1,4 +1,8 @@
-"""Studies: runs planned first, cached by content, resumed after a kill, side by side on one machine."""
+"""Studies: runs planned first, cached by content, resumed after a kill, done side by side.
+
+A run's id is a hash of the code, the data and its options, so that a run which any experiment has done is not done
+again.
+"""
 
 from __future__ import annotations
 
@@ -10,33 +14,29 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from manydg.code_version import code_version
 from manydg.config import TrainingConfig
 from manydg.data.dataset import DomainDataset, open_dataset
+from manydg.data.storage import DESCRIPTION, Verify
 from manydg.errors import ManyDGError, StorageError
 from manydg.files import fingerprint, remove_partial_files, write_unsynced
-from manydg.studies.engines import current_engine
-from manydg.studies.procedures import PROCEDURES, Job
+from manydg.jobs import Job, current_engine
+from manydg.studies.procedures import PROCEDURES, STEPS, RunTask, tuning_epochs
 from manydg.studies.records import (
     FAILURE,
-    RESULTS,
     RUN_RECORD,
     RUNS,
     STATUS,
-    STUDY,
     append,
     collect,
-    describe_study,
     mark_use,
-    read_results,
     read_run,
+    read_runs,
 )
 from manydg.studies.settings import Options, as_options, spelled_out
 from manydg.training.record import EpochEntry, Metrics, RunRecord, Use, Variant
-
-# How far a run is, in a small file beside it: what the progress board reads, also from other processes.
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class RunStatus:
 class StatusFile:
     """A reporter of training runs that keeps the last epoch's figures in a file.
 
-    A status that cannot be written is let go: it must not stop a run.
+    A status that cannot be written is skipped: it must not stop a run.
 
     Parameters
     ----------
@@ -91,8 +91,6 @@ def read_status(file: Path) -> RunStatus:
     except (OSError, ValueError, TypeError):
         return RunStatus()
 
-
-__all__ = ["RESULTS", "STUDY", "Board", "PlannedRun", "Study", "describe_study", "grid", "read_results"]
 
 TRAIN = "train"
 
@@ -132,22 +130,9 @@ class PlannedRun:
         """The same run with every default of its options spelled out."""
         return replace(self, config=spelled_out(self.config, dataset))
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "experiment": self.experiment,
-            "config": self.config.to_json(),
-            "variant": dict(self.variant),
-            "procedure": self.procedure,
-        }
-
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> PlannedRun:
-        config = TrainingConfig.from_mapping(value["config"])
-        return PlannedRun(value["experiment"], config, value["variant"], value["procedure"])
-
 
 class Board(Protocol):
-    """Hears how a study is going."""
+    """Shows how a study is going."""
 
     def planned(self, runs: Sequence[PlannedRun], done: int) -> None:
         """``runs`` are all the different runs there are to be, of which ``done`` need not be done again."""
@@ -162,7 +147,7 @@ class Board(Protocol):
 
 
 class SilentBoard:
-    """Says nothing."""
+    """Shows nothing."""
 
     def planned(self, runs: Sequence[PlannedRun], done: int) -> None:
         pass
@@ -201,14 +186,14 @@ class Study:
 
     def keyed(self) -> list[tuple[str, PlannedRun]]:
         """The planned runs in order, each with its id; runs of the same content have the same."""
-        data = open_dataset(self.dataset)
+        data = open_once(self.dataset)
         hash_ = data.content_hash()
         settled = [run.settled(data) for run in self.runs]
         return [(run.identity(hash_), run) for run in settled]
 
     def is_done(self, key: str) -> bool:
         """Whether a run is over; one killed between its training and the study's marks on its record is not."""
-        file = self._place(key) / RUN_RECORD
+        file = self._folder_of(key) / RUN_RECORD
         return file.exists() and RunRecord.read(file).run == key
 
     def execute(self, workers: int = 1, board: Board | None = None) -> list[RunRecord]:
@@ -219,27 +204,27 @@ class Study:
         list of RunRecord
             The record of each planned run, in the order planned, as its experiment sees it.
         """
-        hears = board or SilentBoard()
+        listener = board or SilentBoard()
         planned = self.keyed()
         different: dict[str, PlannedRun] = {}
         for key, run in planned:
             different.setdefault(key, run)
-            mark_use(self._place(key), run.use)
+            mark_use(self._folder_of(key), run.use)
         remove_partial_files(self.folder)
         todo = [(key, run) for key, run in different.items() if not self.is_done(key)]
-        hears.planned(list(different.values()), len(different) - len(todo))
+        listener.planned(list(different.values()), len(different) - len(todo))
         collect(self.folder)
         try:
-            self._do_all(todo, workers, hears)
+            self._do_all(todo, workers, listener)
         finally:
-            hears.ended()
-        return [read_run(self._place(key)).used_by(run.use) for key, run in planned]
+            listener.ended()
+        return [read_run(self._folder_of(key)).used_by(run.use) for key, run in planned]
 
     def _do_all(self, todo: Sequence[tuple[str, PlannedRun]], workers: int, board: Board) -> None:
         for key, run, record in self._do(todo, workers, board):
             if not record.ok:
-                record.write(self._place(key) / FAILURE)
-            append(self.folder, read_run(self._place(key)))
+                record.write(self._folder_of(key) / FAILURE)
+            append(self.folder, read_run(self._folder_of(key)))
             board.run_ended(run, record)
         # A run that failed before has two lines by now, unless everything was done already.
         if todo:
@@ -251,43 +236,63 @@ class Study:
         runs = dict(todo)
         jobs = [self._job(key, run) for key, run in todo]
 
-        def started(job: Mapping[str, Any]) -> None:
-            board.run_started(runs[job["key"]], self._place(job["key"]) / STATUS)
+        def started(job: Job[RunJob]) -> None:
+            board.run_started(runs[job.name], self._folder_of(job.name) / STATUS)
 
-        for job, record in current_engine().run(do_run, jobs, started, workers):
-            yield job["key"], runs[job["key"]], record
+        engine = current_engine()
+        for job, record in engine.run(do_run, jobs, workers, device=self.device, started=started):
+            yield job.name, runs[job.name], record
 
-    def _job(self, key: str, run: PlannedRun) -> dict[str, Any]:
-        return {
-            "run": run.to_json(),
-            "key": key,
-            "dataset": str(self.dataset),
-            "name": self.name,
-            "folder": str(self._place(key)),
-            "device": self.device,
-        }
+    def _job(self, key: str, run: PlannedRun) -> Job[RunJob]:
+        # Absolute, since the job may be done by a process elsewhere.
+        dataset, folder = self.dataset.absolute(), self._folder_of(key).absolute()
+        return Job(key, (dataset, folder), RunJob(key, run, dataset, self.name, folder, self.device))
 
-    def _place(self, key: str) -> Path:
+    def _folder_of(self, key: str) -> Path:
         return self.folder / RUNS / key
 
 
-def do_run(job: Mapping[str, Any]) -> RunRecord:
+@dataclass(frozen=True)
+class RunJob:
+    """What a process needs to know to do one run of a study.
+
+    Parameters
+    ----------
+    key : str
+        The run's id.
+    run : PlannedRun
+        With every default of its options filled in.
+    dataset, name
+        The dataset's folder and what to call it.
+    folder : Path
+        The run's.
+    device : str
+    """
+
+    key: str
+    run: PlannedRun
+    dataset: Path
+    name: str
+    folder: Path
+    device: str
+
+
+def do_run(job: RunJob) -> RunRecord:
     """Do one planned run; a failure becomes a record too."""
-    run, folder = PlannedRun.from_json(job["run"]), Path(job["folder"])
+    run, folder = job.run, job.folder
     start = time.perf_counter()
     status = StatusFile(folder / STATUS)
     try:
-        dataset = open_dataset(job["dataset"], verify="sizes")
-        record = PROCEDURES[run.procedure](
-            Job(dataset, run.config, run.variant, folder, job["device"], job["name"], status)
-        )
+        dataset = open_once(job.dataset, verify="sizes")
+        task = RunTask(dataset, run.config, run.variant, folder, job.device, job.name, status)
+        record = PROCEDURES[run.procedure](task)
     except Exception as error:  # noqa: BLE001 - a run that fails must not stop the others, whatever the reason
         known = isinstance(error, ManyDGError)
         record = RunRecord(
-            run=job["key"],
+            run=job.key,
             algorithm=run.config.algorithm,
             seed=run.config.seed,
-            dataset=job["name"],
+            dataset=job.name,
             config=run.config,
             code_version=code_version(),
             seconds=time.perf_counter() - start,
@@ -297,7 +302,7 @@ def do_run(job: Mapping[str, Any]) -> RunRecord:
     finally:
         status.remove()
     marked = record.replace(
-        run=job["key"], experiment=run.experiment, variant=dict(run.variant), folder=f"{RUNS}/{job['key']}"
+        run=job.key, experiment=run.experiment, variant=dict(run.variant), folder=f"{RUNS}/{job.key}"
     )
     if marked.ok:
         marked.write(folder / RUN_RECORD)
@@ -310,3 +315,75 @@ def grid(
     """Every algorithm with every seed, all algorithms of one seed before the next seed."""
     names, asked = list(algorithms), as_options(options)
     return [PlannedRun(experiment, asked.of(name, seed)) for seed in seeds for name in names]
+
+
+_opened: dict[tuple[Path, int], DomainDataset] = {}
+
+
+def open_once(folder: str | Path, verify: Verify = "auto") -> DomainDataset:
+    """A dataset folder, opened anew only if another one was opened since or if it was written anew."""
+    path = Path(folder)
+    description = path / DESCRIPTION
+    key = (path.resolve(), description.stat().st_mtime_ns if description.exists() else 0)
+    if key not in _opened:
+        data = open_dataset(path, verify=verify)
+        _opened.clear()
+        _opened[key] = data
+    return _opened[key]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Planned runs, which of them are done, and how long the others will take one after the other.
+
+    Attributes
+    ----------
+    runs : list of PlannedRun
+        Different ones only: a run that serves several experiments is here once.
+    done : list of bool
+    seconds : float or None
+        ``None`` where no run of the same kind was done before.
+    """
+
+    runs: list[PlannedRun]
+    done: list[bool]
+    seconds: float | None
+
+
+def plan_study(study: Study) -> Plan:
+    """What a study would do, and how long it would take by the runs in its folder."""
+    runs = dict(study.keyed())
+    done = {key: study.is_done(key) for key in runs}
+    dataset = open_once(study.dataset)
+    rates = _seconds_per_sample(dataset, read_runs(study.folder))
+    total: float | None = 0.0
+    for key, run in runs.items():
+        rate = rates.get((run.config.algorithm, run.config.backbone))
+        if not done[key]:
+            total = None if total is None or rate is None else total + rate * _samples_shown(run, dataset)
+    return Plan(list(runs.values()), list(done.values()), total)
+
+
+def _seconds_per_sample(dataset: DomainDataset, records: Iterable[RunRecord]) -> dict[tuple[str, str], float]:
+    """Mean seconds of a training sample in an epoch, by algorithm and backbone."""
+    content = dataset.content_hash()
+    rates: dict[tuple[str, str], list[float]] = {}
+    for record in records:
+        if record.ok and record.dataset_hash == content and record.seconds is not None and not record.curve:
+            shown = record.samples.train * max(1, record.epochs)
+            rates.setdefault((record.algorithm, record.config.backbone), []).append(record.seconds / shown)
+    return {kind: sum(values) / len(values) for kind, values in rates.items()}
+
+
+def _samples_shown(run: PlannedRun, dataset: DomainDataset) -> float:
+    """Training samples times epochs."""
+    train, val, test = run.config.ratios
+    share = train / (train + val + test)
+    patients = run.variant.get("training patients")
+    if isinstance(patients, int | float):
+        share = min(share, patients / dataset.n_patients)
+    epochs = float(run.config.epochs)
+    if run.procedure == "continual":
+        # Half of the patients at the start; later each step shows a tenth of the others and a little of the rest.
+        epochs = epochs / 2 + STEPS * tuning_epochs(run.config) * 0.15
+    return len(dataset) * share * epochs

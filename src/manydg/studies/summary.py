@@ -5,12 +5,10 @@ Records alone are enough; with the runs' predictions every metric gets a patient
 
 from __future__ import annotations
 
-import json
 import math
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +28,7 @@ from manydg.evaluation.statistics import (
 )
 from manydg.files import write_atomically
 from manydg.studies import summary_text as tables
+from manydg.studies.paper_figures import beside
 from manydg.studies.records import StudyDescription, read_description, read_results, views
 from manydg.targets import Target, target_of
 from manydg.training.record import Counts, RunRecord
@@ -553,49 +552,43 @@ def summarize_folder(results: str | Path, reference: str = "manydg", *, resample
 
     A group of which no run ended well is left out, unless it is the only one.
     """
-    groups = group_records(read_results(results))
-    found, problems = [], []
-    for records in groups.values():
+    summaries, problems = [], []
+    for records in group_records(read_results(results)).values():
+        loaded = {record.run: load_predictions(results, record) for record in records}
+        predictions = {run: value for run, value in loaded.items() if value is not None}
         try:
-            found.append(
-                _summary_of(Path(results), json.dumps([record.to_json() for record in records]), reference, resamples)
-            )
+            summaries.append(summarize(records, predictions, reference, resamples=resamples))
         except DataError as error:
             problems.append(str(error))
-    if not found:
+    if not summaries:
         raise DataError(f"{results}: " + (problems[0] if problems else "results.jsonl is empty; run the study again"))
-    return found
+    return summaries
 
 
-@lru_cache(maxsize=64)
-def _summary_of(results: Path, records: str, reference: str, resamples: int) -> Summary:
-    """The summary of one group of records, as JSON; a command asks for the same one several times."""
-    group = [Record.from_json(record) for record in json.loads(records)]
-    told = {record.run: load_predictions(results, record) for record in group}
-    known = {run: value for run, value in told.items() if value is not None}
-    return summarize(group, known, reference, resamples=resamples)
+def write_summary(results: str | Path, summaries: Sequence[Summary] | None = None) -> list[Path]:
+    """Write ``summary.csv`` and ``summary.md`` into a results folder, with the paper's figures beside ours.
 
-
-def write_summary(results: str | Path, reference: str = "manydg") -> list[Path]:
-    """Write ``summary.csv`` and ``summary.md`` into a results folder; the paper's figures stand beside ours.
+    Parameters
+    ----------
+    results : path
+    summaries : sequence of Summary, optional
+        Those of the folder, where they are known already.
 
     Returns
     -------
     list of Path
         The files written.
     """
-    from manydg.studies.paper_figures import beside
-
-    summaries = summarize_folder(results, reference)
+    shown = summarize_folder(results) if summaries is None else summaries
     csv, markdown = Path(results) / "summary.csv", Path(results) / "summary.md"
     described = read_description(results)
     sections = []
-    for summary in summaries:
+    for summary in shown:
         sections.append(tables.to_markdown(summary))
         paper = beside(summary, source=_source(described, summary.dataset))
         if paper is not None:
             sections.append(paper.to_markdown())
-    write_atomically(csv, tables.to_csv(summaries))
+    write_atomically(csv, tables.to_csv(shown))
     write_atomically(markdown, "\n".join(sections))
     return [csv, markdown]
 

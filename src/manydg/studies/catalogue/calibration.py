@@ -129,7 +129,7 @@ class CalibrationOfUnseen(Experiment):
     def plan(self, request: Request) -> list[PlannedRun]:
         return grid("compare", request.algorithms, range(request.seeds), request.options)
 
-    def fold(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, FigureData]:
+    def aggregate(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, FigureData]:
         judged: dict[str, list[Judged]] = {}
         for record in records:
             judged.setdefault(record.algorithm, []).append(judge(request.dataset, record, folder))

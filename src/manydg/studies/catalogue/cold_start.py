@@ -44,7 +44,7 @@ class ColdStart(Experiment):
             if kind != NONE or algorithm == "base"
         ]
 
-    def fold(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, FigureData]:
+    def aggregate(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, FigureData]:
         by_count: ByMetric = {}
         by_time: ByMetric = {}
         bins = None if request.dataset.times is None else TimeBins.of(request.dataset)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from manydg.errors import ConfigError
 from manydg.studies.experiment import Experiment, Request
 from manydg.studies.study import PlannedRun, grid
 
@@ -12,4 +13,6 @@ class Compare(Experiment):
     title = "Main results"
 
     def plan(self, request: Request) -> list[PlannedRun]:
+        if not request.algorithms or request.seeds < 1:
+            raise ConfigError("a comparison needs at least one algorithm and one seed")
         return grid("compare", request.algorithms, range(request.seeds), request.options)

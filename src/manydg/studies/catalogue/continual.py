@@ -26,7 +26,7 @@ class Continual(Experiment):
             for algorithm in request.stepwise
         ]
 
-    def fold(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, FigureData]:
+    def aggregate(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, FigureData]:
         figures = {}
         epochs = tuning_epochs(request.config)
         note = f"Every step trains for {epochs} epoch{'s' if epochs > 1 else ''} on the new patients."

@@ -22,7 +22,7 @@ class DomainSimilarity(Experiment):
     def plan(self, request: Request) -> list[PlannedRun]:
         return grid("compare", ("manydg",), range(request.seeds), request.options)
 
-    def fold(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, FigureData]:
+    def aggregate(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, FigureData]:
         found: dict[str, list[tuple[float, float]]] = {side: [] for side in SIDES}
         for part in embedded_sides(request.dataset, records, folder):
             result = domain_similarity(part.embeddings["z"], part.patients)

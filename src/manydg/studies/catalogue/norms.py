@@ -28,7 +28,7 @@ class Norms(Experiment):
     def plan(self, request: Request) -> list[PlannedRun]:
         return grid("compare", ("manydg",), range(request.seeds), request.options)
 
-    def fold(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, FigureData]:
+    def aggregate(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, FigureData]:
         splits, figures, told = [], {}, []
         for part in embedded_sides(request.dataset, records[:1], folder):
             found = norms(part.embeddings["parallel"], part.embeddings["orthogonal"])

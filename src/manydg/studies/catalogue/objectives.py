@@ -42,7 +42,7 @@ class Objectives(Experiment):
             for name, off in CASES.items()
         ]
 
-    def fold(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, FigureData]:
+    def aggregate(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, FigureData]:
         figures = {}
         for place, (term, words) in enumerate(TERMS.items(), start=1):
             series = mean_curves(records, _case, partial(_term, term))

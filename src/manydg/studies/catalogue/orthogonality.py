@@ -25,7 +25,7 @@ class Orthogonality(Experiment):
     def plan(self, request: Request) -> list[PlannedRun]:
         return grid("compare", ("manydg",), range(request.seeds), request.options)
 
-    def fold(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, FigureData]:
+    def aggregate(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, FigureData]:
         found: list[WeightCosines] = []
         reasons: list[str] = []
         for part in embedded_sides(request.dataset, records, folder, ("train",)):

@@ -34,7 +34,7 @@ class PatientProbe(Experiment):
         ]
         return grid("compare", ("manydg",), range(request.seeds), request.options) + ours
 
-    def fold(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, FigureData]:
+    def aggregate(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, FigureData]:
         found: dict[tuple[str, str, str], list[Retrieval]] = {}
         for record in records:
             place = folder / record.folder

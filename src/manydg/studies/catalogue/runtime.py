@@ -32,7 +32,7 @@ class Runtime(Experiment):
             for name in request.stepwise
         ]
 
-    def fold(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, FigureData]:
+    def aggregate(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, FigureData]:
         rows = []
         for record in records:
             seconds = [entry.seconds for entry in record.history]

@@ -1,0 +1,225 @@
+"""``manydg compare``, ``experiment``, ``paper``, ``demo`` and ``report``: many runs, and what comes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from manydg.cli._options import (
+    Dataset,
+    Device,
+    DryRun,
+    EngineOptions,
+    Results,
+    RunSettings,
+    Seeds,
+    Workers,
+    command,
+    command_line,
+    names_in,
+)
+
+if TYPE_CHECKING:
+    from manydg.studies.summary import Summary
+
+_WIDTH_OF_FILES = 120
+_COMPARED = "base,prototype,manydg-random-pairs,manydg"
+_RIVALS = "base,condadv,dann,irm,sagnet,pcl,mldg,manydg"
+_DEMO = ("base", "boosting", "prototype", "manydg-random-pairs", "manydg")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to ``manydg``."""
+    for function in (compare, experiment, paper, report):
+        app.command()(command(function))
+
+
+def register_demo(app: typer.Typer) -> None:
+    """Add the command that comes first in the list."""
+    app.command()(command(demo))
+
+
+def compare(
+    dataset: Dataset,
+    out: Results,
+    *,
+    algorithms: Annotated[str, typer.Option(help="Names, separated by commas.")] = _COMPARED,
+    seeds: Seeds = 5,
+    settings: RunSettings,
+    device: Device = "auto",
+    engine: EngineOptions,
+    dry_run: DryRun = False,
+) -> None:
+    """Compare algorithms over several patient splits.
+
+    Every algorithm is trained on every split, each run with a record in OUT/results.jsonl. The table gives means over
+    splits, intervals over patients and paired tests. If the command is stopped, run it again: no run is repeated.
+    """
+    _conduct("compare", dataset, out, names_in(algorithms), seeds, settings, engine, device, dry_run)
+
+
+def experiment(
+    name: Annotated[str, typer.Argument(help="objectives, weights, limited-data, continual, ...", show_default=False)],
+    dataset: Dataset,
+    out: Results,
+    *,
+    algorithms: Annotated[
+        str | None,
+        typer.Option(help="Algorithms to compare, where the experiment does.", show_default=_RIVALS),
+    ] = None,
+    seeds: Seeds = 5,
+    settings: RunSettings,
+    device: Device = "auto",
+    engine: EngineOptions,
+    dry_run: DryRun = False,
+) -> None:
+    """Run one of the paper's experiments on a dataset.
+
+    Its runs join those in OUT/results.jsonl; one that another experiment has done already is not done again. If the
+    command is stopped, run it again.
+    """
+    chosen = None if algorithms is None else names_in(algorithms)
+    _conduct(name, dataset, out, chosen, seeds, settings, engine, device, dry_run)
+
+
+def _conduct(
+    name: str,
+    dataset: Path,
+    out: Path,
+    algorithms: Sequence[str] | None,
+    seeds: int,
+    settings: RunSettings,
+    engine: EngineOptions,
+    device: str,
+    dry_run: bool,
+) -> None:
+    """Run an experiment and show the summary; without algorithms, with the paper's that make sense for the data."""
+    from manydg.cli._progress import console, show_plan, study_board
+    from manydg.studies.conduct import conduct, fitting, make_request, plan_experiment, scaled_down
+    from manydg.studies.study import Study
+
+    options = settings.options(dataset)
+    request = make_request(name, dataset, options, seeds, names_in(_RIVALS) if algorithms is None else algorithms)
+    if algorithms is None:
+        request = fitting(request, console.print)
+    if dry_run:
+        runs = plan_experiment(name, request)
+        if note := scaled_down(name, request):
+            print(f"{name}: {note}")
+        show_plan(Study(out, dataset, runs, dataset.resolve().name, device), engine.workers)
+        return
+    with engine.in_use() as workers:
+        conducted = conduct(
+            {name: request}, dataset, out, workers=workers, device=device, board=study_board(),
+            command=command_line(), report=console.print,
+        )  # fmt: skip
+    show_summaries(out, conducted.summaries, conducted.files)
+
+
+def show_summaries(out: Path, summaries: Sequence[Summary], files: Sequence[Path]) -> None:
+    """Print the tables of a results folder and where their files are."""
+    from rich.console import Console
+
+    from manydg.cli._progress import console
+
+    screen = Console()
+    # A file or a pipe has no width of its own, and nothing is gained by squeezing the table into 80 characters.
+    width = screen.width if screen.is_terminal else _WIDTH_OF_FILES
+    for summary in summaries:
+        Console(width=width).print(summary.to_rich(width))
+    console.print(f"wrote {out / 'results.jsonl'}, " + ", ".join(map(str, files)))
+
+
+def paper(
+    out: Annotated[Path, typer.Option(help="Folder for datasets, results and the report.", show_default=False)],
+    *,
+    raw: Annotated[
+        Path | None,
+        typer.Option(help="Folder with datasets, prepared or raw: sleep-edf, iiic, mimic3, eicu.", show_default=False),
+    ] = None,
+    synthetic: Annotated[bool, typer.Option("--synthetic", help="Make up twins of all four datasets instead.")] = False,
+    scale: Annotated[str, typer.Option(help="full, small or smoke: how many patients, splits and epochs.")] = "full",
+    engine: EngineOptions,
+    device: Device = "auto",
+    dry_run: DryRun = False,
+) -> None:
+    """Run all of the paper's experiments on every dataset found.
+
+    Raw files are recognised by what they hold and prepared first. Everything ends in one report, OUT/report.html. If
+    the command is stopped, run it again: nothing that is done is done again.
+    """
+    from manydg.cli._progress import console, show_plan, study_board
+    from manydg.errors import ConfigError
+    from manydg.report import write_report
+    from manydg.studies.paper import gather, ready, run_paper, scale_named, unprepared
+
+    if (raw is None) == (not synthetic):
+        raise ConfigError("say where the data are with --raw DIR, or --synthetic to make them up: one of the two")
+    size, folder = scale_named(scale), raw or out / "synthetic"
+    found = gather(folder, synthetic, out, size, console.print)
+    if dry_run:
+        waiting = unprepared(found, out)
+        for entry in waiting:
+            print(f"{entry.name}: raw files in {entry.place}; its runs are known once it is prepared")
+        rest = [entry for entry in found if entry not in waiting]
+        for chapter in ready(rest, folder, out, size, engine.workers, console.print) if rest else []:
+            show_plan(chapter.study(out / "results", device), engine.workers)
+        return
+    chapters = ready(found, folder, out, size, engine.workers, console.print)
+    with engine.in_use() as workers:
+        results = run_paper(
+            chapters, out, workers=workers, device=device, board=study_board, command=command_line(),
+            say=console.print,
+        )  # fmt: skip
+    print(f"wrote {write_report(results, out / 'report.html')}")
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Where the dataset and the results go.")] = Path("demo-results"),
+    patients: Annotated[int, typer.Option(min=20, help="Synthetic patients.")] = 240,
+    seeds: Annotated[int, typer.Option(min=1, help="Patient splits.")] = 3,
+    epochs: Annotated[int, typer.Option(min=1, help="Training epochs.")] = 12,
+    workers: Workers = 2,
+    device: Device = "auto",
+) -> None:
+    """Watch the algorithms compete on synthetic patients.
+
+    ManyDG, its controls and its rivals are trained on synthetic patients and judged on others that none of them has
+    seen. Nothing is downloaded, and it takes a few minutes on two cores.
+    """
+    from manydg.cli._progress import console, study_board
+    from manydg.config import TrainingConfig
+    from manydg.studies.conduct import conduct, make_request
+    from manydg.synthetic.demo import make_demo_dataset
+
+    dataset, folder = make_demo_dataset(patients), out / "dataset"
+    dataset.save(folder, overwrite=True)
+    new = len(dataset.info.test_patients)
+    console.print(
+        f"{len(dataset)} samples of {patients} synthetic patients, drawn from the paper's generative model; {new} of "
+        "them are new: nobody trains on them, and a spurious covariate that helps on the others misleads there",
+    )
+    request = make_request("compare", folder, TrainingConfig(epochs=epochs, lr=1e-3), seeds, _DEMO)
+    conducted = conduct(
+        {"compare": request}, folder, out, title="demo", workers=workers, device=device, board=study_board(),
+        command=command_line(), report=console.print,
+    )  # fmt: skip
+    show_summaries(out, conducted.summaries, conducted.files)
+    console.print(f"next: 'manydg report {out} --out report.html', or 'manydg prepare --help' for data of your own")
+
+
+def report(
+    results: Annotated[Path, typer.Argument(help="Results folder that 'compare' or 'experiment' wrote.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("report.html"),
+) -> None:
+    """Write a page of tables and figures from results.
+
+    The page is one HTML file that needs no network; RESULTS is a folder that 'compare' or 'experiment' wrote.
+    """
+    from manydg.report import write_report
+
+    page = write_report(results, out)
+    typer.echo(f"wrote {page} ({page.stat().st_size / 1e6:.1f} MB): open it in any browser")
