@@ -39,7 +39,7 @@ from manydg.data.sampling import plan_epoch
 from manydg.data.schema import InputSchema
 from manydg.data.storage import open_dataset
 from manydg.targets import target_of
-from manydg.training.execution.batches import Resident
+from manydg.training.execution.batches import ResidentSource
 from manydg.machine import keeping_freed_memory, memory_of_machine
 from manydg.training.execution.memory import reading_ahead, rows_of_window
 from manydg.training.execution.steps import PlainSteps
@@ -53,7 +53,7 @@ algorithm = ALGORITHMS.get("manydg")(backbone, target_of(data.target), data.n_pa
 if order == "memory":
     data = data.select(torch.arange(min(len(data), rows + 2000)))
     data = data.compact()
-steps = PlainSteps(algorithm, Resident(data), algorithm.optimizers(1e-3, 0.0))
+steps = PlainSteps(algorithm, ResidentSource(data), algorithm.optimizers(1e-3, 0.0))
 window = rows_of_window(data)
 if order == "windows":
     blocks = plan_in_blocks("pairs", data, BATCH, 0, 1, window)

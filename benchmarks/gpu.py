@@ -183,7 +183,7 @@ def check(name: str, task: Task) -> dict[str, Any]:
     """
     samples, epochs = max(2000, task.samples // 80), 3
     data = task.make(samples, DEVICE, 1)
-    fast = "compiled" if BACKBONES.get(task.backbone).compiles else "captured"
+    fast = "compiled" if BACKBONES.get(task.backbone).compiled_gain else "captured"
     curves: dict[str, list[list[float]]] = {"fast": [], "plain": []}
     for seed in range(3):
         for kind, case in (

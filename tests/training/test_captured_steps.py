@@ -24,8 +24,7 @@ from manydg.data.sampling import plan_epoch
 from manydg.data.schema import InputSchema
 from manydg.errors import ManyDGWarning
 from manydg.targets import target_of
-from manydg.training.execution.batches import Feed, Resident, Shapes, Streamed, lengths_of
-from manydg.training.execution.precision import Speed
+from manydg.training.execution.batches import BatchSource, ResidentSource, Shapes, StreamedSource, lengths_of
 from manydg.training.execution.steps import CapturedSteps, PlainSteps, Steps
 
 CPU = torch.device("cpu")
@@ -36,7 +35,6 @@ STATIC = [
 ]
 EPOCHS, BATCH, LR = 4, 12, 1e-3
 SAYS = r"run as written, which is slower: .*test_captured_steps\.py:\d+\); say execution plain, or static_step = False"
-CAPTURED = Speed("float32", "captured")
 
 
 def table() -> DomainDataset:
@@ -73,14 +71,14 @@ def changing(algorithm: Algorithm, optimizers: Optimizers) -> Iterator[Tensor]:
 
 
 def both(
-    graphs_on_a_cpu: Any, name: str, backbone: str, data: DomainDataset, feed: Callable[[], Feed]
+    graphs_on_a_cpu: Any, name: str, backbone: str, data: DomainDataset, source: Callable[[], BatchSource]
 ) -> tuple[list[float], list[float], dict[str, Any], dict[str, Any]]:
     """Losses of training as written and of captured training, then their weights."""
     written, captured = model(name, backbone, data), model(name, backbone, data)
-    expected = train(written, data, PlainSteps(written, Resident(data), written.optimizers(LR, 0.0)))
+    expected = train(written, data, PlainSteps(written, ResidentSource(data), written.optimizers(LR, 0.0)))
     optimizers = captured.optimizers(LR, 0.0)
     graph = graphs_on_a_cpu(lambda: changing(captured, optimizers))
-    steps = CapturedSteps(captured, feed(), Shapes(data), optimizers, CAPTURED)
+    steps = CapturedSteps(captured, source(), Shapes(data), optimizers)
     found = train(captured, data, steps)
     assert graph.replays > EPOCHS * len(data) / BATCH / 4
     return expected, found, written.state_dict(), captured.state_dict()
@@ -89,13 +87,13 @@ def both(
 @pytest.mark.parametrize("name", STATIC)
 def test_captured_steps_learn_what_steps_as_written_learn(name: str, graphs_on_a_cpu: Any) -> None:
     data = table()
-    expected, found, weights, others = both(graphs_on_a_cpu, name, "mlp", data, lambda: Resident(data))
+    expected, found, weights, others = both(graphs_on_a_cpu, name, "mlp", data, lambda: ResidentSource(data))
     assert_same(expected, found, weights, others)
 
 
 def test_batches_sent_from_the_host_are_captured_too(graphs_on_a_cpu: Any) -> None:
     data = table()
-    assert_same(*both(graphs_on_a_cpu, "manydg", "mlp", data, lambda: Streamed(data, CPU)))
+    assert_same(*both(graphs_on_a_cpu, "manydg", "mlp", data, lambda: StreamedSource(data, CPU)))
 
 
 @pytest.mark.parametrize("ragged", [False, True])
@@ -105,9 +103,9 @@ def test_batches_sent_from_the_host_are_those_of_the_plan_in_order(
     graphs_on_a_cpu(list)
     data = (visits_of(100, 4, 7) if ragged else table()).select(torch.arange(90).flip(0))
     plan = plan_epoch("pairs", data.domains, BATCH, 0, 1)
-    feed = Streamed(data, CPU)
-    for item, (indices, pairs) in zip(feed.items(plan), plan, strict=True):
-        sent, expected = feed.batch(item, pairs), data.take(indices, pairs)
+    source = StreamedSource(data, CPU)
+    for item, (indices, pairs) in zip(source.items(plan), plan, strict=True):
+        sent, expected = source.batch(item, pairs), data.take(indices, pairs)
         assert sent.pairs == pairs
         for found, wanted in ((sent.targets, expected.targets), (sent.domains, expected.domains)):
             assert torch.equal(found, wanted)
@@ -123,7 +121,7 @@ def test_captured_steps_on_rows_of_any_length_have_the_same_losses(
 ) -> None:
     """Rows that are filled up are summed up in another order, which Adam makes much of where a gradient is nearly 0."""
     data = visits_of(100, 4, 7)
-    expected, found, _, _ = both(graphs_on_a_cpu, name, "gamenet", data, lambda: Resident(data))
+    expected, found, _, _ = both(graphs_on_a_cpu, name, "gamenet", data, lambda: ResidentSource(data))
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
 
 
@@ -156,7 +154,7 @@ def looking(dropout: float, device: torch.device = CPU) -> Looking:
 
 def test_training_goes_on_as_written(graphs_on_a_cpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     data, written, refused = table(), looking(0.0), looking(0.0)
-    expected = train(written, data, PlainSteps(written, Resident(data), written.optimizers(LR, 0.0)))
+    expected = train(written, data, PlainSteps(written, ResidentSource(data), written.optimizers(LR, 0.0)))
     optimizers = refused.optimizers(LR, 0.0)
     graphs_on_a_cpu(lambda: changing(refused, optimizers))
     within = torch.cuda.graph
@@ -171,7 +169,7 @@ def test_training_goes_on_as_written(graphs_on_a_cpu: Any, monkeypatch: pytest.M
     monkeypatch.setattr(torch.cuda, "graph", capture)
     monkeypatch.setattr("manydg.training.execution.steps._leave_failed_capture", leave)
     with pytest.warns(ManyDGWarning, match=SAYS) as warned:
-        found = train(refused, data, CapturedSteps(refused, Resident(data), Shapes(data), optimizers, CAPTURED))
+        found = train(refused, data, CapturedSteps(refused, ResidentSource(data), Shapes(data), optimizers))
     assert found == expected
     assert len(warned) == 1
 
@@ -182,9 +180,9 @@ def test_training_on_a_gpu_goes_on_as_written(where: str) -> None:
     """Random numbers are drawn again, memory that was sent to is used again, and so is the stream from before."""
     device = torch.device("cuda")
     data, algorithm = table(), looking(0.2, device)
-    feed = Streamed(data, device) if where == "on the host" else Resident(data.to(device))
+    source = StreamedSource(data, device) if where == "on the host" else ResidentSource(data.to(device))
     before = torch.cuda.current_stream()
-    steps = CapturedSteps(algorithm, feed, Shapes(data), algorithm.optimizers(LR, 0.0), CAPTURED)
+    steps = CapturedSteps(algorithm, source, Shapes(data), algorithm.optimizers(LR, 0.0))
     with pytest.warns(ManyDGWarning, match=SAYS):
         first = train(algorithm, data, steps)
     assert torch.cuda.current_stream() == before
@@ -198,6 +196,6 @@ def test_training_on_a_gpu_goes_on_as_written(where: str) -> None:
     # A later training is captured as ever.
     later = looking(0.2, device)
     later.losses = super(Looking, later).losses  # type: ignore[method-assign]
-    steps = CapturedSteps(later, feed, Shapes(data), later.optimizers(LR, 0.0), CAPTURED)
+    steps = CapturedSteps(later, source, Shapes(data), later.optimizers(LR, 0.0))
     train(later, data, steps)
     assert steps._graphs

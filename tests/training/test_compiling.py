@@ -1,4 +1,4 @@
-"""What is compiled: the losses in one piece, the update as it is, and as often as need be."""
+"""What is compiled: the losses in one piece, and as often as need be."""
 
 from __future__ import annotations
 
@@ -17,17 +17,15 @@ from manydg.data.build import from_arrays
 from manydg.data.dataset import Batch, DomainDataset
 from manydg.data.schema import InputSchema
 from manydg.targets import target_of
-from manydg.training.execution import precision as compiling
-from manydg.training.execution.batches import Resident, Shapes
-from manydg.training.execution.precision import Speed
-from manydg.training.execution.steps import CapturedSteps
+from manydg.training.execution.batches import ResidentSource, Shapes
+from manydg.training.execution.steps import CapturedSteps, CompiledObjective, make_capturable, reason_against_compiling
 
 GPU = torch.device("cuda")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_why_nothing_can_be_compiled_is_told() -> None:
-    assert "CUDA" in str(compiling.reason_against_compiling(GPU))
+    assert "CUDA" in str(reason_against_compiling(GPU))
 
 
 def test_a_process_may_train_any_number_of_compiled_models(small_dataset: DomainDataset) -> None:
@@ -40,7 +38,7 @@ def test_a_process_may_train_any_number_of_compiled_models(small_dataset: Domain
     schema, target = InputSchema.of(small_dataset), target_of(small_dataset.target)
     for _ in range(10):
         model = build_algorithm("manydg", build_backbone("mlp", schema), target, small_dataset.n_patients)
-        compiling.forget_compiled()
+        CompiledObjective(model, ragged=False)
         before = len(compilations)
         torch.compile(model.objective, backend=noted, dynamic=False)(batch)
         assert len(compilations) > before
@@ -52,7 +50,7 @@ def test_an_optimiser_counts_its_steps_where_its_weights_are(fused: bool) -> Non
     optimizer = torch.optim.Adam([parameter], fused=fused)
     parameter.grad = torch.ones(3)
     optimizer.step()
-    compiling.make_capturable(optimizer)
+    make_capturable(optimizer)
     assert all(group["capturable"] for group in optimizer.param_groups)
     assert optimizer.state[parameter]["step"].device == parameter.device
 
@@ -68,25 +66,6 @@ def test_the_losses_of_a_spectrogram_network_compile_in_one_piece(name: str, bac
     # Without the last two stages of the compiler, which need a C++ compiler and change nothing about the pieces.
     terms = torch.compile(model.losses, dynamic=False, fullgraph=True, backend="eager")(batch)
     assert all(torch.isfinite(value) for value in terms.values())
-
-
-def test_a_compiled_update_is_the_optimisers_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "compiled", lambda function: torch.compile(function, backend="eager"))
-    ended = []
-    for fast in (False, True):
-        torch.manual_seed(0)
-        model = nn.Linear(5, 3)
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.1, weight_decay=0.01, fused=True)
-        if fast:
-            compiling.make_capturable(optimizer)
-            compiling.compile_update(optimizer)
-        for _ in range(4):
-            optimizer.zero_grad()
-            model(torch.ones(2, 5)).square().sum().backward()
-            optimizer.step()
-        ended.append([weight.detach().clone() for weight in model.parameters()])
-    for plain, compiled in zip(*ended, strict=True):
-        torch.testing.assert_close(compiled, plain, rtol=1e-5, atol=1e-6)
 
 
 def test_steps_of_any_number_of_lengths_are_compiled(
@@ -110,12 +89,9 @@ def test_steps_of_any_number_of_lengths_are_compiled(
     monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
     compile_for = torch.compile
     monkeypatch.setattr(torch, "compile", lambda function, **_: compile_for(function, backend=noted, dynamic=False))
-    for name in ("compile_update", "make_capturable"):
-        monkeypatch.setattr(f"manydg.training.execution.steps.{name}", lambda optimizer: None)
-    steps = CapturedSteps(
-        model, Resident(data), Shapes(data), model.optimizers(1e-3, 0.0), Speed("float32", "compiled")
-    )
+    monkeypatch.setattr("manydg.training.execution.steps.make_capturable", lambda optimizer: None)
+    steps = CapturedSteps(model, ResidentSource(data), Shapes(data), model.optimizers(1e-3, 0.0), compile=True)
     for longest in range(1, 13):
         before = len(compilations)
-        steps._step(data.take(torch.arange(longest - 1, 96, 12)), fast=True)
+        steps._step(data.take(torch.arange(longest - 1, 96, 12)), steps._compiled)
         assert len(compilations) > before

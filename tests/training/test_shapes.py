@@ -11,7 +11,7 @@ from manydg.data.build import from_arrays
 from manydg.data.columns import Ragged
 from manydg.data.dataset import DomainDataset
 from manydg.data.sampling import EpochPlan, plan_epoch
-from manydg.training.execution.batches import RoomTable, Shape, Shapes, has_fixed_shapes, holds, lengths_of
+from manydg.training.execution.batches import CapacityTable, Shape, Shapes, has_fixed_shapes, lengths_of, suffices
 
 
 def dense(rows: int = 50) -> DomainDataset:
@@ -90,11 +90,11 @@ def test_a_shape_whose_steps_outgrow_its_room_is_told_and_captured_anew() -> Non
     shapes, graphs = Shapes(ragged([40] * 40 + [1] * 40)), set[Shape]()
     small, large = [[0, *range(40, 47)]] * 5, [list(range(8))] * 5
     assert captured(shapes, plan(*small), graphs)[-1]
-    room = shapes.rooms[Shape(8, 0, 48)]["event_codes"]
+    room = shapes.capacities[Shape(8, 0, 48)]["event_codes"]
     assert shapes.outgrown == set()
     assert captured(shapes, plan(*large), graphs) == [True] * 5
     assert shapes.outgrown == {Shape(8, 0, 48)}
-    assert shapes.rooms[Shape(8, 0, 48)]["event_codes"].items > 8 * 40 > room.items
+    assert shapes.capacities[Shape(8, 0, 48)]["event_codes"].items > 8 * 40 > room.items
     assert captured(shapes, plan(*small), graphs) == [True] * 5
     assert shapes.outgrown == set()
 
@@ -103,8 +103,8 @@ def test_a_shape_whose_steps_outgrow_its_room_is_told_and_captured_anew() -> Non
 def test_every_step_has_room(sampling: str) -> None:
     rng = np.random.default_rng(0)
     data = ragged(rng.geometric(0.03, 600).tolist())
-    shapes, table, lengths = Shapes(data), RoomTable(data), lengths_of(data)
+    shapes, table, lengths = Shapes(data), CapacityTable(data), lengths_of(data)
     for epoch in range(12):
         order = plan_epoch(sampling, data.domains, 32, 0, epoch, lengths)
         for shape, need in zip(shapes.enter(order), table.of_plan(order), strict=True):
-            assert holds(shapes.rooms[shape], need)
+            assert suffices(shapes.capacities[shape], need)

@@ -20,9 +20,9 @@ from manydg.data.dataset import DomainDataset
 from manydg.data.sampling import plan_epoch
 from manydg.errors import ConfigError, ManyDGWarning
 from manydg.targets import target_of
-from manydg.training.execution import precision
-from manydg.training.execution.precision import Speed, at_speed, settle_speed
-from manydg.training.execution.steps import PlainSteps, Terms, read_terms, steps_for
+from manydg.training.execution import policy
+from manydg.training.execution.policy import Speed, at_speed, choose_speed, steps_for
+from manydg.training.execution.steps import PlainSteps, Terms, read_terms
 from manydg.training.run import train
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -65,23 +65,23 @@ def built(dataset: DomainDataset, algorithm: str = "manydg", backbone: Backbone 
 def test_a_speed_is_settled_by_configuration_and_device(
     small_dataset: DomainDataset, options: dict[str, Any], device: torch.device, expected: Speed
 ) -> None:
-    assert settle_speed(TrainingConfig(**options), built(small_dataset), small_dataset, device) == expected
+    assert choose_speed(TrainingConfig(**options), built(small_dataset), small_dataset, device) == expected
 
 
 def test_data_that_stay_on_the_host_are_captured_where_all_rows_have_one_length(small_dataset: DomainDataset) -> None:
-    assert settle_speed(TrainingConfig(), built(small_dataset), small_dataset, GPU).execution == "captured"
+    assert choose_speed(TrainingConfig(), built(small_dataset), small_dataset, GPU).execution == "captured"
     visits = from_arrays({"event_codes": Ragged.from_rows([[1]] * 8)}, np.arange(8) % 2, np.arange(8) // 2)
-    assert settle_speed(TrainingConfig(), built(small_dataset), visits, GPU).execution == "plain"
+    assert choose_speed(TrainingConfig(), built(small_dataset), visits, GPU).execution == "plain"
 
 
 def test_a_speed_that_the_device_or_the_algorithm_cannot_have_is_refused(small_dataset: DomainDataset) -> None:
     with pytest.raises(ConfigError, match="need a GPU"):
-        settle_speed(TrainingConfig(execution="captured"), built(small_dataset), small_dataset, CPU)
+        choose_speed(TrainingConfig(execution="captured"), built(small_dataset), small_dataset, CPU)
     with pytest.raises(ConfigError, match="cannot be captured"):
-        settle_speed(TrainingConfig(execution="captured"), built(small_dataset, "mldg"), small_dataset, GPU)
+        choose_speed(TrainingConfig(execution="captured"), built(small_dataset, "mldg"), small_dataset, GPU)
     visits = from_arrays({"event_codes": Ragged.from_rows([[1]] * 8)}, np.arange(8) % 2, np.arange(8) // 2)
     with pytest.raises(ConfigError, match="rows of any length cannot be captured here"):
-        settle_speed(TrainingConfig(execution="captured"), built(small_dataset), visits, GPU)
+        choose_speed(TrainingConfig(execution="captured"), built(small_dataset), visits, GPU)
     with pytest.raises(ConfigError, match="unknown precision 'fp8'"):
         TrainingConfig(precision="fp8")
     with pytest.raises(ConfigError, match="unknown execution 'fast'"):
@@ -91,15 +91,15 @@ def test_a_speed_that_the_device_or_the_algorithm_cannot_have_is_refused(small_d
 def test_where_nothing_can_be_compiled_steps_are_captured_with_a_warning(
     small_dataset: DomainDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(precision, "_fastest", lambda *_: "compiled")
+    monkeypatch.setattr(policy, "_fastest", lambda *_: "compiled")
     asked = [built(small_dataset), small_dataset, GPU]
-    monkeypatch.setattr(precision, "reason_against_compiling", lambda device: None)
-    assert settle_speed(TrainingConfig(), *asked).execution == "compiled"
-    monkeypatch.setattr(precision, "reason_against_compiling", lambda device: "no C compiler")
+    monkeypatch.setattr(policy, "reason_against_compiling", lambda device: None)
+    assert choose_speed(TrainingConfig(), *asked).execution == "compiled"
+    monkeypatch.setattr(policy, "reason_against_compiling", lambda device: "no C compiler")
     with pytest.warns(ManyDGWarning, match="captured, not compiled, since that fails here: no C compiler"):
-        assert settle_speed(TrainingConfig(), *asked).execution == "captured"
+        assert choose_speed(TrainingConfig(), *asked).execution == "captured"
     with pytest.raises(ConfigError, match=r"say execution captured or auto \(no C compiler\)"):
-        settle_speed(TrainingConfig(execution="compiled"), *asked)
+        choose_speed(TrainingConfig(execution="compiled"), *asked)
 
 
 def test_bf16_reaches_the_backbone_alone_and_ends_with_the_steps(small_dataset: DomainDataset) -> None:

@@ -29,8 +29,8 @@ from manydg.data.sampling import EpochPlan, plan_epoch
 from manydg.data.schema import InputSchema
 from manydg.errors import ConfigError
 from manydg.targets import target_of
-from manydg.training.execution.batches import RoomTable, holds, join_rooms, lengths_of, with_headroom
-from manydg.training.execution.precision import not_compiled
+from manydg.training.execution.batches import CapacityTable, join_capacities, lengths_of, suffices, with_headroom
+from manydg.training.execution.steps import not_compiled
 from manydg.training.fit import fit
 
 ROWS = 30
@@ -84,13 +84,13 @@ TASKS: dict[str, Callable[[], DomainDataset]] = {"gamenet": visits, "event-trans
 
 def padded(data: DomainDataset, rows: torch.Tensor, spare: int) -> dict[str, Column]:
     """The rows in memory that is larger than they need."""
-    (need,) = RoomTable(data).of_plan(EpochPlan(rows, (0, len(rows)), (0,)))
-    rooms = {
+    (need,) = CapacityTable(data).of_plan(EpochPlan(rows, (0, len(rows)), (0,)))
+    larger = {
         n: Capacity(r.longest + 2, r.items + spare, None if r.inner is None else r.inner + spare)
         for n, r in need.items()
     }
     return {
-        name: column.take_padded(rows, rooms[name]) if isinstance(column, Ragged) else column[rows]
+        name: column.take_padded(rows, larger[name]) if isinstance(column, Ragged) else column[rows]
         for name, column in data.columns.items()
     }
 
@@ -140,7 +140,7 @@ def test_leftovers_behind_the_last_row_change_no_layout(lengths: list[int], spar
 def test_rooms_hold_every_step_of_a_plan(name: str) -> None:
     data = TASKS[name]()
     plan = plan_epoch("pairs", data.domains, 8, 0, 1, lengths_of(data))
-    needs = RoomTable(data).of_plan(plan)
+    needs = CapacityTable(data).of_plan(plan)
     for (rows, pairs), need in zip(plan, needs, strict=True):
         plain, fixed = data.take(rows, pairs).inputs, padded(data, rows, 0)
         for column, room in need.items():
@@ -151,10 +151,10 @@ def test_rooms_hold_every_step_of_a_plan(name: str) -> None:
             assert room.longest >= int(exact.lengths.max())
             assert room.items == len(exact.values) + 1
             assert Ragged(loose.values, exact.offsets).to_rows()[: len(rows)] == exact.to_rows()
-    larger = with_headroom(join_rooms(needs[0], needs[1]), 2)
-    assert holds(larger, needs[0])
-    assert holds(larger, needs[1])
-    assert not holds(needs[0], larger)
+    larger = with_headroom(join_capacities(needs[0], needs[1]), 2)
+    assert suffices(larger, needs[0])
+    assert suffices(larger, needs[1])
+    assert not suffices(needs[0], larger)
 
 
 def measurements() -> DomainDataset:
@@ -202,7 +202,7 @@ def test_a_step_that_may_be_replayed_asks_the_device_nothing(algorithm: str, bac
     except ConfigError as refusal:
         pytest.skip(str(refusal))
     rows = torch.tensor([0, 3, 6, 9, 1, 4, 7, 10])
-    (need,) = RoomTable(data).of_plan(EpochPlan(rows, (0, len(rows)), (0,)))
+    (need,) = CapacityTable(data).of_plan(EpochPlan(rows, (0, len(rows)), (0,)))
     model, rows = model.to("meta"), rows.to("meta")
     there = {name: column.to("meta") for name, column in data.columns.items()}
     targets, domains = data.targets.to("meta"), data.domains.to("meta")
@@ -258,11 +258,11 @@ def test_what_is_behind_a_ragged_backbone_is_compiled_once_for_batches_of_any_le
         return graph.forward
 
     torch.compiler.reset()
-    model.backbone.forward_in_precision = not_compiled(model.backbone.forward_in_precision)  # type: ignore[method-assign]
     losses = torch.compile(model.losses, backend=backend, dynamic=False)
     for rows in ([0, 3, 6, 9, 1, 4, 7, 10], [12, 15, 18, 21, 13, 16, 19, 22]):
         batch = data.take(torch.tensor(rows), 4)
-        expected, found = model.losses(batch), losses(batch)
+        with model.backbone.executed(caller=not_compiled(model.backbone.compute)):
+            expected, found = model.losses(batch), losses(batch)
         assert found.keys() == expected.keys()
         for name, value in found.items():
             torch.testing.assert_close(value, expected[name])

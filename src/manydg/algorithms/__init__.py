@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from manydg.algorithms._algorithm import Algorithm, Hyperparameters, Optimizers, choice, descend, setting
+from manydg.algorithms._algorithm import Algorithm, Hyperparameters, Objective, Optimizers, choice, descend, setting
 from manydg.backbones import Backbone
 from manydg.files import Json
 from manydg.registry import Registry
@@ -14,6 +14,7 @@ __all__ = [
     "ALGORITHMS",
     "Algorithm",
     "Hyperparameters",
+    "Objective",
     "Optimizers",
     "build_algorithm",
     "choice",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, cast
 
@@ -21,6 +22,8 @@ from manydg.targets import Target
 
 Sampling = Literal["samples", "pairs", "random-pairs", "episodes", "whole"]
 Optimizers = dict[str, Optimizer]
+Objective = tuple[Tensor, dict[str, Tensor]]
+"""The sum that a step descends on, and its terms, detached."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,7 @@ class Algorithm(nn.Module):
         self.backbone, self.target, self.n_domains = backbone, target, n_domains
         self.settings = settings if settings is not None else self.Settings()
         self.register_buffer("progress", torch.zeros(()), persistent=False)
+        self._evaluator: Callable[[Batch], Objective] | None = None
 
     @classmethod
     def refuses(cls, target: Target, backbone: Backbone) -> str | None:
@@ -140,16 +144,29 @@ class Algorithm(nn.Module):
         """The optimisers of a training run, by name."""
         return {"main": Adam(self.parameters(), lr=lr, weight_decay=weight_decay, fused=True)}
 
-    def objective(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    def objective(self, batch: Batch) -> Objective:
         """The sum of all terms, which a step minimises, and the terms, detached."""
         terms = self.losses(batch)
         return cast("Tensor", sum(terms.values())), {name: term.detach() for name, term in terms.items()}
 
     def step(self, batch: Batch, optimizers: Optimizers) -> dict[str, Tensor]:
         """One update; returns the terms, detached."""
-        total, terms = self.objective(batch)
+        total, terms = self.evaluate(batch)
         descend(total, optimizers["main"])
         return terms
+
+    def evaluate(self, batch: Batch) -> Objective:
+        """The :meth:`objective`, by whatever training evaluates it with: compiled, say, or shared by processes."""
+        return self.objective(batch) if self._evaluator is None else self._evaluator(batch)
+
+    @contextmanager
+    def evaluated_by(self, evaluator: Callable[[Batch], Objective]) -> Iterator[None]:
+        """Within it steps get their objective from another callable that computes the same."""
+        before, self._evaluator = self._evaluator, evaluator
+        try:
+            yield
+        finally:
+            self._evaluator = before
 
     def fit_whole(self, train: DomainDataset, seed: int) -> None:
         """Learn from the whole training set at once; only for algorithms whose ``sampling`` is ``whole``."""

@@ -52,7 +52,7 @@ class TwoViews(Backbone):
         super().__init__()
         self.informed, self.alone = backbone, backbone.for_samples_alone()
         self.output_size = 2 * backbone.output_size
-        self.takes_padded, self.compiles = backbone.takes_padded, backbone.compiles
+        self.takes_padded, self.compiled_gain = backbone.takes_padded, 2 * backbone.compiled_gain
         self.fast_precision, self.compiled_precision = backbone.fast_precision, backbone.compiled_precision
         if hasattr(backbone, "spectrogram"):
             self.spectrogram = backbone.spectrogram

@@ -136,7 +136,6 @@ class SpectrogramCNN(Backbone):
 
     early: nn.Module
     late: nn.Module
-    compiles: bool = True
     compiled_precision: str = "bf16"
 
     def __init__(self, schema: InputSchema, transform: LogSpectrogram) -> None:

@@ -29,6 +29,7 @@ class SeizureCNN(SpectrogramCNN):
     """
 
     fast_precision: str = "bf16"
+    compiled_gain: float = 0.68e-3
 
     def __init__(
         self,

@@ -28,6 +28,8 @@ class SleepCNN(SpectrogramCNN):
     dropout : float
     """
 
+    compiled_gain: float = 2.1e-3
+
     def __init__(
         self,
         schema: InputSchema,

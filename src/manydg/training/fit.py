@@ -7,8 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,7 +28,7 @@ from manydg.machine import keeping_freed_memory
 from manydg.targets import Target, target_of
 from manydg.training.checkpoint import pack_optimizer, read_tensors, same_device, unpack_optimizer, write_tensors
 from manydg.training.execution.batches import lengths_of
-from manydg.training.execution.distributed import by_leader, check_divisible, current_team, part_ways
+from manydg.training.execution.distributed import by_leader, check_divisible, current_team
 from manydg.training.execution.memory import (
     BlockPlan,
     place,
@@ -38,8 +37,8 @@ from manydg.training.execution.memory import (
     refusing_what_does_not_fit,
     rows_of_window,
 )
-from manydg.training.execution.precision import AS_WRITTEN, PLAIN, Speed, at_speed, settle_speed
-from manydg.training.execution.steps import Steps, Terms, read_terms, steps_for
+from manydg.training.execution.policy import AS_WRITTEN, Execution, Speed
+from manydg.training.execution.steps import Terms, read_terms
 from manydg.training.inference import device_of, predict_probabilities
 from manydg.training.record import EpochEntry, RunRecord
 
@@ -149,10 +148,7 @@ class TrainingLoop:
         self.metric, self.reporter = metric, reporter
         self.checkpoint = None if folder is None else folder / CHECKPOINT
         self.optimizers = algorithm.optimizers(config.lr, config.weight_decay)
-        self.speed = settle_speed(config, algorithm, train, device_of(algorithm))
-        if current_team() is not None and self.speed.captures:
-            # Exchanges between processes are not part of a captured step.
-            self.speed = replace(self.speed, execution=PLAIN)
+        self.execution = Execution(config, algorithm, train, self.optimizers, device_of(algorithm))
         self.orders = Orders(algorithm, train, config)
         self.history: list[EpochEntry] = []
         self.best_epoch = 0
@@ -162,24 +158,17 @@ class TrainingLoop:
         """Train to the end, from the checkpoint if there is one."""
         if self.checkpoint is not None and self.checkpoint.exists():
             self._resume(self.checkpoint)
-        self.steps = self._make_steps()
         done = len(self.history)
         self.reporter.started(self.config.algorithm, self.config.epochs, done + 1)
-        keeping = keeping_freed_memory() if device_of(self.algorithm).type == "cpu" else nullcontext()
-        with keeping, ThreadPoolExecutor(max_workers=1) as worker:
+        with self.execution.running(), ThreadPoolExecutor(max_workers=1) as worker:
             for epoch in range(done + 1, self.config.epochs + 1):
                 self._run_epoch(epoch, worker)
-        if current_team() is not None:
-            part_ways(self.algorithm)
         self.algorithm.load_state_dict(self.best)
 
-    def _make_steps(self) -> Steps:
-        team, device = current_team(), device_of(self.algorithm)
-        if team is None:
-            return steps_for(self.algorithm, self.train, self.optimizers, device, self.speed)
-        from manydg.training.execution.distributed import SharedSteps
-
-        return SharedSteps(team, self.algorithm, self.train, self.optimizers, device)
+    @property
+    def speed(self) -> Speed:
+        """The precision and execution of the steps."""
+        return self.execution.speed
 
     @property
     def selection_rule(self) -> str:
@@ -193,7 +182,7 @@ class TrainingLoop:
         torch.manual_seed(self.config.seed * 1_000_003 + epoch)
         order = self.orders.of(epoch, worker)
         self.algorithm.train()
-        with at_speed(self.speed, self.algorithm, device_of(self.algorithm)):
+        with self.execution.in_precision():
             losses = self._run_steps(order, epoch)
         trained = time.perf_counter()
         val = {} if self.val is None else self._validate(self.val, epoch, len(order.plan))
@@ -213,7 +202,7 @@ class TrainingLoop:
         return f"windows of about {self.orders.rows_of_window} rows on disk, {len(order.windows.windows)} of them"
 
     def _steps_of(self, order: EpochOrder) -> Iterator[Callable[[], Terms]]:
-        steps = self.steps.run(order.plan)
+        steps = self.execution.steps(order.plan)
         return steps if order.windows is None else reading_ahead(self.train, order.windows, steps)
 
     def _is_best(self, val: Mapping[str, float | None]) -> bool:

@@ -1,11 +1,11 @@
 """Several processes train one model: ``torchrun --nproc-per-node N -m manydg train ...``.
 
 Every process runs the backbone on its share of a step's rows. The features of all rows are then gathered, so that each
-process works out the losses of the whole step, however they tie rows together (means of a batch, partners, patients).
-A process's gradient reaches the backbone through its own rows alone; the sum over processes is the gradient of one
-process with all rows, whatever the sizes of the shares. Batch normalisation takes its statistics from all rows, on
-CPUs and GPUs alike. So the number of processes changes results only by rounding, and by which random numbers dropout
-draws: each process draws its own for its rows, and the same as all others behind the backbone.
+process computes the losses of the whole step, however they tie rows together (means of a batch, partners, patients).
+Torch's :class:`~torch.nn.parallel.DistributedDataParallel` averages the gradients, and its SyncBatchNorm takes the
+statistics of batch normalisation from all rows; on CPUs, for which torch has none, :class:`SyncBatchNormOnCPU` does. So
+the number of processes changes results only by rounding, and by the random numbers of dropout: each process draws its
+own for its rows, and the same as all others behind the backbone.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
 
-from manydg.algorithms import Algorithm, Optimizers
+from manydg.algorithms import Algorithm, Objective, Optimizers
 from manydg.data.columns import take
 from manydg.data.dataset import Batch, DomainDataset
 from manydg.data.sampling import EpochPlan
@@ -31,6 +32,7 @@ from manydg.errors import ConfigError, ManyDGError, TrainingError
 from manydg.training.execution.steps import Terms
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+_SEEDS = 2**31
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Team:
     Parameters
     ----------
     rank : int
-        This process, from 0; process 0 alone writes and speaks.
+        This process, from 0; process 0 alone writes files and reports progress.
     size : int
     device : torch.device
         What the processes exchange tensors on: with gloo the CPU, with nccl this process's GPU.
@@ -55,7 +57,7 @@ class Team:
         return self.rank == 0
 
     def leader_does(self, action: Callable[[], None]) -> None:
-        """Let process 0 do something while the others wait; what it cannot do stops all of them."""
+        """Let process 0 do something while the others wait; if it cannot, all of them stop."""
         failure: ManyDGError | None = None
         if self.leads:
             try:
@@ -68,6 +70,15 @@ class Team:
             raise failure
         if bool(failed):
             raise TrainingError("process 0 had to stop: its message says why")
+
+    def share_sizes(self, rows: int) -> list[int]:
+        """How many of a number of rows each process takes, one more or less."""
+        cuts = [rows * rank // self.size for rank in range(self.size + 1)]
+        return [stop - start for start, stop in itertools.pairwise(cuts)]
+
+    def share(self, rows: int) -> slice:
+        """The rows of this process; those of all processes follow one another."""
+        return slice(rows * self.rank // self.size, rows * (self.rank + 1) // self.size)
 
     def gather(self, rows: Tensor, sizes: list[int]) -> Tensor:
         """The rows of all processes, in the order of the processes, without a gradient.
@@ -113,8 +124,8 @@ def joined(device: str = "auto") -> Iterator[Team | None]:
     if on_gpu:
         torch.cuda.set_device(local)
     dist.init_process_group("nccl" if on_gpu else "gloo")
-    place = torch.device("cuda", local) if on_gpu else torch.device("cpu")
-    _current = Team(dist.get_rank(), dist.get_world_size(), place)
+    own_device = torch.device("cuda", local) if on_gpu else torch.device("cpu")
+    _current = Team(dist.get_rank(), dist.get_world_size(), own_device)
     try:
         yield _current
         # One that leaves while another still works takes the connections of both with it.
@@ -132,12 +143,6 @@ def by_leader(action: Callable[[], None]) -> None:
         _current.leader_does(action)
 
 
-def part_ways(algorithm: Algorithm) -> None:
-    """The last shared step is done: give an algorithm's backbone the forward of its class again."""
-    for module in algorithm.backbone.modules():
-        module.__dict__.pop("forward", None)
-
-
 def processes_here() -> int:
     """How many processes of the team share this machine's memory."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if _current is not None else 1
@@ -151,81 +156,35 @@ def check_divisible(algorithm: type[Algorithm]) -> None:
             "it: start it without torchrun"
         )
     if algorithm.indivisible:
-        raise ConfigError(
-            f"{algorithm.__name__} cannot be trained by several processes: {algorithm.indivisible}. "
-            "Start it without torchrun"
-        )
+        raise _indivisible(algorithm, algorithm.indivisible)
+
+
+def _indivisible(algorithm: type[Algorithm], reason: str) -> ConfigError:
+    return ConfigError(
+        f"{algorithm.__name__} cannot be trained by several processes: {reason}. Start it without torchrun"
+    )
 
 
 def predict_together(
     team: Team, predict: Callable[[Algorithm, DomainDataset], Tensor], algorithm: Algorithm, dataset: DomainDataset
 ) -> Tensor:
-    """Logits of every sample ``(samples, K)``, of which each process works out a share: the same as of one process.
+    """Logits of every sample ``(samples, K)``, of which each process computes a share: the same as of one process.
 
     An algorithm that needs whole patients gets the whole dataset in every process.
     """
     if algorithm.uses_patients or len(dataset) < team.size:
         return predict(algorithm, dataset)
-    cuts = [len(dataset) * rank // team.size for rank in range(team.size + 1)]
-    sizes = [stop - start for start, stop in itertools.pairwise(cuts)]
-    own = torch.arange(cuts[team.rank], cuts[team.rank + 1], device=dataset.device)
-    return team.gather(predict(algorithm, dataset.select(own)), sizes)
+    own = torch.arange(len(dataset), device=dataset.device)[team.share(len(dataset))]
+    return team.gather(predict(algorithm, dataset.select(own)), team.share_sizes(len(dataset)))
 
 
-# Steps that several processes share: each runs the backbone on its rows, and all see the whole step's losses.
-
-
-_SEEDS = 2**31
-
-
-def shares(rows: int, pairs: int, size: int) -> list[Tensor]:
-    """The positions of a step's rows that each process takes; partners are never parted.
-
-    Parameters
-    ----------
-    rows, pairs : int
-        Of the step: its first ``pairs`` rows, their partners in the same order, and rows that stand alone.
-    size : int
-        Number of processes.
-
-    Examples
-    --------
-    >>> [share.tolist() for share in shares(rows=8, pairs=3, size=2)]
-    [[0, 3, 6, 7], [1, 2, 4, 5]]
-    """
-    if pairs + (rows - 2 * pairs) < size:
-        raise ConfigError(
-            f"a step of {rows} samples ({pairs} pairs) cannot be shared by {size} processes: "
-            "use fewer processes or a larger batch size"
-        )
-    cuts = [pairs * rank // size for rank in range(size + 1)]
-    alone = _fill_up([2 * (stop - start) for start, stop in itertools.pairwise(cuts)], rows - 2 * pairs)
-    found, lone = [], 2 * pairs
-    for rank in range(size):
-        first = torch.arange(cuts[rank], cuts[rank + 1])
-        found.append(torch.cat([first, first + pairs, torch.arange(lone, lone + alone[rank])]))
-        lone += alone[rank]
-    return found
-
-
-def _fill_up(taken: list[int], more: int) -> list[int]:
-    """How many of the rows that stand alone each process takes, so that all have as equal shares as can be."""
-    alone = [0] * len(taken)
-    for _ in range(more):
-        least = min(range(len(taken)), key=lambda rank: taken[rank] + alone[rank])
-        alone[least] += 1
-    return alone
-
-
-class SharedSteps:
-    """Steps of a team, each process with its share of the rows.
+class DistributedSteps:
+    """Steps of a team, each process with its share of the rows; to be entered before the first step.
 
     Parameters
     ----------
     team : Team
     algorithm : Algorithm
-        Its backbone's forward is extended to gather the features of all processes in training mode, its layers of
-        batch normalisation to use the statistics of all rows, and its optimisers to sum gradients before they step.
     train : DomainDataset
     optimizers : dict of str to Optimizer
     device : torch.device
@@ -236,90 +195,176 @@ class SharedSteps:
     ) -> None:
         self.team, self.algorithm, self.train, self.optimizers, self.device = team, algorithm, train, optimizers, device
         self._sizes: list[int] = []
-        self._places = torch.zeros(0, dtype=torch.int64)
-        self._seed = 0
-        backbone = algorithm.backbone
-        self._forward = backbone.forward
-        backbone.forward = self._gathered  # type: ignore[method-assign]
-        for layer in backbone.modules():
-            if isinstance(layer, _BatchNorm):
-                layer.forward = partial(_normalise, team, layer, layer.forward)  # type: ignore[method-assign]
-        own = {id(parameter) for parameter in backbone.parameters()}
-        for optimizer in optimizers.values():
-            optimizer.register_step_pre_hook(partial(_sum_gradients, team, own))
-        for tensor in algorithm.state_dict().values():
-            _from_leader(team, tensor)
+        self._seed, self._evaluations = 0, 0
+        self._outside: list[Tensor] = []
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        backbone = self.algorithm.backbone
+        self._stack.enter_context(synchronised(backbone, self.device))
+        for buffer in self.algorithm.buffers():
+            dist.broadcast(buffer, 0)
+        # A bias before a batch norm has no gradient.
+        self._objective = DistributedDataParallel(
+            _Objective(self.algorithm), broadcast_buffers=False, find_unused_parameters=True
+        )
+        self._stack.enter_context(self.algorithm.evaluated_by(self._evaluate))
+        for handle in (
+            backbone.register_forward_pre_hook(self._draw_own_numbers),
+            backbone.register_forward_hook(self._gather_features),
+        ):
+            self._stack.callback(handle.remove)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+        # Its hooks on the weights end with it.
+        del self._objective
 
     def run(self, plan: EpochPlan) -> Iterator[Callable[[], Terms]]:
-        """What does each step of a plan; to be called in order."""
+        """For each step of a plan what does it; to be called in order."""
         seeds = torch.randint(_SEEDS, (len(plan),)).tolist()
         for seed, (indices, pairs) in zip(seeds, plan.to(self.train.device), strict=True):
             yield partial(self._step, indices, pairs, seed)
 
     def _step(self, indices: Tensor, pairs: int, seed: int) -> Terms:
-        parts = shares(len(indices), pairs, self.team.size)
-        self._sizes = [len(part) for part in parts]
-        self._places = torch.argsort(torch.cat(parts)).to(self.device)
+        if len(indices) < self.team.size:
+            raise ConfigError(
+                f"a step of {len(indices)} samples cannot be shared by {self.team.size} processes: "
+                "use fewer processes or a larger batch size"
+            )
+        self._sizes = self.team.share_sizes(len(indices))
         # Behind the backbone all processes do the same work, and must draw the same numbers.
         self._seed = seed
         torch.manual_seed(seed)
-        own = indices[parts[self.team.rank].to(indices.device)]
+        own = indices[self.team.share(len(indices))]
         stored = own if self.train.rows is None else self.train.rows[own]
         inputs = {name: take(column, stored).to(self.device) for name, column in self.train.columns.items()}
         # Of the whole step, unlike the inputs: the features are gathered before anything meets a label.
         labels, patients = self.train.targets[indices].to(self.device), self.train.domains[indices].to(self.device)
-        whole = Batch(inputs, labels, patients, pairs)
-        return Terms.of(self.algorithm.step(whole, self.optimizers))
+        before = self._evaluations
+        terms = self.algorithm.step(Batch(inputs, labels, patients, pairs), self.optimizers)
+        if self._evaluations == before:
+            raise _indivisible(type(self.algorithm), "its own step does not call evaluate(batch) for its objective")
+        return Terms.of(terms)
 
-    def _gathered(self, inputs: Any) -> Tensor:
+    def _evaluate(self, batch: Batch) -> Objective:
+        self._evaluations += 1
+        return cast("Objective", self._objective(batch))
+
+    def _draw_own_numbers(self, backbone: nn.Module, _: Any) -> None:
+        if not backbone.training:
+            return
+        self._outside = [torch.get_rng_state()]
+        if self.device.type == "cuda":
+            self._outside.append(torch.cuda.get_rng_state(self.device))
+        torch.manual_seed(self._seed + _SEEDS * (1 + self.team.rank))
+
+    def _gather_features(self, backbone: nn.Module, _: Any, features: Tensor) -> Tensor | None:
         """Features of the whole step's rows in training, and of the rows given otherwise."""
-        if not self.algorithm.backbone.training:
-            return self._forward(inputs)
-        cuda = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=cuda):
-            torch.manual_seed(self._seed + _SEEDS * (1 + self.team.rank))
-            features = self._forward(inputs)
-        gathered = cast("Tensor", _Gather.apply(features, self.team, self._sizes))  # type: ignore[no-untyped-call]
-        return gathered[self._places]
+        if not backbone.training:
+            return None
+        torch.set_rng_state(self._outside[0])
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(self._outside[1], self.device)
+        return cast("Tensor", _Gather.apply(features.float(), self.team, self._sizes))  # type: ignore[no-untyped-call]
+
+
+class _Objective(nn.Module):
+    """An algorithm's objective as the forward of a module, which torch's wrapper calls."""
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        super().__init__()
+        self.algorithm = algorithm
+
+    def forward(self, batch: Batch) -> Objective:
+        return self.algorithm.objective(batch)
 
 
 class _Gather(torch.autograd.Function):
-    """Rows of all processes. Each process has the whole loss, so its own rows' gradient is there already."""
+    """Rows of all processes. Each process has the whole loss, so its own rows' gradient needs no exchange.
+
+    Gradients of weights are averaged over the processes afterwards, of which each saw a share of the rows: times their
+    number it is the gradient of one process with all rows.
+    """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, team: Team, sizes: list[int]) -> Tensor:
-        ctx.start, ctx.stop = sum(sizes[: team.rank]), sum(sizes[: team.rank + 1])
+        ctx.start, ctx.stop, ctx.processes = sum(sizes[: team.rank]), sum(sizes[: team.rank + 1]), team.size
         return team.gather(rows, sizes)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return gradients[0][ctx.start : ctx.stop].contiguous(), None, None
+        return gradients[0][ctx.start : ctx.stop] * ctx.processes, None, None
 
 
-def _normalise(team: Team, layer: _BatchNorm, alone: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
-    """Batch normalisation with the statistics of all processes' rows, and gradients through them."""
-    if not layer.training and layer.track_running_stats:
-        return alone(values)
-    exact = values.float()
-    positions = (0, *range(2, values.ndim))
-    count = values.new_full((1,), values.numel() // values.shape[1], dtype=torch.float32)
-    sums = _sum(torch.cat([exact.sum(dim=positions), count]))
-    total = sums[-1].detach()
-    mean = sums[:-1] / total
-    shape = (1, -1, *[1] * (values.ndim - 2))
-    centred = exact - mean.reshape(shape)
-    variance = _sum(centred.square().sum(dim=positions)) / total
-    if layer.track_running_stats:
-        _track(layer, mean.detach(), variance.detach() * total / (total - 1).clamp_min(1))
-    normal = centred * (variance + layer.eps).rsqrt().reshape(shape)
-    if layer.affine:
-        normal = normal * layer.weight.reshape(shape) + layer.bias.reshape(shape)
-    finished: Tensor = normal.to(values.dtype)
-    return finished
+@contextmanager
+def synchronised(module: nn.Module, device: torch.device) -> Iterator[None]:
+    """Within it a module's batch norms take their statistics from the rows of all processes."""
+    norms = {name: part for name, part in module.named_modules() if isinstance(part, _BatchNorm)}
+    for name, norm in norms.items():
+        if device.type == "cpu":
+            module.set_submodule(name, SyncBatchNormOnCPU(norm))
+        else:
+            module.set_submodule(name, nn.SyncBatchNorm.convert_sync_batchnorm(norm))  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        for name, norm in norms.items():
+            norm.train(module.training)
+            module.set_submodule(name, norm)
+
+
+class SyncBatchNormOnCPU(_BatchNorm):
+    """A synchronised batch norm for tensors on a CPU, which torch's own refuses.
+
+    Parameters
+    ----------
+    norm : batch norm
+        Whose weights and running statistics it shares.
+    """
+
+    def __init__(self, norm: _BatchNorm) -> None:
+        super().__init__(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
+        self._parameters.update(norm._parameters)
+        self._buffers.update(norm._buffers)
+        self.train(norm.training)
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        """Any number of dimensions."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(values)
+        exact, shape = values.float(), (1, -1, *[1] * (values.ndim - 2))
+        positions = (0, *range(2, values.ndim))
+        count = torch.full((1,), values.numel() / values.shape[1])
+        sums = _sum_over_processes(torch.cat([exact.sum(dim=positions), count]))
+        total = sums[-1].detach()
+        mean = sums[:-1] / total
+        centred = exact - mean.reshape(shape)
+        variance = _sum_over_processes(centred.square().sum(dim=positions)) / total
+        self._track(mean.detach(), variance.detach() * total / (total - 1).clamp_min(1))
+        normalised = centred * (variance + self.eps).rsqrt().reshape(shape)
+        if self.affine:
+            normalised = normalised * self.weight.reshape(shape) + self.bias.reshape(shape)
+        return normalised.to(values.dtype)
+
+    @torch.no_grad()
+    def _track(self, mean: Tensor, variance: Tensor) -> None:
+        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+            return
+        self.num_batches_tracked.add_(1)
+        share = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
+        self.running_var.lerp_(variance.to(self.running_var.dtype), share)
 
 
 class _SumOverProcesses(torch.autograd.Function):
-    """A sum whose every summand has the gradients that all processes have of the total."""
+    """A sum over processes, each of whose summands gets the gradients that all processes have of the total.
+
+    As ``torch.distributed.nn.functional.all_reduce``, which torch has deprecated without a public successor.
+    """
 
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:
@@ -334,36 +379,5 @@ class _SumOverProcesses(torch.autograd.Function):
         return total
 
 
-def _sum(values: Tensor) -> Tensor:
-    """The sum over processes, through which gradients flow back to all of them."""
+def _sum_over_processes(values: Tensor) -> Tensor:
     return cast("Tensor", _SumOverProcesses.apply(values))  # type: ignore[no-untyped-call]
-
-
-@torch.no_grad()
-def _track(layer: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
-    assert layer.running_mean is not None
-    assert layer.running_var is not None
-    assert layer.num_batches_tracked is not None
-    layer.num_batches_tracked.add_(1)
-    share = 1.0 / float(layer.num_batches_tracked) if layer.momentum is None else layer.momentum
-    layer.running_mean.lerp_(mean.to(layer.running_mean.dtype), share)
-    layer.running_var.lerp_(variance.to(layer.running_var.dtype), share)
-
-
-def _sum_gradients(team: Team, of_backbone: set[int], optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """The backbone's gradients summed over processes; all others, which each process has whole, averaged."""
-    found = [weight for group in optimizer.param_groups for weight in group["params"] if weight.grad is not None]
-    if not found:
-        return
-    share = {True: 1.0, False: 1.0 / team.size}
-    flat = torch.cat([(weight.grad * share[id(weight) in of_backbone]).reshape(-1) for weight in found])
-    dist.all_reduce(flat)
-    for weight, part in zip(found, torch.split(flat, [weight.numel() for weight in found]), strict=True):
-        weight.grad.copy_(part.reshape(weight.shape))
-
-
-def _from_leader(team: Team, tensor: Tensor) -> None:
-    """Give all processes the first one's values: another machine's arithmetic may differ in the last bit."""
-    sent = tensor.detach().to(team.device).contiguous()
-    dist.broadcast(sent, 0)
-    tensor.detach().copy_(sent)
