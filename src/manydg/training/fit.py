@@ -24,7 +24,6 @@ from manydg.data.sampling import EpochPlan, plan_epoch
 from manydg.data.schema import InputSchema
 from manydg.errors import DataError, StorageError, TrainingError, unknown_name
 from manydg.evaluation.metrics import choose_threshold, score
-from manydg.machine import keeping_freed_memory
 from manydg.targets import Target, target_of
 from manydg.training.checkpoint import pack_optimizer, read_tensors, same_device, unpack_optimizer, write_tensors
 from manydg.training.execution.batches import lengths_of

@@ -16,9 +16,9 @@ from manydg.config import EXECUTIONS, TrainingConfig
 from manydg.data.dataset import DomainDataset
 from manydg.data.sampling import EpochPlan
 from manydg.errors import ConfigError, ManyDGWarning
+from manydg.machine import keeping_freed_memory
 from manydg.training.execution.batches import Shapes, has_fixed_shapes, source_for
 from manydg.training.execution.distributed import DistributedSteps, current_team
-from manydg.training.execution.memory import keeping_freed_memory
 from manydg.training.execution.steps import CapturedSteps, PlainSteps, Steps, Terms, reason_against_compiling
 
 AUTO, PLAIN, CAPTURED, COMPILED, DETERMINISTIC = EXECUTIONS
