@@ -72,7 +72,7 @@ def test_those_held_back_have_no_say_in_how_far_context_is_trusted() -> None:
         model = ManyDGClassifier("base", context="offline", epochs=1, validation_share=0.5, random_state=0)
         model.fit(values, y, groups=who, times=times)
         assert "validation" in model.selection_rule_
-        found: float = model._schema_.settings["context"]["strength"]
+        found: float = model._run_.schema.settings["context"]["strength"]
         return found
 
     before = strength(X)

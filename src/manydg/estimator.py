@@ -1,10 +1,17 @@
-"""The scikit-learn face: arrays in, ``fit`` with the patients as groups, ``predict_proba`` on new patients."""
+"""The scikit-learn estimator: arrays in, ``fit`` with the patients as groups, ``predict_proba`` on new patients.
+
+A fitted estimator holds a :class:`~manydg.training.run.Run`, and what it saves is a run folder like any other:
+:func:`manydg.open_run` and the commands take it. The other way round, :meth:`ManyDGClassifier.load` takes the folder of
+any finished run whose samples are one array.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import numbers
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,6 +27,7 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted, c
 from torch import nn
 
 from manydg.algorithms import Algorithm
+from manydg.code_version import code_version
 from manydg.config import TrainingConfig, pick_device
 from manydg.data.build import from_arrays
 from manydg.data.dataset import DomainDataset
@@ -27,178 +35,23 @@ from manydg.data.encoding import encode_patients
 from manydg.data.info import DatasetInfo, TargetSpec
 from manydg.data.schema import InputSchema
 from manydg.data.splits import split_patients
-from manydg.errors import ConfigError, DataError, ManyDGWarning, StorageError
-from manydg.targets import target_of
-from manydg.training.checkpoint import read_tensors, write_tensors
-from manydg.training.fit import fit, rebuild
-from manydg.training.inference import predict_probabilities
-from manydg.training.patient_context import as_trained, with_context
-
-# A fitted estimator as one safetensors file: weights, and everything else as JSON in its header.
-
-
-MODEL = "model.safetensors"
-_SCHEMA = 1
-
-
-class EstimatorError(DataError, ConfigError, ValueError):
-    """What was given to the estimator is not what it takes; a ``ValueError`` too, as scikit-learn's users expect."""
-
-
-def save_estimator(model: ManyDGClassifier, folder: Path) -> Path:
-    """Write a fitted estimator; the old file, if any, stays until the new one is whole."""
-    spec = model.algorithm_.target.spec
-    names = getattr(model, "feature_names_in_", None)
-    meta = {
-        "estimator": _SCHEMA,
-        "parameters": _plain_parameters(model),
-        "config": model._config_.to_json(),
-        "schema": model._schema_.to_json(),
-        "target": {"kind": spec.kind, "names": list(spec.names)},
-        "n_domains": model.algorithm_.n_domains,
-        "classes": {"type": model.classes_.dtype.str, "labels": model.classes_.tolist()},
-        "features": {"count": model.n_features_in_, "names": None if names is None else names.tolist()},
-        "attributes": {name: getattr(model, name) for name in ("selection_rule_", "epoch_", "history_", "n_patients_")},
-    }
-    path = folder / MODEL
-    try:
-        write_tensors(path, model.algorithm_.state_dict(), meta)
-    except TypeError as error:
-        raise EstimatorError(f"a setting or a class label cannot be written as JSON: {error}") from error
-    return path
-
-
-def load_estimator(folder: Path, backbone: nn.Module | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The constructor's arguments and the fitted attributes of a saved estimator."""
-    path = folder / MODEL
-    tensors, meta = read_tensors(path, "name a folder that ManyDGClassifier.save wrote, or save the model again")
-    if meta.get("estimator") != _SCHEMA:
-        raise StorageError(f"{path} was not written by ManyDGClassifier.save: a run is opened with manydg.open_run")
-    parameters = meta["parameters"]
-    if parameters["backbone"] is None and backbone is None:
-        raise ConfigError(f"{path} was trained with a module of your own: give one like it as backbone=")
-    config, schema = TrainingConfig.from_mapping(meta["config"]), InputSchema.from_json(meta["schema"])
-    target = target_of(TargetSpec(meta["target"]["kind"], tuple(meta["target"]["names"])))
-    algorithm = rebuild(
-        config, schema, target, meta["n_domains"], tensors, backbone=copy.deepcopy(backbone), source=path
-    )
-    fitted = {
-        "algorithm_": algorithm.to(pick_device(parameters["device"])),
-        "classes_": np.array(meta["classes"]["labels"], dtype=np.dtype(meta["classes"]["type"])),
-        "n_features_in_": meta["features"]["count"],
-        "_config_": config,
-        "_schema_": schema,
-        **meta["attributes"],
-    }
-    if meta["features"]["names"] is not None:
-        fitted["feature_names_in_"] = np.array(meta["features"]["names"], dtype=object)
-    return {**parameters, "backbone": backbone if backbone is not None else parameters["backbone"]}, fitted
-
-
-def _plain_parameters(model: ManyDGClassifier) -> dict[str, Any]:
-    """The constructor's arguments as JSON values; a module and a generator have none and become null."""
-    given: dict[str, Any] = model.get_params(deep=False)
-    if not isinstance(given["backbone"], str):
-        given["backbone"] = None
-    seed = given["random_state"]
-    given["random_state"] = int(seed) if isinstance(seed, numbers.Integral) else None
-    return given
-
-
-# What the estimator does to arrays before training, and around it.
-
+from manydg.errors import ConfigError, DataError, ManyDGWarning
+from manydg.evaluation.predictions import DEFAULT_THRESHOLD, decide
+from manydg.files import JsonObject, fingerprint
+from manydg.training.checkpoint import checksum
+from manydg.training.fit import fit
+from manydg.training.patient_context import with_context
+from manydg.training.run import Run, open_run, save_model, training_record
 
 Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
 FEWEST_PATIENTS_TO_HOLD_BACK = 10
+_INFO = "estimator"
+"""Key of a run's info under which the estimator's own fields are."""
 
 
-def hold_back(data: DomainDataset, share: Any, seed: int) -> tuple[Rows, Rows | None]:
-    """Rows of the training and of the validation patients, or all and ``None`` where nobody can be spared."""
-    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
-        raise ConfigError(f"validation_share is {share!r}; it must be from 0 to less than 1")
-    if share == 0 or data.n_patients < FEWEST_PATIENTS_TO_HOLD_BACK:
-        return np.arange(len(data)), None
-    split = split_patients(data, (1 - share, share, 0.0), seed)
-    if not _can_choose(data, data.select(split.train), data.select(split.val)):
-        return np.arange(len(data)), None
-    return split.train, split.val
-
-
-def _can_choose(data: DomainDataset, train: DomainDataset, val: DomainDataset) -> bool:
-    """Whether the training patients show all that there is to learn, and the validation patients enough to judge it."""
-    if data.target.kind == "multilabel":
-        positive = train.targets.sum(dim=0)
-        return bool(((positive > 0) & (positive < len(train))).all()) and bool((val.targets > 0).any())
-    shown = [len(np.unique(side.targets.numpy())) for side in (train, val)]
-    return shown[0] == data.target.size and shown[1] > 1
-
-
-def patients_of(groups: Any, inputs: Array) -> Array:
-    """Whose sample each one is; without groups every sample is a patient of its own, with a warning."""
-    if groups is not None:
-        return column_of(groups, inputs)
-    warnings.warn(
-        "fit was not told whose samples these are: every sample counts as a patient of its own, so that nothing is "
-        "learnt about patients. Give fit the patients as groups",
-        ManyDGWarning,
-        stacklevel=3,
-    )
-    return np.arange(len(inputs))
-
-
-def unlabelled(inputs: Array, target: TargetSpec, groups: Any, times: Any) -> DomainDataset:
-    """Samples to predict, ``(samples, features)``; without groups each has a patient of its own."""
-    shape = (len(inputs), target.size) if target.kind == "multilabel" else (len(inputs),)
-    who, names = encode_patients(np.arange(len(inputs)) if groups is None else column_of(groups, inputs))
-    clock = np.zeros(len(inputs)) if times is None and groups is None else numbers_of(times, inputs)
-    return DomainDataset(
-        columns={"x": torch.from_numpy(writable(inputs))},
-        targets=torch.zeros(shape, dtype=torch.int64),
-        target=target,
-        domains=who,
-        patients=names,
-        times=None if clock is None else torch.as_tensor(clock, dtype=torch.float64),
-        info=DatasetInfo(settings={"missing": True} if np.isnan(inputs).any() else {}),
-    )
-
-
-def column_of(values: Any, inputs: Array) -> Array:
-    """Values with one row for each sample, ``(samples,)``."""
-    check_consistent_length(inputs, values)
-    return np.asarray(values)
-
-
-def numbers_of(times: Any, inputs: Array) -> Array | None:
-    """Times as numbers ``(samples,)``, where there are any."""
-    return None if times is None else np.asarray(column_of(times, inputs), dtype=np.float64)
-
-
-def writable(inputs: Array) -> Array:
-    """The array itself, or a copy where torch could not share its memory."""
-    return np.require(inputs, requirements=["C", "W"])
-
-
-def inside(probabilities: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """The probabilities, none of them exactly 0 or 1."""
-    margin = np.finfo(np.float32).eps
-    return np.clip(probabilities, margin, 1 - margin)
-
-
-@contextlib.contextmanager
-def as_value_errors() -> Iterator[None]:
-    """What is wrong with data or settings, as scikit-learn's users expect it."""
-    try:
-        yield
-    except (DataError, ConfigError) as error:
-        raise EstimatorError(str(error)) from error
-
-
-@contextlib.contextmanager
-def own_randomness() -> Iterator[None]:
-    """Training seeds torch; whoever called ``fit`` gets its own state back."""
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        yield
+class EstimatorError(DataError, ConfigError, ValueError):
+    """What was given to the estimator is not what it takes; a ``ValueError`` too, as scikit-learn's users expect."""
 
 
 class ManyDGClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -222,9 +75,9 @@ class ManyDGClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     lr, weight_decay : float
         Of Adam.
     validation_share : float
-        Share of the patients held back to choose the epoch. Nobody is held back if it is 0, if there are fewer than ten
-        patients, or if those held back would not show two classes, or take the last samples of a class away; then the
-        last epoch's weights are kept. :attr:`selection_rule_` says which it was.
+        Share of the patients held back to choose the epoch. None are held back if it is 0, if there are fewer than ten
+        patients, or if those held back would not have two classes, or would take the last samples of a class away; then
+        the last epoch's weights are kept. :attr:`selection_rule_` says which it was.
     selection : str, optional
         Validation metric that chooses the epoch; the target's own if not given.
     context : {"auto", "none", "offline", "causal"}
@@ -250,6 +103,9 @@ class ManyDGClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         That epoch.
     history_ : list of dict
         Loss terms and validation metrics of every epoch.
+    threshold_ : float or None
+        Probability from which a label, or the second of two classes, is predicted; None where the most probable class
+        is. ``fit`` leaves it at 0.5 for label indicators and None for classes; a loaded run has its own.
     n_patients_ : int
         Patients seen in ``fit``, those held back included.
 
@@ -336,26 +192,14 @@ class ManyDGClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             ensure_min_samples=2,
         )  # fmt: skip
         kind, codes = self._encode(labels)
-        who = patients_of(groups, inputs)
+        patients = _patients(groups, inputs)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        with as_value_errors(), own_randomness():
-            names = [str(label) for label in self.classes_.tolist()]
+        with _as_value_errors(), _private_random_state():
             data = from_arrays(
-                writable(inputs), codes, who, kind=kind, names=names, missing=bool(np.isnan(inputs).any()),
-                times=numbers_of(times, inputs),
+                _writable(inputs), codes, patients, kind=kind, names=[str(label) for label in self.classes_.tolist()],
+                missing=bool(np.isnan(inputs).any()), times=_numbers(times, inputs),
             )  # fmt: skip
-            config = self._config(seed)
-            chosen, held = hold_back(data, self.validation_share, seed)
-            data = with_context(data, config, torch.device("cpu"), training=chosen)
-            train, val = (data, None) if held is None else (data.select(chosen), data.select(held))
-            config = config.replace(batch_size=self._batch_size(len(train)))
-            module = copy.deepcopy(self.backbone) if isinstance(self.backbone, nn.Module) else None
-            fitted = fit(config, train, val, pick_device(self.device), backbone=module)
-        self.algorithm_ = fitted.algorithm.eval()
-        self.history_ = [entry.to_json() for entry in fitted.history]
-        self.epoch_, self.selection_rule_ = fitted.epoch, fitted.selection_rule
-        self.n_patients_ = data.n_patients
-        self._config_, self._schema_ = config, InputSchema.of(data)
+            self._adopt(self._train(data, seed))
         return self
 
     def predict_proba(self, X: Any, groups: Any = None, times: Any = None) -> npt.NDArray[np.float32]:
@@ -375,38 +219,57 @@ class ManyDGClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "algorithm_")
         inputs = validate_data(self, X, dtype=np.float32, allow_nd=True, ensure_all_finite="allow-nan", reset=False)
         target = self.algorithm_.target.spec
-        with as_value_errors():
-            data = as_trained(unlabelled(inputs, target, groups, times), self._schema_)
-            self._schema_.check(InputSchema.of(data))
-        probabilities = predict_probabilities(self.algorithm_, data).numpy()
+        with _as_value_errors():
+            data = _unlabelled(inputs, _input_column(self._run_.schema), target, groups, times)
+            probabilities = self._run_.predict_proba(data)
         # In 32 bits a sigmoid rounds to exactly 1 where a label is merely very likely.
-        return inside(probabilities) if target.kind == "multilabel" else probabilities
+        margin = np.finfo(np.float32).eps
+        return np.clip(probabilities, margin, 1 - margin) if target.kind == "multilabel" else probabilities
 
     def predict(self, X: Any, groups: Any = None, times: Any = None) -> Array:
-        """The most probable class of each sample ``(samples,)``, or each label from 0.5 upwards ``(samples, K)``.
+        """The class of each sample ``(samples,)``, or 1 for each label that is predicted ``(samples, K)``.
 
-        ``groups`` and ``times`` are those of :meth:`predict_proba`.
+        It is the most probable class, or where there is a :attr:`threshold_`, what reaches it. ``groups`` and ``times``
+        are those of :meth:`predict_proba`.
         """
         probabilities = self.predict_proba(X, groups, times)
-        if self.algorithm_.target.spec.kind == "multilabel":
-            return np.asarray(probabilities >= 0.5, dtype=np.int64)
-        chosen: Array = self.classes_[probabilities.argmax(axis=1)]
-        return chosen
+        if self.threshold_ is None:
+            chosen: Array = probabilities.argmax(axis=1)
+        else:
+            chosen = decide(self.algorithm_.target, probabilities, self.threshold_)
+        if self.algorithm_.target.kind == "multilabel":
+            return chosen
+        return np.asarray(self.classes_[chosen])
 
     def save(self, folder: str | Path) -> Path:
-        """Write the fitted model to a folder: one safetensors file with JSON in its header, and no pickle.
+        """Write the fitted model to a folder that :func:`manydg.open_run`, ``manydg export`` and others take.
+
+        The weights are one safetensors file, all else is JSON, and nothing is pickled. A model saved there before is
+        replaced; the folder of a run of ``manydg train`` is refused.
 
         Returns
         -------
         Path
-            The file written.
+            The file with the weights.
         """
         check_is_fitted(self, "algorithm_")
-        return save_estimator(self, Path(folder))
+        version, config = code_version(), self._run_.config.to_json()
+        identity = fingerprint(version, config, checksum(self.algorithm_.state_dict()))
+        run = dataclasses.replace(
+            self._run_,
+            record=self._run_.record.replace(run=identity, code_version=version),
+            info={**self._run_.info, _INFO: self._to_json()},
+        )
+        try:
+            return save_model(Path(folder), run)
+        except TypeError as error:
+            raise EstimatorError(f"a setting or a class label cannot be written as JSON: {error}") from error
 
     @classmethod
     def load(cls, folder: str | Path, *, backbone: nn.Module | None = None) -> ManyDGClassifier:
-        """Open what :meth:`save` wrote; it predicts the same.
+        """Open what :meth:`save` wrote, or a run of ``manydg train`` whose samples are one array; it predicts the same.
+
+        The classes of a run are the names of its target's classes, as text.
 
         Parameters
         ----------
@@ -415,10 +278,18 @@ class ManyDGClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             Needed where the model was trained with a module of your own: one like it, freshly built; its weights are
             filled in.
         """
-        parameters, fitted = load_estimator(Path(folder), backbone)
+        run = open_run(folder, backbone=copy.deepcopy(backbone))
+        saved: Any = run.info.get(_INFO) or _estimator_of(run, Path(folder))
+        parameters = dict(saved["parameters"])
+        if backbone is not None:
+            parameters["backbone"] = backbone
         model = cls(**parameters)
-        for name, value in fitted.items():
-            setattr(model, name, value)
+        model.classes_ = np.array(saved["classes"]["labels"], dtype=np.dtype(saved["classes"]["type"]))
+        model.n_features_in_ = saved["features"]["count"]
+        if saved["features"]["names"] is not None:
+            model.feature_names_in_ = np.array(saved["features"]["names"], dtype=object)
+        run.algorithm.to(pick_device(model.device))
+        model._adopt(run)
         return model
 
     def __sklearn_tags__(self) -> Any:
@@ -456,3 +327,191 @@ class ManyDGClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             selection=self.selection,
             context=self.context,
         )
+
+    def _train(self, data: DomainDataset, seed: int) -> Run:
+        """Train on all patients but those held back to choose the epoch."""
+        start, device = time.perf_counter(), pick_device(self.device)
+        config = self._config(seed)
+        chosen, held_back = _hold_back(data, self.validation_share, seed)
+        data = with_context(data, config, torch.device("cpu"), training=chosen)
+        train, val = (data, None) if held_back is None else (data.select(chosen), data.select(held_back))
+        config = config.replace(batch_size=self._batch_size(len(train)))
+        module = copy.deepcopy(self.backbone) if isinstance(self.backbone, nn.Module) else None
+        fitted = fit(config, train, val, device, backbone=module)
+        record = training_record(
+            config, fitted, {"train": train} if val is None else {"train": train, "val": val},
+            name="arrays", seconds=time.perf_counter() - start, device=str(device),
+        )  # fmt: skip
+        threshold = DEFAULT_THRESHOLD if data.target.kind == "multilabel" else None
+        rule = "highest probability" if threshold is None else f"{threshold}: not chosen on any patients"
+        return Run(
+            fitted.algorithm.eval(), record.replace(threshold=threshold, threshold_rule=rule), InputSchema.of(data),
+            config, self._data_info(data, module),
+        )  # fmt: skip
+
+    def _data_info(self, data: DomainDataset, module: nn.Module | None) -> JsonObject:
+        """What predictions on new files need to know: a table with named columns is a source, and so is an array."""
+        names = getattr(self, "feature_names_in_", None)
+        settings = dict(data.info.settings)
+        if names is not None:
+            settings["features"] = names.tolist()
+        return {
+            "source": "arrays" if names is None else "table",
+            "settings": settings,
+            "module": None if module is None else type(module).__qualname__,
+        }
+
+    def _adopt(self, run: Run) -> None:
+        """Set the fitted attributes that a run decides."""
+        self._run_, self.algorithm_ = run, run.algorithm
+        record = run.record
+        self.history_ = [entry.to_json() for entry in record.history]
+        self.epoch_, self.selection_rule_, self.threshold_ = record.epoch, record.selection_rule, record.threshold
+        self.n_patients_ = record.patients.train + record.patients.val
+
+    def _to_json(self) -> JsonObject:
+        """What a run does not hold of an estimator: the constructor's arguments, the classes and the features.
+
+        A module and a random generator have no JSON value and become null.
+        """
+        parameters: dict[str, Any] = self.get_params(deep=False)
+        if not isinstance(self.backbone, str):
+            parameters["backbone"] = None
+        seed = self.random_state
+        parameters["random_state"] = int(seed) if isinstance(seed, numbers.Integral) else None
+        names = getattr(self, "feature_names_in_", None)
+        return {
+            "parameters": parameters,
+            "classes": {"type": self.classes_.dtype.str, "labels": self.classes_.tolist()},
+            "features": {"count": self.n_features_in_, "names": None if names is None else names.tolist()},
+        }
+
+
+# Arrays to datasets
+
+
+def _patients(groups: Any, inputs: Array) -> Array:
+    """Whose sample each one is; without groups every sample is a patient of its own, with a warning."""
+    if groups is not None:
+        return _column(groups, inputs)
+    warnings.warn(
+        "fit was not told whose samples these are: every sample counts as a patient of its own, so that nothing is "
+        "learnt about patients. Give fit the patients as groups",
+        ManyDGWarning,
+        stacklevel=3,
+    )
+    return np.arange(len(inputs))
+
+
+def _unlabelled(inputs: Array, column: str, target: TargetSpec, groups: Any, times: Any) -> DomainDataset:
+    """Samples to predict, ``(samples, ...)``; without groups each has a patient of its own."""
+    shape = (len(inputs), target.size) if target.kind in ("multilabel", "votes") else (len(inputs),)
+    domains, names = encode_patients(np.arange(len(inputs)) if groups is None else _column(groups, inputs))
+    clock = np.zeros(len(inputs)) if times is None and groups is None else _numbers(times, inputs)
+    return DomainDataset(
+        columns={column: torch.from_numpy(_writable(inputs))},
+        targets=torch.zeros(shape, dtype=torch.int64),
+        target=target,
+        domains=domains,
+        patients=names,
+        times=None if clock is None else torch.as_tensor(clock, dtype=torch.float64),
+        info=DatasetInfo(settings={"missing": True} if np.isnan(inputs).any() else {}),
+    )
+
+
+def _column(values: Any, inputs: Array) -> Array:
+    """Values with one row for each sample, ``(samples,)``."""
+    check_consistent_length(inputs, values)
+    return np.asarray(values)
+
+
+def _numbers(times: Any, inputs: Array) -> Array | None:
+    """Times as numbers ``(samples,)``, where there are any."""
+    return None if times is None else np.asarray(_column(times, inputs), dtype=np.float64)
+
+
+def _writable(inputs: Array) -> Array:
+    """The array itself, or a copy where torch could not share its memory."""
+    return np.require(inputs, requirements=["C", "W"])
+
+
+# Who is held back
+
+
+def _hold_back(data: DomainDataset, share: Any, seed: int) -> tuple[Rows, Rows | None]:
+    """Rows of the training and of the validation patients, or all and ``None`` where there are too few patients."""
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
+        raise ConfigError(f"validation_share is {share!r}; it must be from 0 to less than 1")
+    if share == 0 or data.n_patients < FEWEST_PATIENTS_TO_HOLD_BACK:
+        return np.arange(len(data)), None
+    split = split_patients(data, (1 - share, share, 0.0), seed)
+    if not _can_choose(data, data.select(split.train), data.select(split.val)):
+        return np.arange(len(data)), None
+    return split.train, split.val
+
+
+def _can_choose(data: DomainDataset, train: DomainDataset, val: DomainDataset) -> bool:
+    """Whether the training patients have every class, and the validation patients enough to choose an epoch by."""
+    if data.target.kind == "multilabel":
+        positive = train.targets.sum(dim=0)
+        return bool(((positive > 0) & (positive < len(train))).all()) and bool((val.targets > 0).any())
+    classes = [len(np.unique(side.targets.numpy())) for side in (train, val)]
+    return classes[0] == data.target.size and classes[1] > 1
+
+
+# Runs as estimators
+
+
+def _input_column(schema: InputSchema) -> str:
+    """The one input column of a schema, its patients' context aside."""
+    return next(iter(schema.without_context().columns))
+
+
+def _estimator_of(run: Run, folder: Path) -> JsonObject:
+    """What :meth:`ManyDGClassifier.save` would have written beside a run of ``manydg train``."""
+    columns, spec, config = run.schema.without_context().columns, run.algorithm.target.spec, run.config
+    dense = [column for column in columns.values() if column.nesting == 0 and column.dtype == "float32"]
+    if len(columns) != 1 or not dense:
+        raise ConfigError(
+            f"{folder} was trained on {', '.join(columns)}: an estimator takes samples that are one array of numbers; "
+            "open it with manydg.open_run"
+        )
+    train_share, val_share, _ = config.ratios
+    parameters: JsonObject = {
+        "algorithm": config.algorithm,
+        "settings": dict(config.settings),
+        "backbone": config.backbone,
+        "backbone_options": dict(config.backbone_options),
+        "epochs": config.epochs,
+        "batch_size": config.batch_size,
+        "lr": config.lr,
+        "weight_decay": config.weight_decay,
+        "validation_share": val_share / (train_share + val_share),
+        "selection": config.selection,
+        "context": config.context,
+        "random_state": config.seed,
+    }
+    labels: Array = np.arange(spec.size) if spec.kind == "multilabel" else np.array(spec.names)
+    count, settings = (*dense[0].shape, 1)[0], run.info.get("settings") or {}
+    names = settings.get("features") if isinstance(settings, Mapping) else None
+    return {
+        "parameters": parameters,
+        "classes": {"type": labels.dtype.str, "labels": labels.tolist()},
+        "features": {"count": count, "names": names},
+    }
+
+
+@contextlib.contextmanager
+def _as_value_errors() -> Iterator[None]:
+    """Errors about data or settings as scikit-learn's users expect them."""
+    try:
+        yield
+    except (DataError, ConfigError) as error:
+        raise EstimatorError(str(error)) from error
+
+
+@contextlib.contextmanager
+def _private_random_state() -> Iterator[None]:
+    """Training seeds torch; the caller gets its own random state back."""
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        yield

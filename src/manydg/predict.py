@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +18,9 @@ from manydg.data.dataset import DomainDataset
 from manydg.data.info import DatasetInfo
 from manydg.errors import ConfigError, DataError, StorageError
 from manydg.evaluation.calibration import scale_temperature
-from manydg.evaluation.predictions import decide
+from manydg.evaluation.predictions import decide, read_predictions
 from manydg.evaluation.trust import SetRule, prediction_sets
 from manydg.files import new_folder, write_through
-from manydg.training.record import VAL, Predictions
 from manydg.training.reliability import Calibration, patient_embeddings, read_calibration
 from manydg.training.run import Run, open_run
 
@@ -92,9 +91,8 @@ def _on_validation(run: Run, threshold: float) -> dict[str, float] | None:
     path = run.folder / "predictions.npz"
     if not path.exists():
         return None
-    truth, probabilities, _ = Predictions.read(path).side(VAL)
-    decided = decide(run.algorithm.target, probabilities, threshold)
-    return {"predicted": float(np.mean(decided != 0)), "true": float(np.mean(np.asarray(truth) != 0))}
+    val = read_predictions(path, "val", run.algorithm.target, threshold)
+    return {"predicted": float(np.mean(val.decisions() != 0)), "true": float(np.mean(val.truth != 0))}
 
 
 Probabilities = npt.NDArray[np.float32]
@@ -144,7 +142,7 @@ def predict_raw(
     run, place = open_run(run_folder), Path(out)
     if place.exists():
         raise StorageError(f"{place} already exists: name another folder")
-    source = str((run.info or {}).get("source") or "")
+    source = str(run.info.get("source") or "")
     if source not in _WRITERS:
         known = ", ".join(_WRITERS)
         raise ConfigError(
@@ -249,8 +247,7 @@ _WRITERS: dict[str, Callable[[Run, Path, Path, PredictOptions], list[Path]]] = {
 
 def _known(run: Run, key: str) -> Mapping[str, Any]:
     """What the run knows of its training data."""
-    value: Mapping[str, Any] = (run.info or {}).get(key, {})
-    return value
+    return cast("Mapping[str, Any]", run.info.get(key, {}))
 
 
 def _write_rows(

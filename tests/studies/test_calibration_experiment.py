@@ -10,12 +10,13 @@ import pytest
 
 from manydg.config import TrainingConfig
 from manydg.data.dataset import DomainDataset, open_dataset
+from manydg.evaluation.predictions import read_predictions
 from manydg.studies.catalogue.calibration import COLUMNS, judge
 from manydg.studies.conduct import conduct, make_request
 from manydg.studies.figure_data import CellTable, Curve, read_figures
 from manydg.studies.settings import Options
-from manydg.training.record import TEST, Predictions
 from manydg.training.reliability import read_calibration
+from manydg.training.run import open_run
 
 QUICK = Options(
     TrainingConfig(epochs=2, batch_size=32, lr=5e-3, ratios=(0.5, 0.3, 0.2), backbone_options={"hidden": 8, "width": 6})
@@ -41,7 +42,7 @@ def test_promises_stand_beside_what_was_kept(
     assert rules is not None
     assert cells["promised coverage"] == pytest.approx(rules.on_average.level)
     judged = judge(open_dataset(place), records[0], tmp_path / "out")
-    patients = Predictions.read(folder / "predictions.npz").side(TEST)[2]
+    patients = read_predictions(folder / "predictions.npz", "test", open_run(folder).algorithm.target).patients
     assert len(judged.coverage) == len(judged.unlike) == len(np.unique(patients))
     assert cells["coverage"] == pytest.approx(judged.coverage.mean())
     shares = figures["How many of a patient’s prediction sets hold the truth"].data

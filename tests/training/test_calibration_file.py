@@ -14,10 +14,10 @@ from manydg.data.build import from_arrays
 from manydg.data.dataset import DomainDataset, open_dataset
 from manydg.errors import StorageError
 from manydg.evaluation.calibration import fit_temperature, scale_temperature
+from manydg.evaluation.predictions import read_predictions
 from manydg.evaluation.trust import fit_on_average, prediction_sets
 from manydg.predict import predict_raw
 from manydg.sources import table
-from manydg.training.record import VAL, Predictions
 from manydg.training.reliability import (
     CALIBRATION,
     SAMPLES_OF_A_PATIENT,
@@ -49,8 +49,8 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_file_holds_what_validation_patients_tell(run_folder: Path) -> None:
     found, target = read_calibration(run_folder), open_run(run_folder).algorithm.target
     assert found is not None
-    predictions = Predictions.read(run_folder / "predictions.npz")
-    truth, probabilities, patients = predictions.side(VAL)
+    val = read_predictions(run_folder / "predictions.npz", "val", target)
+    truth, probabilities, patients = val.truth, val.probabilities, val.patients
     assert found.temperature == pytest.approx(fit_temperature(target, truth, probabilities))
     wanted = fit_on_average(target, truth, probabilities, patients)
     np.testing.assert_allclose(found.on_average.thresholds, wanted.thresholds)
@@ -63,11 +63,12 @@ def test_the_file_holds_what_validation_patients_tell(run_folder: Path) -> None:
 def test_test_patients_are_not_looked_at(run_folder: Path) -> None:
     """Other truth and other samples of test patients leave the calibration as it was."""
     run, data = open_run(run_folder), _many()
-    predictions = Predictions.read(run_folder / "predictions.npz")
-    rows = {side: predictions.row[predictions.split == code] for code, side in ((0, "val"), (1, "test"))}
+    file, target = run_folder / "predictions.npz", run.algorithm.target
+    predictions = {side: read_predictions(file, side, target) for side in ("val", "test")}
+    rows = {side: found.rows for side, found in predictions.items() if found.rows is not None}
     others = np.setdiff1d(np.arange(len(data)), np.concatenate(list(rows.values())))
     sides = {"train": data.select(others), "val": data.select(rows["val"])}
-    again = fit_calibration(run.algorithm, sides, predictions)
+    again = fit_calibration(run.algorithm, sides, predictions["val"])
     kept = read_calibration(run_folder)
     assert kept is not None
     assert again.limit == pytest.approx(kept.limit)

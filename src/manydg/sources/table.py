@@ -382,6 +382,8 @@ def read_roles(
     path = Path(file)
     table, columns = _open(path)
     named = {role: name for role, name in roles.items() if name in columns}
+    if not named:
+        return None, None
     frame = _collect(table.select(list(dict.fromkeys(named.values()))), path)
     whose = numbers_or_text(frame, named["patient"], "patient", path) if "patient" in named else None
     times = times_of(frame, named["time"], path) if "time" in named else None

@@ -15,10 +15,10 @@ import torch
 from manydg.config import TrainingConfig, pick_device
 from manydg.data.dataset import DomainDataset
 from manydg.data.splits import Split, split_named, split_patients
-from manydg.files import replacing
+from manydg.evaluation.predictions import Predictions, write_predictions
 from manydg.training.fit import Fitted, Reporter, fit, fit_further
-from manydg.training.record import CurvePoint, EpochEntry, Predictions, RunRecord, Variant
-from manydg.training.run import PREDICTIONS, draw_split, make_record, train
+from manydg.training.record import CurvePoint, EpochEntry, RunRecord, Variant
+from manydg.training.run import PREDICTIONS, draw_split, make_record, predict_held_out, train
 
 # What a procedure is given to do one run.
 
@@ -150,7 +150,7 @@ class _Judge:
     device: str
 
     def point(self, fitted: Fitted, step: int, seen: int, reporter: Reporter) -> CurvePoint:
-        record = self._score(fitted, Predictions.of(fitted.algorithm, self.sides, self.split), 0.0)
+        record = self._score(fitted, predict_held_out(fitted.algorithm, self.sides, self.split), 0.0)
         losses = fitted.history[-1].losses if fitted.history else {}
         reporter.epoch_ended(EpochEntry(step + 1, losses, record.val, 0.0))
         people = min(seen, self.sides["train"].n_patients)
@@ -158,12 +158,11 @@ class _Judge:
 
     def record(self, fitted: Fitted, seconds: float, folder: Path) -> RunRecord:
         """The record of the last step's model, whose predictions are kept."""
-        predictions = Predictions.of(fitted.algorithm, self.sides, self.split)
-        with replacing(folder / PREDICTIONS) as partial:
-            predictions.write(partial)
+        predictions = predict_held_out(fitted.algorithm, self.sides, self.split)
+        write_predictions(folder / PREDICTIONS, predictions)
         return self._score(fitted, predictions, seconds)
 
-    def _score(self, fitted: Fitted, predictions: Predictions, seconds: float) -> RunRecord:
+    def _score(self, fitted: Fitted, predictions: Mapping[str, Predictions], seconds: float) -> RunRecord:
         return make_record(
             self.config,
             self.dataset,

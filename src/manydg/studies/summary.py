@@ -6,7 +6,6 @@ Records alone are enough; with the runs' predictions every metric gets a patient
 from __future__ import annotations
 
 import math
-import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,8 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from manydg.errors import DataError, StorageError
-from manydg.evaluation.predictions import Predictions
+from manydg.errors import DataError
+from manydg.evaluation.predictions import Predictions, read_predictions
 from manydg.evaluation.statistics import (
     Interval,
     PairedComparison,
@@ -321,14 +320,7 @@ def load_predictions(folder: str | Path, record: Record) -> Predictions | None:
     path = Path(folder) / record.folder / "predictions.npz"
     if not record.ok or not path.is_file():
         return None
-    target = _target(record)
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            test = arrays["split"] == 1
-            people = arrays["pseudonyms"][arrays["patient"][test]]
-            return Predictions(target, arrays["truth"][test], arrays["probabilities"][test], people, record.threshold)
-    except (OSError, ValueError, KeyError, IndexError, zipfile.BadZipFile) as error:
-        raise StorageError(f"{path} cannot be read ({error}): delete the run's folder and run it again") from error
+    return read_predictions(path, "test", _target(record), record.threshold)
 
 
 # Every run's metrics under one set of resampled patients, so that rows of a table are compared draw by draw.

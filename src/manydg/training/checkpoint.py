@@ -21,7 +21,7 @@ from manydg.files import write_atomically
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
     """Write tensors and JSON values to one file; the old file stays until the new one is whole."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    text = json.dumps({"checksum": _checksum(plain), **meta})
+    text = json.dumps({"checksum": checksum(plain), **meta})
     try:
         # Not safetensors' save_file: it writes through a temporary file of its own, which a kill leaves behind.
         content = save(plain, metadata={"manydg": text})
@@ -38,7 +38,7 @@ def read_tensors(
         with safe_open(path, framework="pt") as file:
             meta: dict[str, Any] = json.loads(file.metadata()["manydg"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        if meta.pop("checksum") != _checksum(tensors):
+        if meta.pop("checksum") != checksum(tensors):
             raise ValueError("its content does not match its checksum")
         return tensors, meta
     except FileNotFoundError:
@@ -47,12 +47,12 @@ def read_tensors(
         raise StorageError(f"{path} is damaged ({error}): {remedy}") from error
 
 
-def _checksum(tensors: Mapping[str, Tensor]) -> str:
+def checksum(tensors: Mapping[str, Tensor]) -> str:
     """A hash of all values, by name; safetensors itself only notices a file of the wrong length."""
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(tensors):
         digest.update(name.encode())
-        digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(tensors[name].detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""What a run leaves behind: one JSON record, and predictions on validation and test patients."""
+"""The record of a run: what ran, on what data, and how it did, as one typed object with one reader and one writer."""
 
 from __future__ import annotations
 
@@ -8,17 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-
-from manydg.algorithms import Algorithm
 from manydg.config import TrainingConfig
-from manydg.data.dataset import DomainDataset
 from manydg.data.info import TargetSpec
-from manydg.data.splits import Split
 from manydg.errors import ManyDGError, StorageError
 from manydg.files import Json, read_json, write_json
-from manydg.training.inference import predict_probabilities
 
 Metrics: TypeAlias = Mapping[str, float | None]
 """Values by name; None where a metric is undefined."""
@@ -337,62 +330,3 @@ def _typed_values(given: Mapping[str, Any]) -> dict[str, Any]:
         "curve": tuple(CurvePoint.from_json(point) for point in given.get("curve") or ()),
         "experiments": tuple(Use.from_json(use) for use in given.get("experiments") or ()),
     }
-
-
-VAL, TEST = 0, 1
-
-
-@dataclass(frozen=True)
-class Predictions:
-    """Probabilities and truth of every validation and test sample.
-
-    Parameters
-    ----------
-    split : array ``(rows,)``
-        0 for validation, 1 for test.
-    row : array ``(rows,)``
-        Position in the dataset.
-    patient : array ``(rows,)``
-        Index into ``pseudonyms``.
-    probabilities : array ``(rows, K)``
-    truth : array ``(rows,)`` of class codes or ``(rows, K)`` of label indicators
-    """
-
-    split: npt.NDArray[np.int8]
-    row: npt.NDArray[np.int64]
-    patient: npt.NDArray[np.int64]
-    pseudonyms: npt.NDArray[np.str_]
-    probabilities: npt.NDArray[np.float32]
-    truth: npt.NDArray[Any]
-
-    @staticmethod
-    def of(algorithm: Algorithm, data: Mapping[str, DomainDataset], split: Split) -> Predictions:
-        """Predict the validation and, once, the test patients."""
-        rows = {"val": split.val, "test": split.test}
-        names = {side: data[side].pseudonyms() for side in rows}
-        parts = [
-            (
-                np.full(len(rows[side]), code, np.int8),
-                np.asarray(rows[side]),
-                data[side].domains.cpu().numpy() + (len(names["val"]) if code == TEST else 0),
-                predict_probabilities(algorithm, data[side]).numpy(),
-                algorithm.target.truth(data[side].targets).cpu().numpy(),
-            )
-            for code, side in ((VAL, "val"), (TEST, "test"))
-        ]
-        which, row, patient, probabilities, truth = (np.concatenate(column) for column in zip(*parts, strict=True))
-        return Predictions(which, row, patient, np.array(names["val"] + names["test"]), probabilities, truth)
-
-    def side(self, code: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-        """Truth, probabilities and patient of one side."""
-        chosen = self.split == code
-        return self.truth[chosen], self.probabilities[chosen], self.patient[chosen]
-
-    def write(self, path: Path) -> None:
-        with path.open("wb") as file:
-            np.savez_compressed(file, **vars(self))
-
-    @staticmethod
-    def read(path: Path) -> Predictions:
-        with np.load(path, allow_pickle=False) as arrays:
-            return Predictions(**{name: arrays[name] for name in arrays.files})

@@ -1,7 +1,7 @@
-"""What a run leaves for later predictions to be judged by: temperature, prediction sets, and who is like its patients.
+"""How far to trust a run's later predictions: temperature, prediction sets, and who is like its training patients.
 
 Everything is fitted on validation patients, or for the reference of embeddings on training patients; it is kept beside
-the model as a few small arrays in which no patient can be recognised.
+the model in ``calibration.safetensors``, a few small arrays in which no patient can be recognised.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from manydg.algorithms import Algorithm
 from manydg.data.dataset import DomainDataset
 from manydg.errors import StorageError
 from manydg.evaluation.calibration import fit_temperature
+from manydg.evaluation.predictions import Predictions
 from manydg.evaluation.trust import (
     Reference,
     SetRule,
@@ -29,7 +30,6 @@ from manydg.evaluation.trust import (
 )
 from manydg.training.checkpoint import read_tensors, write_tensors
 from manydg.training.inference import embed_dataset
-from manydg.training.record import VAL, Predictions
 
 CALIBRATION = "calibration.safetensors"
 SAMPLES_OF_A_PATIENT, MOST_SAMPLES = 200, 50_000
@@ -46,7 +46,7 @@ class Calibration:
     on_average, for_most : SetRule
         Rules of prediction sets, of the probabilities as the model gives them.
     reference : Reference, optional
-        Where training patients' mean embeddings lie; ``None`` with fewer than two.
+        Distribution of the training patients' mean embeddings; ``None`` with fewer than two patients.
     limit : float
         Distance from which a patient is unlike those of the training.
     false_alarms : float
@@ -64,19 +64,18 @@ class Calibration:
     patients: int
 
 
-def fit_calibration(algorithm: Algorithm, sides: Mapping[str, DomainDataset], predictions: Predictions) -> Calibration:
+def fit_calibration(algorithm: Algorithm, sides: Mapping[str, DomainDataset], val: Predictions) -> Calibration:
     """Learn from the validation patients how far predictions can be trusted; test patients are not looked at."""
-    target = algorithm.target
-    truth, probabilities, patients = predictions.side(VAL)
+    truth, probabilities = val.truth, val.probabilities
     reference, limit, false_alarms = None, np.inf, 0.0
     if sides["train"].n_patients > 1:
         reference = fit_reference(*patient_embeddings(algorithm, sides["train"]))
         _, distances = reference.distances(*patient_embeddings(algorithm, sides["val"]))
         limit, false_alarms = novelty_threshold(distances)
     return Calibration(
-        fit_temperature(target, truth, probabilities),
-        fit_on_average(target, truth, probabilities, patients),
-        fit_for_most_patients(target, truth, probabilities, patients),
+        fit_temperature(val.target, truth, probabilities),
+        fit_on_average(val.target, truth, probabilities, val.groups),
+        fit_for_most_patients(val.target, truth, probabilities, val.groups),
         reference,
         limit,
         false_alarms,
@@ -95,15 +94,14 @@ def patient_embeddings(
     each = max(1, min(SAMPLES_OF_A_PATIENT, MOST_SAMPLES // max(dataset.n_patients, 1)))
     order = np.argsort(domains, kind="stable")
     counts = np.bincount(domains, minlength=dataset.n_patients)
-    place = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+    position = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
     taken = np.minimum(counts, each)[domains[order]]
     # The n-th sample is taken where n times the share taken passes a whole number.
     share = taken / counts[domains[order]]
-    chosen = order[np.floor((place + 1) * share + 1e-9) > np.floor(place * share + 1e-9)]
-    part = dataset.select(np.sort(chosen))
-    found = embed_dataset(algorithm, part)
-    values = torch.cat([found[name] for name in ("v", "z") if name in found], dim=1)
-    return values.numpy(), domains[np.sort(chosen)]
+    chosen = np.sort(order[np.floor((position + 1) * share + 1e-9) > np.floor(position * share + 1e-9)])
+    embeddings = embed_dataset(algorithm, dataset.select(chosen))
+    values = torch.cat([embeddings[name] for name in ("v", "z") if name in embeddings], dim=1)
+    return values.numpy(), domains[chosen]
 
 
 def write_calibration(folder: Path, calibration: Calibration) -> None:

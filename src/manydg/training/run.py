@@ -1,4 +1,9 @@
-"""A run from start to finish: train, choose, score once, and leave a record."""
+"""A run: training on some patients, scoring on others once, and the folder that holds what came out.
+
+A run folder has the record (``run.json``, written last), the weights with all that rebuilding the model needs
+(``model.safetensors``), predictions on validation and test patients, the split, and what later predictions are judged
+by (``calibration.safetensors``). A folder that a :class:`~manydg.estimator.ManyDGClassifier` saved has the first two.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +12,13 @@ import dataclasses
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -24,15 +30,15 @@ from manydg.data.dataset import DomainDataset
 from manydg.data.info import TargetSpec
 from manydg.data.schema import InputSchema
 from manydg.data.splits import Split, check_split, split_named, split_patients, warn_of_overlap
-from manydg.errors import DataError, StorageError
+from manydg.errors import ConfigError, DataError, StorageError
 from manydg.evaluation.metrics import choose_threshold, score, score_patients
+from manydg.evaluation.predictions import Predictions, write_predictions
 from manydg.files import (
-    Json,
+    JsonObject,
     fingerprint,
     read_json,
     refuse_dataset_folder,
     remove_partial_files,
-    replacing,
     write_json,
 )
 from manydg.machine import peak_memory
@@ -42,7 +48,7 @@ from manydg.training.execution.distributed import by_leader, current_team
 from manydg.training.fit import CHECKPOINT, Fitted, Reporter, Silent, fit, rebuild
 from manydg.training.inference import predict_probabilities
 from manydg.training.patient_context import as_trained, with_context
-from manydg.training.record import TEST, VAL, Counts, Predictions, RunRecord
+from manydg.training.record import Counts, RunRecord
 from manydg.training.reliability import fit_calibration, write_calibration
 
 RECORD, MODEL, PREDICTIONS, SPLIT, IDENTITY = (
@@ -56,15 +62,31 @@ RECORD, MODEL, PREDICTIONS, SPLIT, IDENTITY = (
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run: the trained algorithm and the record of how it did."""
+    """A trained model and the record of how it did.
+
+    Attributes
+    ----------
+    algorithm : Algorithm
+    record : RunRecord
+    schema : InputSchema
+        Of the inputs it was trained on, context included.
+    config : TrainingConfig
+        As it was given; that of the record has every default filled in.
+    info : mapping
+        JSON values about the data it was trained on, for predictions on new files: ``source``, ``settings``,
+        ``vocabularies``, ``roles`` (columns of a table); and ``module``, the class of a backbone that was given as a
+        module.
+    folder : Path, optional
+    """
 
     algorithm: Algorithm
     record: RunRecord
     schema: InputSchema
+    config: TrainingConfig
+    info: JsonObject = field(default_factory=dict)
     folder: Path | None = None
-    info: Mapping[str, Any] | None = None
 
-    def predict_proba(self, dataset: DomainDataset) -> np.ndarray[Any, np.dtype[np.float32]]:
+    def predict_proba(self, dataset: DomainDataset) -> npt.NDArray[np.float32]:
         """Probabilities for samples of any patient, ``(samples, K)``.
 
         Where the run was trained with patient context, that of each patient is made from the samples given here.
@@ -102,11 +124,13 @@ def train(
     backbone : nn.Module, optional
         A module of your own instead of ``config.backbone``.
     out : path, optional
-        Run folder. An unfinished run found there is continued, a finished one returned.
+        Run folder. An unfinished run there is continued, a finished one returned.
     device : str
         ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
     name : str
         What to call the dataset in the record.
+    reporter : Reporter, optional
+        Is told of every epoch.
 
     Examples
     --------
@@ -117,78 +141,73 @@ def train(
     >>> sorted(run.record.test)
     ['auprc', 'auroc', 'f1', 'kappa']
     """
-    settled = config if config is not None else TrainingConfig.from_mapping(options)
+    config = config if config is not None else TrainingConfig.from_mapping(options)
+    chosen = _checked_split(dataset, config, split)
+    identity = _identity(dataset, config, chosen, backbone)
     folder = None if out is None else Path(out)
-    parts = _check_split(dataset, settled, split)
-    identity = _identity(dataset, settled, parts, backbone)
     if folder is not None:
         by_leader(partial(_claim, folder, identity))
         if (folder / RECORD).exists():
             (folder / CHECKPOINT).unlink(missing_ok=True)
             return open_run(folder, backbone=backbone, device=device)
     try:
-        return _train_and_score(dataset, settled, parts, backbone, folder, device, name, identity, reporter or Silent())
+        training = _Training(
+            dataset, config, chosen, backbone, folder, pick_device(device), reporter or Silent()
+        )  # fmt: skip
+        return training.run(name, identity)
     except BaseException:
         if folder is not None and ((team := current_team()) is None or team.leads):
-            _give_back(folder)
+            _unclaim(folder)
         raise
 
 
-def _train_and_score(
-    dataset: DomainDataset,
-    config: TrainingConfig,
-    split: Split,
-    backbone: nn.Module | None,
-    folder: Path | None,
-    device: str,
-    name: str,
-    identity: str,
-    reporter: Reporter,
-) -> Run:
-    start = time.perf_counter()
-    place = pick_device(device)
-    if place.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(place)
-    target_of(dataset.target).check(dataset.targets)
-    shown = with_context(dataset, config, place, backbone, split.train)
-    sides = {side: shown.select(getattr(split, side)) for side in ("train", "val", "test")}
-    fitted = fit(
-        config, sides["train"], sides["val"], place, backbone=backbone, folder=folder, reporter=reporter
-    )  # fmt: skip
-    predictions = Predictions.of(fitted.algorithm, sides, split)
-    schema = InputSchema.of(shown)
-    # Adapting to a patient at prediction is context too: all samples of the patient that are there.
-    by_algorithm = {"mode": "offline", "by": "algorithm"} if fitted.algorithm.uses_patients else {"mode": "none"}
-    team = current_team()
-    record = make_record(
-        config, dataset, sides, predictions, fitted,
-        name=name, run=identity, seconds=time.perf_counter() - start, device=str(place),
-    ).replace(
-        context=schema.settings.get("context", by_algorithm), processes=None if team is None else team.size
-    )  # fmt: skip
-    known = dataset.info.to_json()
-    info: dict[str, Json] = {key: known[key] for key in ("vocabularies", "settings") if key in known}
-    options = dataset.info.provenance.options if dataset.info.provenance else {}
-    info["source"] = dataset.info.source
-    # Names of columns, by which a later table can say which rows are of one patient, and when.
-    info["roles"] = {role: options.get(role) for role in ("patient", "time", "session")}
-    if folder is not None:
-        calibration = fit_calibration(fitted.algorithm, sides, predictions)
-        by_leader(partial(write_calibration, folder, calibration))
-        by_leader(partial(_write, folder, fitted.algorithm, config, schema, record, predictions, split, dataset, info))
-    reporter.finished(record)
-    return Run(fitted.algorithm, record, schema, folder, info)
+@dataclass(frozen=True)
+class _Training:
+    """One call of :func:`train`, its options settled."""
 
+    dataset: DomainDataset
+    config: TrainingConfig
+    split: Split
+    backbone: nn.Module | None
+    folder: Path | None
+    device: torch.device
+    reporter: Reporter
 
-def _check_split(dataset: DomainDataset, config: TrainingConfig, split: Split | None) -> Split:
-    if dataset.n_patients < 3:
-        raise DataError(
-            f"the dataset has {dataset.n_patients} patient(s): training, validation and test need one each at least"
+    def run(self, name: str, identity: str) -> Run:
+        """Train, predict the test patients once, and write the run folder."""
+        start = time.perf_counter()
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        target_of(self.dataset.target).check(self.dataset.targets)
+        data = with_context(self.dataset, self.config, self.device, self.backbone, self.split.train)
+        sides = {side: data.select(getattr(self.split, side)) for side in ("train", "val", "test")}
+        fitted = fit(
+            self.config, sides["train"], sides["val"], self.device,
+            backbone=self.backbone, folder=self.folder, reporter=self.reporter,
+        )  # fmt: skip
+        held_out = predict_held_out(fitted.algorithm, sides, self.split)
+        record = make_record(
+            self.config, self.dataset, sides, held_out, fitted,
+            name=name, run=identity, seconds=time.perf_counter() - start, device=str(self.device),
+        )  # fmt: skip
+        schema, team = InputSchema.of(data), current_team()
+        record = record.replace(
+            context=_context_of(schema, fitted.algorithm), processes=None if team is None else team.size
         )
-    parts = split if split is not None else draw_split(dataset, config)
-    check_split(parts, dataset)
-    warn_of_overlap(dataset, parts)
-    return parts
+        info = _data_info(self.dataset, self.backbone)
+        run = Run(fitted.algorithm, record, schema, self.config, info, self.folder)
+        if self.folder is not None:
+            calibration = fit_calibration(fitted.algorithm, sides, held_out["val"])
+            by_leader(partial(write_calibration, self.folder, calibration))
+            by_leader(partial(self._write, self.folder, run, held_out))
+        self.reporter.finished(record)
+        return run
+
+    def _write(self, folder: Path, run: Run, held_out: Mapping[str, Predictions]) -> None:
+        self.split.save(folder / SPLIT, self.dataset)
+        write_predictions(folder / PREDICTIONS, held_out)
+        _write_model(folder, run)
+        (folder / CHECKPOINT).unlink(missing_ok=True)
 
 
 def draw_split(dataset: DomainDataset, config: TrainingConfig) -> Split:
@@ -203,68 +222,63 @@ def draw_split(dataset: DomainDataset, config: TrainingConfig) -> Split:
     return split_named(dataset, train=drawn.patients("train"), val=drawn.patients("val"), test=reserved)
 
 
+def _checked_split(dataset: DomainDataset, config: TrainingConfig, split: Split | None) -> Split:
+    if dataset.n_patients < 3:
+        raise DataError(
+            f"the dataset has {dataset.n_patients} patient(s): training, validation and test need one each at least"
+        )
+    chosen = split if split is not None else draw_split(dataset, config)
+    check_split(chosen, dataset)
+    warn_of_overlap(dataset, chosen)
+    return chosen
+
+
 def _identity(dataset: DomainDataset, config: TrainingConfig, split: Split, backbone: nn.Module | None) -> str:
     custom = None if backbone is None else [type(backbone).__qualname__, str(backbone)]
     sides = [fingerprint(getattr(split, side).tolist()) for side in ("train", "val", "test")]
     return fingerprint(code_version(), dataset.content_hash(), config.to_json(), sides, custom)
 
 
-def _claim(folder: Path, identity: str) -> None:
-    """Make the run folder this run's, or refuse if it is another's."""
-    file = folder / IDENTITY
-    refuse_dataset_folder(folder)
-    remove_partial_files(folder)
-    if file.exists():
-        remedy = f"name another folder, or delete {folder} and run again"
-        if read_json(file, remedy=remedy).get("identity") != identity:
-            raise StorageError(
-                f"{folder} holds a run of other data, another split, other options or another version of the program: "
-                "name another folder"
-            )
-        return
-    if (folder / RECORD).exists() or (folder / CHECKPOINT).exists():
-        raise StorageError(f"{folder} holds a run that does not say what it is of: name another folder")
-    write_json(file, {"identity": identity}, indent=None)
+def _context_of(schema: InputSchema, algorithm: Algorithm) -> JsonObject:
+    # Adapting to a patient at prediction is context too: all samples of the patient that are there.
+    by_algorithm: JsonObject = {"mode": "offline", "by": "algorithm"} if algorithm.uses_patients else {"mode": "none"}
+    return cast("JsonObject", schema.settings.get("context", by_algorithm))
 
 
-def _give_back(folder: Path) -> None:
-    """Let go of the folder of a run that failed before it left anything, so that its options can be put right there."""
-    if not (folder / CHECKPOINT).exists() and not (folder / RECORD).exists():
-        with contextlib.suppress(OSError):
-            (folder / IDENTITY).unlink(missing_ok=True)
-
-
-def _write(
-    folder: Path,
-    algorithm: Algorithm,
-    config: TrainingConfig,
-    schema: InputSchema,
-    record: RunRecord,
-    predictions: Predictions,
-    split: Split,
-    dataset: DomainDataset,
-    info: Mapping[str, Any],
-) -> None:
-    meta = {
-        "config": config.to_json(),
-        "schema": schema.to_json(),
-        "target": {"kind": dataset.target.kind, "names": list(dataset.target.names)},
-        "n_domains": algorithm.n_domains,
-        "info": dict(info),
+def _data_info(dataset: DomainDataset, backbone: nn.Module | None) -> JsonObject:
+    known = dataset.info.to_json()
+    options = dataset.info.provenance.options if dataset.info.provenance else {}
+    return {
+        **{key: known[key] for key in ("vocabularies", "settings") if key in known},
+        "source": dataset.info.source,
+        # Names of columns, by which a later table can say which rows are of one patient, and when.
+        "roles": {role: options.get(role) for role in ("patient", "time", "session")},
+        "module": None if backbone is None else type(backbone).__qualname__,
     }
-    write_tensors(folder / MODEL, algorithm.state_dict(), meta)
-    split.save(folder / SPLIT, dataset)
-    with replacing(folder / PREDICTIONS) as partial:
-        predictions.write(partial)
-    record.write(folder / RECORD)
-    (folder / CHECKPOINT).unlink(missing_ok=True)
+
+
+# Records
+
+
+def predict_held_out(algorithm: Algorithm, sides: Mapping[str, DomainDataset], split: Split) -> dict[str, Predictions]:
+    """Predictions on the validation and, once, the test patients: ``val`` and ``test``."""
+    return {
+        side: Predictions(
+            algorithm.target,
+            algorithm.target.truth(sides[side].targets).cpu().numpy(),
+            predict_probabilities(algorithm, sides[side]).numpy(),
+            np.array(sides[side].pseudonyms())[sides[side].domains.cpu().numpy()],
+            rows=np.asarray(getattr(split, side)),
+        )
+        for side in ("val", "test")
+    }
 
 
 def make_record(
     config: TrainingConfig,
     dataset: DomainDataset,
     sides: Mapping[str, DomainDataset],
-    predictions: Predictions,
+    held_out: Mapping[str, Predictions],
     fitted: Fitted,
     *,
     name: str,
@@ -273,34 +287,47 @@ def make_record(
     device: str,
 ) -> RunRecord:
     """The record of a run: what ran, on what, and how it did on patients it had not seen."""
-    target = fitted.algorithm.target
-    truth, probabilities, _ = predictions.side(VAL)
-    threshold, threshold_rule = choose_threshold(target, truth, probabilities)
-    val = score(target, truth, probabilities, threshold)
-    truth, probabilities, patient = predictions.side(TEST)
-    per_patient = score_patients(target, truth, probabilities, patient, threshold)
-    return RunRecord(
+    val, test = held_out["val"], held_out["test"]
+    threshold, threshold_rule = choose_threshold(val.target, val.truth, val.probabilities)
+    patients = score_patients(test.target, test.truth, test.probabilities, test.patients, threshold)
+    return training_record(config, fitted, sides, name=name, seconds=seconds, device=device).replace(
         run=run,
+        dataset_hash=dataset.content_hash(),
+        code_version=code_version(),
+        threshold=threshold,
+        threshold_rule=threshold_rule,
+        val=_plain(score(val.target, val.truth, val.probabilities, threshold)),
+        test=_plain(score(test.target, test.truth, test.probabilities, threshold)),
+        per_patient={
+            name: {**_plain(patients[name]), "samples": int(patients[name]["samples"])}
+            for name in sides["test"].pseudonyms()
+        },
+    )
+
+
+def training_record(
+    config: TrainingConfig,
+    fitted: Fitted,
+    sides: Mapping[str, DomainDataset],
+    *,
+    name: str,
+    seconds: float,
+    device: str,
+) -> RunRecord:
+    """What there is to record of a training before any patient is predicted; its validation metrics are the epoch's."""
+    return RunRecord(
+        run="",
         algorithm=config.algorithm,
         seed=config.seed,
         dataset=name,
-        dataset_hash=dataset.content_hash(),
-        target=dataset.target,
+        target=fitted.algorithm.target.spec,
         samples=Counts(**{side: len(part) for side, part in sides.items()}),
         patients=Counts(**{side: part.n_patients for side, part in sides.items()}),
         config=_effective(config, fitted),
-        code_version=code_version(),
         selection_rule=fitted.selection_rule,
-        threshold=threshold,
-        threshold_rule=threshold_rule,
         epoch=fitted.epoch,
         epochs=len(fitted.history),
-        val=_plain(val),
-        test=_plain(score(target, truth, probabilities, threshold)),
-        per_patient={
-            str(predictions.pseudonyms[code]): {**_plain(entry), "samples": int(entry["samples"])}
-            for code, entry in per_patient.items()
-        },
+        val=fitted.history[fitted.epoch - 1].val if fitted.epoch else {},
         history=tuple(fitted.history),
         seconds=seconds,
         peak_memory_mb=_peak_memory_mb(device),
@@ -336,8 +363,37 @@ def _peak_memory_mb(device: str) -> float | None:
     return None if peak is None else peak / 2**20
 
 
+# Run folders
+
+
+def save_model(folder: Path, run: Run) -> Path:
+    """Write a run that was not trained there to a folder, so that :func:`open_run` opens it; returns the weights' file.
+
+    What was saved there before is replaced.
+    """
+    refuse_dataset_folder(folder)
+    if (folder / IDENTITY).exists():
+        raise StorageError(f"{folder} holds a run that was trained there: name another folder")
+    # Without its record a model does not open, so that weights and record of two models are never taken for one.
+    (folder / RECORD).unlink(missing_ok=True)
+    _write_model(folder, run)
+    return folder / MODEL
+
+
+def _write_model(folder: Path, run: Run) -> None:
+    meta = {
+        "config": run.config.to_json(),
+        "schema": run.schema.to_json(),
+        "target": run.algorithm.target.spec.to_json(),
+        "n_domains": run.algorithm.n_domains,
+        "info": dict(run.info),
+    }
+    write_tensors(folder / MODEL, run.algorithm.state_dict(), meta)
+    run.record.write(folder / RECORD)
+
+
 def open_run(folder: str | Path, *, backbone: nn.Module | None = None, device: str = "cpu") -> Run:
-    """Open a finished run.
+    """Open a finished run, or a model that :meth:`manydg.ManyDGClassifier.save` wrote.
 
     Parameters
     ----------
@@ -346,17 +402,53 @@ def open_run(folder: str | Path, *, backbone: nn.Module | None = None, device: s
         The module of your own that the run was trained with, freshly built; its weights are filled in.
     """
     path = Path(folder)
-    if not (path / RECORD).exists():
-        raise StorageError(
-            f"{path} is not a finished run: it has no {RECORD}. Name a folder that 'manydg train' finished"
-        )
     again = f"delete {path} and train again"
+    _check_finished(path)
     record = RunRecord.read(path / RECORD, again)
     tensors, meta = read_tensors(path / MODEL, again)
-    config = TrainingConfig.from_mapping(meta["config"])
-    schema = InputSchema.from_json(meta["schema"])
-    target = target_of(TargetSpec(meta["target"]["kind"], tuple(meta["target"]["names"])))
+    if meta["info"].get("module") and backbone is None:
+        raise ConfigError(f"{path} was trained with a module of your own: give one like it as backbone=")
+    config, schema = TrainingConfig.from_mapping(meta["config"]), InputSchema.from_json(meta["schema"])
+    target = target_of(TargetSpec.from_json(meta["target"]))
     algorithm = rebuild(
         config, schema, target, meta["n_domains"], tensors, backbone=backbone, source=path / MODEL
     ).to(pick_device(device))  # fmt: skip
-    return Run(algorithm, record, schema, path, meta["info"])
+    return Run(algorithm, record, schema, config, meta["info"], path)
+
+
+def _check_finished(folder: Path) -> None:
+    if (folder / RECORD).exists():
+        return
+    if (folder / MODEL).exists() and not (folder / IDENTITY).exists():
+        raise StorageError(
+            f"{folder / MODEL} has no {RECORD} beside it: an estimator of an earlier version saved it, whose files are "
+            "no longer read, or saving was interrupted. Fit the estimator and save it again"
+        )
+    raise StorageError(
+        f"{folder} is not a finished run: it has no {RECORD}. Name a folder that 'manydg train' finished"
+    )
+
+
+def _claim(folder: Path, identity: str) -> None:
+    """Make the run folder this run's, or refuse if it is another's."""
+    file = folder / IDENTITY
+    refuse_dataset_folder(folder)
+    remove_partial_files(folder)
+    if file.exists():
+        remedy = f"name another folder, or delete {folder} and run again"
+        if read_json(file, remedy=remedy).get("identity") != identity:
+            raise StorageError(
+                f"{folder} holds a run of other data, another split, other options or another version of the program: "
+                "name another folder"
+            )
+        return
+    if (folder / RECORD).exists() or (folder / CHECKPOINT).exists():
+        raise StorageError(f"{folder} holds a run that does not say what it is of: name another folder")
+    write_json(file, {"identity": identity}, indent=None)
+
+
+def _unclaim(folder: Path) -> None:
+    """Release the folder of a run that failed before it wrote anything, so that other options can be tried there."""
+    if not (folder / CHECKPOINT).exists() and not (folder / RECORD).exists():
+        with contextlib.suppress(OSError):
+            (folder / IDENTITY).unlink(missing_ok=True)

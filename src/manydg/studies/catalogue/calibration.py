@@ -19,11 +19,12 @@ from manydg.evaluation.calibration import (
     reliability,
     scale_temperature,
 )
+from manydg.evaluation.predictions import Predictions, read_predictions
 from manydg.evaluation.trust import SetRule, class_coverage, patient_coverage
 from manydg.studies.experiment import Experiment, Record, Request, Series, curve, mean_and_sd
 from manydg.studies.figure_data import CellTable, FigureData
 from manydg.studies.study import PlannedRun, grid
-from manydg.training.record import TEST, Predictions, RunRecord
+from manydg.training.record import RunRecord
 from manydg.training.reliability import CALIBRATION, Calibration, patient_embeddings, read_calibration
 from manydg.training.run import Run, open_run
 
@@ -82,7 +83,9 @@ def judge(dataset: DomainDataset, record: RunRecord, folder: Path) -> Judged:
     if calibration is None:
         raise StorageError(f"{place} has no {CALIBRATION}: delete the folder and run the same command again")
     target = run.algorithm.target
-    truth, given, patients = Predictions.read(place / "predictions.npz").side(TEST)
+    test = read_predictions(place / "predictions.npz", "test", target)
+    part = dataset.select(load_split(place / "split.json", dataset).test)
+    truth, given, patients = test.truth, test.probabilities, _codes(test, part)
     mended = scale_temperature(target, given, calibration.temperature)
     within = patient_calibration(target, truth, mended, patients)
 
@@ -100,8 +103,14 @@ def judge(dataset: DomainDataset, record: RunRecord, folder: Path) -> Judged:
         *sets(calibration.on_average),
         *sets(calibration.for_most),
         min(class_coverage(target, truth, given, patients, calibration.on_average)),
-        _unlike(run, dataset.select(load_split(place / "split.json", dataset).test), calibration),
+        _unlike(run, part, calibration),
     )
+
+
+def _codes(test: Predictions, part: DomainDataset) -> npt.NDArray[np.int64]:
+    """The patient of each row, by the code it has in the dataset."""
+    code_of = {name: code for code, name in enumerate(part.pseudonyms())}
+    return np.array([code_of[str(name)] for name in test.names], np.int64)[test.groups]
 
 
 def _unlike(run: Run, part: DomainDataset, calibration: Calibration) -> npt.NDArray[np.bool_]:
