@@ -28,7 +28,7 @@ _TABLE = """
 import polars as pl
 table = pl.DataFrame({"patient": patients, "y": y, **{f"x{i}": X[:, i] for i in range(4)}})
 table.write_csv("table.csv")
-sys.argv = ["manydg", "prepare", "table", "table.csv", "--patient", "patient", "--target", "y", "--features", "x*", "--out", "data"]
+sys.argv = "manydg prepare table table.csv --patient patient --target y --features x* --out data".split()
 _quietly(main)
 """
 _MAIN = """
