@@ -36,7 +36,7 @@ def main(out: Path) -> dict[str, Any]:
 
 def models() -> dict[str, Any]:
     """Runs of one epoch on random data of the paper's shapes."""
-    from manydg.data.build import from_arrays
+    from manydg.data.dataset import from_arrays
     from manydg.training.run import train
 
     rng = np.random.default_rng(0)

@@ -37,7 +37,7 @@ from manydg.backbones import build_backbone
 from manydg.training.execution.memory import plan_in_blocks
 from manydg.data.sampling import plan_epoch
 from manydg.data.schema import InputSchema
-from manydg.data.storage import open_dataset
+from manydg.data.dataset import open_dataset
 from manydg.targets import target_of
 from manydg.training.execution.batches import ResidentSource
 from manydg.machine import keeping_freed_memory, memory_of_machine
@@ -142,7 +142,7 @@ def write(folder: Path, size: int) -> int:
     """A dataset of about so many bytes: noise with a rhythm, patient after patient."""
     import numpy as np
 
-    from manydg.data.dataset import TargetSpec
+    from manydg.data.info import TargetSpec
     from manydg.data.storage import DatasetWriter
 
     rng, each = np.random.default_rng(0), 4 * CHANNELS * SAMPLES

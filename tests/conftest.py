@@ -17,9 +17,8 @@ import pytest
 import torch
 from hypothesis import settings
 
-from manydg.data.build import from_arrays
 from manydg.data.columns import Ragged
-from manydg.data.dataset import DomainDataset
+from manydg.data.dataset import DomainDataset, from_arrays
 
 # The same examples on every machine, so that a commit that passed passes again; make test-slow draws fresh ones.
 settings.register_profile("same-examples", derandomize=True)

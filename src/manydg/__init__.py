@@ -10,9 +10,8 @@ if TYPE_CHECKING:
     from manydg.algorithms.manydg import orthogonal_projection
     from manydg.backbones import Backbone
     from manydg.config import TrainingConfig
-    from manydg.data.build import from_arrays
     from manydg.data.columns import Ragged
-    from manydg.data.dataset import Batch, DomainDataset, open_dataset
+    from manydg.data.dataset import Batch, DomainDataset, from_arrays, open_dataset
     from manydg.data.sampling import fold_pairs
     from manydg.data.splits import Split, load_split, patient_folds, split_patients
     from manydg.errors import ManyDGError
@@ -33,7 +32,7 @@ _HOMES = {
     "Split": "manydg.data.splits",
     "TrainingConfig": "manydg.config",
     "fold_pairs": "manydg.data.sampling",
-    "from_arrays": "manydg.data.build",
+    "from_arrays": "manydg.data.dataset",
     "load_split": "manydg.data.splits",
     "open_dataset": "manydg.data.dataset",
     "open_run": "manydg.training.run",

@@ -29,8 +29,7 @@ from torch import nn
 from manydg.algorithms import Algorithm
 from manydg.code_version import code_version
 from manydg.config import TrainingConfig, pick_device
-from manydg.data.build import from_arrays
-from manydg.data.dataset import DomainDataset
+from manydg.data.dataset import DomainDataset, from_arrays
 from manydg.data.encoding import encode_patients
 from manydg.data.info import DatasetInfo, TargetSpec
 from manydg.data.schema import InputSchema

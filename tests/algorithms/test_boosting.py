@@ -18,9 +18,8 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from manydg.algorithms._forest import Forest, round_down
 from manydg.algorithms.boosting import Boosting, BoostingSettings
 from manydg.backbones import Backbone
-from manydg.data.build import from_arrays
 from manydg.data.columns import Ragged
-from manydg.data.dataset import DomainDataset
+from manydg.data.dataset import DomainDataset, from_arrays
 from manydg.errors import ConfigError
 from manydg.targets import target_of
 

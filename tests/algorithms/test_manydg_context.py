@@ -11,9 +11,8 @@ import torch
 from manydg.algorithms import build_algorithm
 from manydg.algorithms.manydg_context import ManyDGContext, TwoViews, patient_contrast, project_out, without_context
 from manydg.backbones import Backbone
-from manydg.data.build import from_arrays
 from manydg.data.context import add_context
-from manydg.data.dataset import DomainDataset
+from manydg.data.dataset import DomainDataset, from_arrays
 from manydg.targets import target_of
 
 

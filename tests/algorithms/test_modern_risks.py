@@ -17,8 +17,7 @@ from manydg.algorithms.eqrm import EQRM, EQRMSettings, kernel_quantile
 from manydg.algorithms.groupdro import GroupDRO, GroupDROSettings, cluster_patients, patient_means
 from manydg.algorithms.vrex import VREx, VRExSettings
 from manydg.backbones import Backbone
-from manydg.data.build import from_arrays
-from manydg.data.dataset import Batch, DomainDataset
+from manydg.data.dataset import Batch, DomainDataset, from_arrays
 from manydg.data.info import TargetSpec
 from manydg.targets import target_of
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from manydg.data.build import from_arrays
 from manydg.data.columns import Ragged
-from manydg.data.dataset import DomainDataset
+from manydg.data.dataset import DomainDataset, from_arrays
 
 ROWS = 12
 

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from manydg.backbones import Backbone, build_backbone
 from manydg.backbones._convolution import Convolution, ResidualBlock, Stem, convolve, folded_convolution
 from manydg.backbones._spectrogram import LogSpectrogram, SpectrogramCNN
-from manydg.data.build import from_arrays
-from manydg.data.dataset import DomainDataset
+from manydg.data.dataset import DomainDataset, from_arrays
 from manydg.data.schema import ColumnSchema, InputSchema
 from manydg.errors import ConfigError, DataError
 

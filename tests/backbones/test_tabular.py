@@ -14,8 +14,8 @@ from sklearn.metrics import roc_auc_score
 from manydg.backbones import _tables, build_backbone
 from manydg.backbones._tables import Standardize
 from manydg.backbones.tabular import PiecewiseLinear
-from manydg.data.build import from_arrays
 from manydg.data.columns import Ragged
+from manydg.data.dataset import from_arrays
 from manydg.data.schema import TRUST, ColumnSchema, InputSchema
 from manydg.errors import ConfigError, ManyDGWarning
 

@@ -16,8 +16,7 @@ import pytest
 import torch
 
 from manydg.cli import main
-from manydg.data.build import from_arrays
-from manydg.data.dataset import DomainDataset
+from manydg.data.dataset import DomainDataset, from_arrays
 
 Refuse = Callable[..., str]
 

@@ -13,8 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from manydg.cli import inspect, prepare_signals
-from manydg.data.build import from_arrays
-from manydg.data.dataset import open_dataset
+from manydg.data.dataset import from_arrays, open_dataset
 from manydg.errors import ConfigError
 from manydg.sources._summary import EXPECTED, compare_counts
 

@@ -10,8 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manydg.data.build import from_arrays
-from manydg.data.dataset import DomainDataset, open_dataset
+from manydg.data.dataset import DomainDataset, from_arrays, open_dataset
 from manydg.machine import memory_of_machine
 from manydg.training import fit as ordering
 from manydg.training.execution.memory import (

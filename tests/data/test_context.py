@@ -10,10 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manydg.data.build import from_arrays
 from manydg.data.columns import Ragged
 from manydg.data.context import PARTS, add_context
-from manydg.data.dataset import DomainDataset
+from manydg.data.dataset import DomainDataset, from_arrays
 from manydg.errors import ConfigError, DataError
 
 MODES = ("offline", "causal")

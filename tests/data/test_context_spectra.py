@@ -11,9 +11,8 @@ import torch
 from manydg.backbones import build_backbone
 from manydg.backbones.sleep_cnn import SleepCNN
 from manydg.config import TrainingConfig
-from manydg.data.build import from_arrays
 from manydg.data.context import add_context
-from manydg.data.dataset import DomainDataset
+from manydg.data.dataset import DomainDataset, from_arrays
 from manydg.data.schema import InputSchema
 from manydg.errors import DataError
 from manydg.training.run import train

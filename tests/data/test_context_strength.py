@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from manydg.data.build import from_arrays
 from manydg.data.context import add_context, estimate_strength
-from manydg.data.dataset import DomainDataset
+from manydg.data.dataset import DomainDataset, from_arrays
 from manydg.data.splits import split_patients
 from manydg.data.timeline import MOST, rows_of_some_patients, samples_until_known
 from manydg.training.run import train

@@ -11,9 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manydg.data.build import from_arrays
 from manydg.data.columns import Ragged
-from manydg.data.dataset import DomainDataset, open_dataset
+from manydg.data.dataset import DomainDataset, from_arrays, open_dataset
 from manydg.data.info import TargetSpec
 from manydg.errors import DataError
 

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manydg.data import splits as module
-from manydg.data.build import from_arrays
 from manydg.data.columns import Ragged
-from manydg.data.dataset import DomainDataset
+from manydg.data.dataset import DomainDataset, from_arrays
 from manydg.data.splits import SIDES, Split, find_overlap, split_patients, warn_of_overlap
 from manydg.errors import ManyDGWarning
 

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from manydg.data.build import from_arrays
 from manydg.data.columns import Ragged
-from manydg.data.dataset import DomainDataset
+from manydg.data.dataset import DomainDataset, from_arrays
 from manydg.data.schema import ColumnSchema, InputSchema
 from manydg.errors import DataError
 

@@ -14,8 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manydg.data.build import from_arrays
-from manydg.data.dataset import DomainDataset, open_dataset
+from manydg.data.dataset import DomainDataset, from_arrays, open_dataset
 from manydg.data.splits import SIDES, Split, check_split, load_split, patient_folds, split_named, split_patients
 from manydg.errors import ConfigError, DataError, StorageError
 

@@ -16,9 +16,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from manydg.data.build import from_arrays
 from manydg.data.columns import Ragged
-from manydg.data.dataset import DomainDataset, arrays_of, open_dataset
+from manydg.data.dataset import DomainDataset, arrays_of, from_arrays, open_dataset
 from manydg.data.info import TargetSpec
 from manydg.data.storage import DatasetWriter
 from manydg.errors import DataError, StorageError
@@ -224,7 +223,7 @@ def test_what_a_living_process_writes_beside_is_left_alone(tmp_path: Path) -> No
 LIMITED = """
 import resource, sys
 import numpy as np
-from manydg.data.build import from_arrays
+from manydg.data.dataset import from_arrays
 from manydg.files import disk_error, write_atomically
 from manydg.errors import StorageError
 resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))

@@ -12,9 +12,8 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from manydg.config import TrainingConfig
-from manydg.data.build import from_arrays
 from manydg.data.context import add_context, limit_context
-from manydg.data.dataset import DomainDataset
+from manydg.data.dataset import DomainDataset, from_arrays
 from manydg.data.info import DatasetInfo
 from manydg.errors import ConfigError
 from manydg.studies.catalogue import EXPERIMENTS

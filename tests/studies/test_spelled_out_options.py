@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from manydg.config import TrainingConfig
-from manydg.data.build import from_arrays
-from manydg.data.dataset import DomainDataset
+from manydg.data.dataset import DomainDataset, from_arrays
 from manydg.studies.settings import spelled_out
 from manydg.studies.study import Study, grid
 from manydg.training.run import train

@@ -10,8 +10,7 @@ import polars as pl
 import pytest
 import torch
 
-from manydg.data.build import from_arrays
-from manydg.data.dataset import DomainDataset, open_dataset
+from manydg.data.dataset import DomainDataset, from_arrays, open_dataset
 from manydg.errors import StorageError
 from manydg.evaluation.calibration import fit_temperature, scale_temperature
 from manydg.evaluation.predictions import read_predictions

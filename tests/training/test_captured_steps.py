@@ -17,9 +17,8 @@ from torch import Tensor
 from manydg.algorithms import ALGORITHMS, Algorithm, Optimizers, build_algorithm
 from manydg.algorithms.base import Base
 from manydg.backbones import build_backbone
-from manydg.data.build import from_arrays
 from manydg.data.columns import Ragged
-from manydg.data.dataset import Batch, DomainDataset
+from manydg.data.dataset import Batch, DomainDataset, from_arrays
 from manydg.data.sampling import plan_epoch
 from manydg.data.schema import InputSchema
 from manydg.errors import ManyDGWarning

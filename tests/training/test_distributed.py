@@ -16,8 +16,7 @@ import torch
 
 from manydg.algorithms import ALGORITHMS as REGISTRY
 from manydg.algorithms import Algorithm
-from manydg.data.build import from_arrays
-from manydg.data.dataset import DomainDataset
+from manydg.data.dataset import DomainDataset, from_arrays
 from manydg.errors import ConfigError
 from manydg.training.execution.distributed import Team, check_divisible
 from manydg.training.run import open_run, train

@@ -15,9 +15,8 @@ import pytest
 import torch
 
 from manydg.algorithms import ALGORITHMS
-from manydg.data.build import from_arrays
 from manydg.data.columns import Ragged
-from manydg.data.dataset import DomainDataset
+from manydg.data.dataset import DomainDataset, from_arrays
 from manydg.errors import ConfigError, StorageError
 from manydg.training.export import METADATA, export_run
 from manydg.training.run import Run, open_run, train

@@ -12,9 +12,8 @@ from torch import Tensor
 from manydg.algorithms import build_algorithm
 from manydg.backbones import build_backbone
 from manydg.config import TrainingConfig
-from manydg.data.build import from_arrays
 from manydg.data.columns import Ragged
-from manydg.data.dataset import DomainDataset
+from manydg.data.dataset import DomainDataset, from_arrays
 from manydg.data.schema import InputSchema
 from manydg.targets import target_of
 from manydg.training.execution import memory as placing

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from manydg.backbones import SingleInput
-from manydg.data.build import from_arrays
 from manydg.data.columns import Ragged
-from manydg.data.dataset import DomainDataset
+from manydg.data.dataset import DomainDataset, from_arrays
 from manydg.data.sampling import EpochPlan, plan_epoch
 from manydg.training.execution.batches import CapacityTable, Shape, Shapes, has_fixed_shapes, lengths_of, suffices
 

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from manydg.algorithms import Algorithm, build_algorithm
 from manydg.backbones import Backbone, Inputs
 from manydg.config import TrainingConfig
-from manydg.data.build import from_arrays
 from manydg.data.columns import Ragged
-from manydg.data.dataset import DomainDataset
+from manydg.data.dataset import DomainDataset, from_arrays
 from manydg.data.sampling import plan_epoch
 from manydg.errors import ConfigError, ManyDGWarning
 from manydg.targets import target_of

@@ -22,9 +22,8 @@ from manydg.algorithms import ALGORITHMS, build_algorithm
 from manydg.backbones import BACKBONES, Backbone, build_backbone
 from manydg.backbones._sequences import FixedLayout, Layout
 from manydg.config import TrainingConfig
-from manydg.data.build import from_arrays
 from manydg.data.columns import Capacity, Column, Ragged, offsets_from_lengths
-from manydg.data.dataset import Batch, DomainDataset
+from manydg.data.dataset import Batch, DomainDataset, from_arrays
 from manydg.data.sampling import EpochPlan, plan_epoch
 from manydg.data.schema import InputSchema
 from manydg.errors import ConfigError

@@ -130,7 +130,7 @@ def add_context(
 
     Examples
     --------
-    >>> from manydg.data.build import from_arrays
+    >>> from manydg.data.dataset import from_arrays
     >>> data = from_arrays(torch.tensor([[1.0], [3.0], [8.0]]), [0, 1, 0], [7, 7, 9], times=torch.tensor([1, 2, 1]))
     >>> add_context(data, parts=("relative",), strength=1).columns["context"].tolist()
     [[-0.5], [0.5], [0.0]]
@@ -173,7 +173,7 @@ def limit_context(dataset: DomainDataset, others: int) -> DomainDataset:
 
     Examples
     --------
-    >>> from manydg.data.build import from_arrays
+    >>> from manydg.data.dataset import from_arrays
     >>> data = from_arrays(torch.zeros(5, 1), [0, 1, 0, 1, 0], ["p"] * 5, times=torch.tensor([5, 4, 3, 2, 1]))
     >>> limit_context(data, 1).domains.tolist()
     [2, 1, 1, 0, 0]

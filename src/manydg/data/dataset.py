@@ -1,9 +1,9 @@
-"""DomainDataset: labelled samples of many patients, column by column."""
+"""DomainDataset: labelled samples of many patients, column by column, from arrays or from a folder."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from manydg.data.columns import Column, check_column, nest, take, unnest
+from manydg.data.columns import Column, Ragged, check_column, nest, take, unnest
+from manydg.data.encoding import ArrayLike, encode_column, encode_patients, encode_targets
 from manydg.data.info import DatasetInfo, TargetSpec, combine_checksums
 from manydg.data.storage import DatasetWriter, Verify, offsets_file, read_arrays, read_description
 from manydg.errors import DataError
-from manydg.files import ArrayFile
+from manydg.files import ArrayFile, ParsedJson
 
 
 @dataclass(frozen=True)
@@ -192,6 +193,63 @@ class DomainDataset:
         with DatasetWriter(folder, self.target, self.info, overwrite=overwrite) as writer:
             writer.append_all(columns, self.targets, codes, self.patients, self.times, self.pseudonym_key)
         return Path(folder)
+
+
+def from_arrays(
+    inputs: ArrayLike | Mapping[str, ArrayLike | Ragged],
+    targets: ArrayLike | Sequence[Any],
+    patients: ArrayLike | Sequence[Any],
+    *,
+    kind: str | None = None,
+    names: Sequence[str] | None = None,
+    times: ArrayLike | None = None,
+    missing: bool = False,
+    info: DatasetInfo | ParsedJson | None = None,
+) -> DomainDataset:
+    """Build a dataset from arrays.
+
+    Parameters
+    ----------
+    inputs : array ``(rows, ...)`` or dict of name to array or Ragged
+        A single array becomes the column ``x``.
+    targets : array
+        Class labels of any kind ``(rows,)``, votes or label indicators ``(rows, K)``.
+    patients : array ``(rows,)``
+        The patient of each sample.
+    kind : str, optional
+        Target kind; without it, ``(rows, K)`` of 0 and 1 is multi-label, other ``(rows, K)`` are votes, two labels that
+        read as 0 and 1 (or false and true) are binary, and anything else is classes.
+    names : sequence of str, optional
+        Class names in code order; without them, the sorted labels that occur.
+    missing : bool
+        Whether NaN is a legitimate value (a measurement not taken). Infinity never is.
+    info : DatasetInfo, or a dict of its entries, optional
+        What else is known: vocabularies, settings, provenance.
+
+    Examples
+    --------
+    >>> data = from_arrays(np.zeros((4, 2)), ["n2", "wake", "n2", "rem"], [7, 7, 9, 9])
+    >>> data
+    DomainDataset(4 samples of 2 patients, inputs x; classes of 3)
+    """
+    named = inputs if isinstance(inputs, Mapping) else {"x": inputs}
+    columns = {name: encode_column(name, column, missing=missing) for name, column in named.items()}
+    codes, who = encode_patients(patients)
+    values, spec = encode_targets(targets, kind, names)
+    return DomainDataset(
+        columns=columns,
+        targets=values,
+        target=spec,
+        domains=codes,
+        patients=who,
+        times=None if times is None else torch.as_tensor(times, dtype=torch.float64),
+        info=_with_missing(DatasetInfo.of(info), missing),
+    )
+
+
+def _with_missing(info: DatasetInfo, missing: bool) -> DatasetInfo:
+    """Note in the settings that values may be missing, so that a backbone that can take them is chosen."""
+    return replace(info, settings={**info.settings, "missing": True}) if missing else info
 
 
 def open_dataset(folder: str | Path, *, verify: Verify = "auto") -> DomainDataset:

@@ -1,4 +1,4 @@
-"""Patient ids and labels of any kind to integer codes, with every mistake named."""
+"""Columns, patient ids and labels of any kind in the types that a dataset stores, with every mistake named."""
 
 from __future__ import annotations
 
@@ -10,10 +10,44 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from manydg.data.columns import Column, Ragged
 from manydg.data.info import KINDS, TargetSpec
 from manydg.errors import DataError
 
 ArrayLike = npt.NDArray[Any] | Tensor
+
+
+def encode_column(name: str, column: ArrayLike | Ragged, *, missing: bool) -> Column:
+    """Check one input column and store it as float32 or int64."""
+    if isinstance(column, Ragged):
+        return Ragged(encode_column(name, column.values, missing=missing), column.offsets)
+    if np.ndim(column) == 0:
+        raise DataError(f"input '{name}' is a single number; it needs one row per sample")
+    array = (
+        column
+        if isinstance(column, Tensor)
+        else torch.from_numpy(np.ascontiguousarray(as_stored(name, np.asarray(column))))
+    )
+    if not array.is_floating_point():
+        return array.to(torch.int64)
+    array = array.to(torch.float32)
+    bad = torch.isinf(array) if missing else ~torch.isfinite(array)
+    if bool(bad.any()):
+        where = torch.nonzero(bad)[0].tolist()
+        remedy = "replace it" if missing else "replace it, or declare missing values (missing=True, --missing keep)"
+        raise DataError(
+            f"input '{name}' holds {int(bad.sum())} values that are not finite, the first in row {where[0]}"
+            + (f", position {where[1:]}" if len(where) > 1 else "")
+            + f": {remedy}"
+        )
+    return array
+
+
+def as_stored(name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Numbers of any type as they are stored: measurements as float32, codes as int64."""
+    if array.dtype.kind not in "fiub":
+        raise DataError(f"input '{name}' has type {array.dtype}; inputs are numbers: encode text as codes first")
+    return array.astype(np.float32 if array.dtype.kind == "f" else np.int64, copy=False)
 
 
 def encode_patients(patients: ArrayLike | Sequence[Any]) -> tuple[Tensor, npt.NDArray[np.str_]]:

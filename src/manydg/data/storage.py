@@ -18,7 +18,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from manydg.data.columns import Column, Ragged, unnest
-from manydg.data.encoding import encode_patients
+from manydg.data.encoding import as_stored, encode_patients
 from manydg.data.info import DatasetDescription, DatasetInfo, TargetSpec
 from manydg.errors import DataError, StorageError
 from manydg.files import (
@@ -184,7 +184,7 @@ class DatasetWriter:
         nesting = len(levels)
         if self._nesting.setdefault(name, nesting) != nesting:
             raise DataError(f"input '{name}' is nested {nesting} deep after pieces nested {self._nesting[name]} deep")
-        self._write(f"inputs.{name}", _as_stored(name, _array(items)))
+        self._write(f"inputs.{name}", as_stored(name, _array(items)))
 
     def _write(self, key: str, array: Array) -> None:
         if key not in self._streams:
@@ -215,13 +215,6 @@ class DatasetWriter:
 
 def _array(values: Values) -> Array:
     return values.cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
-
-
-def _as_stored(name: str, array: Array) -> Array:
-    """Inputs as they are stored: measurements as float32, codes as int64."""
-    if array.dtype.kind not in "fiub":
-        raise DataError(f"input '{name}' has type {array.dtype}; inputs are numbers: encode text as codes first")
-    return array.astype(np.float32 if array.dtype.kind == "f" else np.int64, copy=False)
 
 
 def _is_empty(folder: Path) -> bool:

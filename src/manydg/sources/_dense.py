@@ -46,7 +46,7 @@ def write_dense(
     values : array ``(rows, ...)``
         Numbers of any type; may be memory-mapped. They are stored as float32.
     targets, patients : arrays
-        As :func:`manydg.data.build.from_arrays` takes them.
+        As :func:`manydg.from_arrays` takes them.
     place : function
         Names a position within a sample in messages.
     files : dict

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from manydg.algorithms import ALGORITHMS, Algorithm, Optimizers, build_algorithm
 from manydg.backbones import build_backbone
-from manydg.data.build import from_arrays
-from manydg.data.dataset import Batch, DomainDataset
+from manydg.data.dataset import Batch, DomainDataset, from_arrays
 from manydg.data.sampling import PATIENTS_PER_EPISODE
 from manydg.data.schema import InputSchema
 from manydg.machine import memory_of_machine

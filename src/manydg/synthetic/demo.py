@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from manydg.data.build import from_arrays
-from manydg.data.dataset import DomainDataset
+from manydg.data.dataset import DomainDataset, from_arrays
 from manydg.data.info import CohortStep, DatasetInfo
 
 CLASSES = ("calm", "drowsy", "asleep", "dreaming")

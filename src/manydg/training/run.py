@@ -134,7 +134,7 @@ def train(
 
     Examples
     --------
-    >>> from manydg.data.build import from_arrays
+    >>> from manydg.data.dataset import from_arrays
     >>> X = np.random.default_rng(0).normal(size=(240, 4))
     >>> data = from_arrays(X, X[:, 0] > 0, np.repeat(np.arange(12), 20))
     >>> run = train(data, epochs=2)

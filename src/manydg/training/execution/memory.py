@@ -13,11 +13,10 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from manydg.algorithms import Algorithm
-from manydg.data.columns import Column, Ragged
+from manydg.data.columns import Column, tensors_of, unnest
 from manydg.data.dataset import DomainDataset
 from manydg.data.sampling import EpochPlan, plan_epoch
 from manydg.machine import memory_of_machine
@@ -117,10 +116,10 @@ def read_ahead(dataset: DomainDataset, positions: Index) -> int:
 
 
 def _touch(column: Column, start: int, stop: int) -> int:
-    while isinstance(column, Ragged):
-        start, stop = int(column.offsets[start]), int(column.offsets[stop])
-        column = column.values
-    part = column[start:stop]
+    levels, items = unnest(column)
+    for offsets in levels:
+        start, stop = int(offsets[start]), int(offsets[stop])
+    part = items[start:stop]
     if part.numel() == 0 or not part.is_contiguous():
         return 0
     # A byte of every page: the kernel reads far ahead of whoever goes straight on.
@@ -139,14 +138,7 @@ def _join(parts: list[EpochPlan]) -> EpochPlan:
 
 def bytes_per_row(dataset: DomainDataset) -> float:
     """How many bytes a row takes on disk, on average."""
-    total = 0.0
-    for column in dataset.columns.values():
-        rows, inner = max(len(column), 1), column
-        while isinstance(inner, Ragged):
-            inner = inner.values
-        assert isinstance(inner, Tensor)
-        total += inner.nbytes / rows
-    return total
+    return sum(unnest(column)[1].nbytes / max(len(column), 1) for column in dataset.columns.values())
 
 
 T = TypeVar("T")
@@ -244,8 +236,4 @@ def _rows_stored(dataset: DomainDataset) -> int:
 
 
 def _bytes(column: Column) -> int:
-    total = 0
-    while isinstance(column, Ragged):
-        total, column = total + column.offsets.nbytes, column.values
-    assert isinstance(column, Tensor)
-    return int(total + column.nbytes)
+    return sum(tensor.nbytes for tensor in tensors_of(column))

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from manydg.data.build import from_arrays
 from manydg.data.columns import Ragged
+from manydg.data.dataset import from_arrays
 from manydg.errors import DataError
 
 X = np.arange(8.0).reshape(4, 2)
