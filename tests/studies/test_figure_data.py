@@ -20,7 +20,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "similarity": {"rows": [{"name": "test", "within": 0.9, "across": 0.8, "within_interval": [0.8, 1.0]}]},
     "orthogonality": {"rows": [{"first": "a", "second": "b", "cosine": 0.5, "paper": 0.6}]},
     "curve": {
-        "x": {"label": "step", "values": [0, 1]}, "y": {"label": "kappa"},
+        "x": {"label": "step", "values": [0, 1], "scale": "linear"}, "y": {"label": "kappa"},
         "series": [{"name": "base", "mean": [0.1, None], "low": [0.0, 0.1], "high": [0.2, 0.3]}],
     },
     "bars": {"y": {"label": "s"}, "names": ["base"], "values": [1.0]},

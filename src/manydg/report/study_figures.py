@@ -122,7 +122,8 @@ def _embedding(figure: FigureData, data: Embedding) -> Figure:
 
 
 def _norms(figure: FigureData, data: NormPairs) -> Figure:
-    caption = f"{figure.title} ({algorithm_name(figure.algorithm)}). On the dotted line both parts are equally long."
+    model = algorithm_name(figure.algorithm or "manydg")
+    caption = f"{figure.title} ({model}). On the dotted line both parts are equally long."
     return Figure(caption, charts.norms_scatter(data), figure.note)
 
 

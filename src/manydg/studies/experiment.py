@@ -144,7 +144,7 @@ def curve(
         low = [None if middle is None else middle - width for middle, width in zip(mean, sd, strict=True)]
         high = [None if middle is None else middle + width for middle, width in zip(mean, sd, strict=True)]
         lines.append(Line(name, mean, low, high))
-    return FigureData(title, Curve(XAxis(x, scale, places), Axis(y), lines), experiment, note=note)
+    return FigureData(title, Curve(XAxis(x, places, scale), Axis(y), lines), experiment, note=note)
 
 
 def mean_and_sd(values: Sequence[float]) -> tuple[float | None, float]:

@@ -203,10 +203,12 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class XAxis(Axis):
+class XAxis:
     """The horizontal axis of a curve, with the values that all lines share."""
 
-    values: Numbers = ()
+    label: str
+    values: Numbers
+    scale: str
 
 
 @dataclass(frozen=True)
@@ -235,7 +237,7 @@ class Curve:
         x, y = (_axis(data, name) for name in ("x", "y"))
         values = _numbers(_object(data.get("x"), "data.x"), "values")
         rows = _rows(data, "series", ("name", "mean"))
-        return cls(XAxis(x.label, x.scale, values), y, [_line(row, len(values), y.scale) for row in rows])
+        return cls(XAxis(x.label, values, x.scale), y, [_line(row, len(values), y.scale) for row in rows])
 
 
 def _axis(data: JsonObject, name: str) -> Axis:
@@ -330,8 +332,8 @@ class FigureData:
         Needed where a study has several.
     note : str
         Shown under the figure.
-    algorithm : str
-        The algorithm whose model was looked at.
+    algorithm : str, optional
+        The algorithm whose model was looked at, where it is not ManyDG.
     """
 
     title: str
@@ -339,7 +341,7 @@ class FigureData:
     experiment: str = ""
     dataset: str | None = None
     note: str = ""
-    algorithm: str = "manydg"
+    algorithm: str | None = None
 
     def __post_init__(self) -> None:
         if not self.experiment:
@@ -360,7 +362,7 @@ class FigureData:
             "title": self.title,
             "data": _to_json(self.data),
             "note": self.note or None,
-            "algorithm": None if self.algorithm == "manydg" else self.algorithm,
+            "algorithm": self.algorithm,
         }
         return {key: value for key, value in content.items() if value is not None}
 
@@ -421,14 +423,14 @@ def parse_figure(content: Json) -> FigureData:
     if kind not in _KINDS:
         raise DataError(str(unknown_name("kind of figure", kind, _KINDS)))
     data = _KINDS[kind].parse(_object(figure.get("data"), "data"))
-    dataset = figure.get("dataset")
+    dataset, algorithm = figure.get("dataset"), figure.get("algorithm")
     return FigureData(
         title=_text(figure, "title"),
         data=data,
         experiment=str(figure.get("experiment") or ""),
         dataset=None if dataset is None else str(dataset),
         note=str(figure.get("note") or ""),
-        algorithm=str(figure.get("algorithm") or "manydg"),
+        algorithm=str(algorithm) if algorithm else None,
     )
 
 

@@ -69,7 +69,7 @@ def figures_of(costs: Costs, patients: Sequence[int]) -> dict[str, FigureData]:
         ]
         made[name] = FigureData(
             f"Cost of a training step against the number of patients: {label}",
-            Curve(XAxis("training patients", "log", list(patients)), Axis(label, "log"), lines),
+            Curve(XAxis("training patients", list(patients), "log"), Axis(label, "log"), lines),
             "runtime",
             note=f"Batches of {_ROWS} made-up samples and a small network on one CPU core: a perceptron, or for "
             "methods on feature maps a small sleep network. A line ends where a step would take more than "

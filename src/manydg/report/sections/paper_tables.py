@@ -88,6 +88,7 @@ def _similarity(chapter: Chapter, task: str) -> Iterator[Line]:
     table = paper_table("domain-similarity")
     for figure in chapter.figures_of("domain-similarity"):
         if isinstance(figure.data, Similarity):
+            model = algorithm_name(figure.algorithm or "manydg")
             row = figure.data.rows[-1]
             for key, value, where in (
                 ("within", row.within, "within a patient"),
@@ -95,19 +96,20 @@ def _similarity(chapter: Chapter, task: str) -> Iterator[Line]:
             ):
                 for cell in table.find(task=task, row=key):
                     what = f"Cosine of z {where}"
-                    yield algorithm_name(figure.algorithm), what, number(value, 4), table.text(cell), table.name
+                    yield model, what, number(value, 4), table.text(cell), table.name
 
 
 def _orthogonality(chapter: Chapter, task: str) -> Iterator[Line]:
     table = paper_table("orthogonality")
     theirs = {_pair(cell.row, ""): cell for cell in table.find(task=task)}
     for figure in chapter.figures_of("orthogonality"):
+        model = algorithm_name(figure.algorithm or "manydg")
         for row in figure.data.rows if isinstance(figure.data, CosineTable) else ():
             pair = _pair(row.first, row.second)
             cell = theirs.get(pair)
             if cell is not None and row.paper is None:
                 what = f"Cosine of weights, {pair}"
-                yield algorithm_name(figure.algorithm), what, number(row.cosine, 4), table.text(cell), table.name
+                yield model, what, number(row.cosine, 4), table.text(cell), table.name
 
 
 def _pair(first: str, second: str) -> str:
