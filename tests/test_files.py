@@ -1,19 +1,37 @@
-"""Background threads of the file writer: in order, bounded, and with their errors raised where results are used."""
+"""Writing files: atomic, with clear errors; and the background threads, in order and bounded."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manydg import files
-from manydg.files import HashingThread, prefetch_map
+from manydg.errors import StorageError
+from manydg.files import (
+    HashingThread,
+    append_line,
+    is_running,
+    new_folder,
+    prefetch_map,
+    read_json,
+    remove_partial_files,
+    replacing,
+    write_atomically,
+    write_json,
+    write_unsynced,
+)
 
 
 @settings(max_examples=25, deadline=None)
@@ -94,3 +112,70 @@ def test_what_fails_ahead_fails_where_it_is_taken() -> None:
     assert [next(results), next(results)] == [0, 1]
     with pytest.raises(ZeroDivisionError):
         next(results)
+
+
+def _write_and_fail(path: Path, error: Exception) -> None:
+    path.write_bytes(b"half")
+    raise error
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_partial_one(tmp_path: Path) -> None:
+    file = tmp_path / "a.txt"
+    write_atomically(file, "old")
+    with pytest.raises(ZeroDivisionError), replacing(file) as partial:
+        _write_and_fail(partial, ZeroDivisionError())
+    assert file.read_text(encoding="utf-8") == "old"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_text_bytes_and_unsynced_text_are_written_as_they_are(tmp_path: Path) -> None:
+    write_atomically(tmp_path / "deep" / "a", "zwölf\n")
+    write_atomically(tmp_path / "b", b"\x00\n")
+    write_unsynced(tmp_path / "c", "{}")
+    append_line(tmp_path / "c", "[]")
+    contents = [(tmp_path / name).read_bytes() for name in ("deep/a", "b", "c")]
+    assert contents == ["zwölf\n".encode(), b"\x00\n", b"{}[]" + os.linesep.encode()]
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "null", "\udcff"])
+def test_a_file_that_holds_no_json_object_is_damaged(text: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(StorageError, match=r"a\.json is damaged: make it again"):
+        read_json(tmp_path / "a.json", remedy="make it again")
+
+
+def test_a_missing_or_unreadable_json_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"b\.json is missing: make it again"):
+        read_json(tmp_path / "b.json", remedy="make it again")
+    with pytest.raises(StorageError, match="there is none"):
+        read_json(tmp_path / "b.json", remedy="", missing="there is none")
+    with pytest.raises(StorageError, match="cannot read"):
+        read_json(tmp_path, remedy="make it again")
+
+
+def test_json_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    content = {"a": [1, 2.5, None, True], "b": {"c": "ü"}}
+    write_json(tmp_path / "a.json", content)
+    assert read_json(tmp_path / "a.json", remedy="") == content
+    with pytest.raises(ValueError, match="JSON"):
+        write_json(tmp_path / "a.json", {"a": float("nan")}, allow_nan=False)
+
+
+def test_a_new_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    with new_folder(tmp_path / "whole") as folder:
+        (folder / "a").write_bytes(b"1")
+        assert not (tmp_path / "whole").exists()
+    with pytest.raises(StorageError, match="the disk is full"), new_folder(tmp_path / "half") as folder:
+        _write_and_fail(folder / "a", OSError(errno.ENOSPC, "full"))
+    assert [path.name for path in tmp_path.iterdir()] == ["whole"]
+
+
+def test_partial_files_of_killed_processes_go_and_those_of_running_ones_stay(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", "pass"])
+    ended.wait()
+    mine, theirs = (tmp_path / f".a.partial-{number}" for number in (os.getpid(), ended.pid))
+    for path in (mine, theirs):
+        path.write_bytes(b"")
+    remove_partial_files(tmp_path)
+    assert list(tmp_path.iterdir()) == [mine]
+    assert is_running(os.getpid())
