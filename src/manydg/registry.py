@@ -89,3 +89,25 @@ class Registry(Generic[T]):
         if not isinstance(value, type):
             raise ConfigError(f"{self.kind} '{path}': {class_name} is a {type(value).__name__}, not a class")
         return cast("type[T]", value)
+
+
+class NamedRegistry(Registry[T]):
+    """One whose modules may hold several entries: every public subclass of the base with a class attribute ``name``."""
+
+    def names(self) -> list[str]:
+        return sorted({*self._named(), *self._plugins()})
+
+    def get(self, name: str) -> type[T]:
+        named = self._named()
+        return named[name] if name in named else super().get(name)
+
+    def _built_in(self) -> dict[str, str]:
+        return {name: cls.__module__ for name, cls in self._named().items()}
+
+    def _named(self) -> dict[str, type[T]]:
+        classes: dict[str, type[T]] = {}
+        for module_name in super()._built_in().values():
+            for value in vars(importlib.import_module(module_name)).values():
+                if isinstance(value, type) and issubclass(value, self.base) and value.__module__ == module_name:
+                    classes[getattr(value, "name", "")] = value
+        return classes

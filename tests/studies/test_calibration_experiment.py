@@ -11,7 +11,7 @@ import pytest
 from manydg.config import TrainingConfig
 from manydg.data.dataset import DomainDataset, open_dataset
 from manydg.evaluation.predictions import read_predictions
-from manydg.studies.catalogue.calibration import COLUMNS, judge
+from manydg.studies.catalogue.trustworthiness import COLUMNS, judge
 from manydg.studies.conduct import conduct, make_request
 from manydg.studies.figure_data import CellTable, Curve, read_figures
 from manydg.studies.settings import Options

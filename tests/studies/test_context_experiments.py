@@ -17,16 +17,9 @@ from manydg.data.dataset import DomainDataset, from_arrays
 from manydg.data.info import DatasetInfo
 from manydg.errors import ConfigError
 from manydg.studies.catalogue import EXPERIMENTS
+from manydg.studies.catalogue.context_value import TimeBins, elapsed, scores_by_count, scores_by_elapsed
+from manydg.studies.catalogue.embeddings import retrieval_rates, sessions_apart, sessions_of
 from manydg.studies.conduct import fitting
-from manydg.studies.embeddings import (
-    TimeBins,
-    elapsed,
-    retrieval_rates,
-    scores_by_count,
-    scores_by_elapsed,
-    sessions_apart,
-    sessions_of,
-)
 from manydg.studies.experiment import Request
 from manydg.studies.figure_data import parse_figure
 from manydg.studies.settings import Options
@@ -200,7 +193,7 @@ def test_the_context_experiment_compares_learners_kinds_and_parts(nights: Domain
     seen = {(run.config.algorithm, run.config.context) for run in runs}
     assert {("boosting", "none"), ("boosting", "causal"), ("base", "offline"), ("manydg-context", "none")} <= seen
     assert any("one direction" in str(run.variant.get("changed")) for run in runs)
-    keys = {str(sorted(run.to_json().items())) for run in runs}
+    keys = {str(run) for run in runs}
     assert len(keys) == len(runs)
 
 

@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from manydg.algorithms import ALGORITHMS
-from manydg.studies import patient_cost
 from manydg.studies.catalogue import runtime
+from manydg.studies.catalogue.runtime import StepCost, costs_by_patients, figures_of
 from manydg.studies.figure_data import Curve, parse_figure, write_figure
-from manydg.studies.patient_cost import StepCost, costs_by_patients, figures_of
 
 STEPWISE = [name for name in ALGORITHMS.names() if ALGORITHMS.get(name).sampling != "whole"]
 
@@ -35,7 +34,7 @@ def test_many_patients_cost_manydg_nothing_and_an_adversary_an_output_each() -> 
 
 
 def test_a_line_ends_before_a_step_takes_too_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patient_cost, "_MOST_MEMORY_MB", 15.0)
+    monkeypatch.setattr(runtime, "_MOST_MEMORY_MB", 15.0)
     costs = costs_by_patients(["dann", "base"], (100, 1_000, 10_000, 100_000))
     assert [cost is None for cost in costs["dann"]] == [False, False, True, True]
     assert None not in costs["base"]

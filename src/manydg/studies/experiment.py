@@ -68,9 +68,11 @@ class Request:
 class Experiment(ABC):
     """One experiment of the paper, for any dataset of a fitting target type.
 
-    A subclass lives in a file of its own in ``catalogue``; the file's name is the experiment's name.
+    A subclass lives in a module of ``catalogue``, beside those it shares an idea with.
     """
 
+    name: ClassVar[str]
+    """As in ``manydg experiment NAME``."""
     title: ClassVar[str]
     kinds: ClassVar[tuple[str, ...]] = ("classes", "votes", "binary", "multilabel")
     workers: ClassVar[int | None] = None

@@ -1,10 +1,10 @@
-"""The paper's experiments: one file each."""
+"""The paper's experiments and further ones: every class with a name is an entry."""
 
 from __future__ import annotations
 
-from manydg.registry import Registry
+from manydg.registry import NamedRegistry
 from manydg.studies.experiment import Experiment
 
 __all__ = ["EXPERIMENTS", "Experiment"]
 
-EXPERIMENTS: Registry[Experiment] = Registry("experiment", __name__, Experiment)
+EXPERIMENTS: NamedRegistry[Experiment] = NamedRegistry("experiment", __name__, Experiment)

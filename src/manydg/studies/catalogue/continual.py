@@ -16,6 +16,7 @@ _FORMS = ((SAMPLES_KEPT, "with four samples of each earlier patient"), (0, "with
 class Continual(Experiment):
     """Pre-train on the first 1,000 patients by id, then ten steps of 100 new ones, with and without replay."""
 
+    name = "continual"
     title = "Continual learning on new patients"
 
     def plan(self, request: Request) -> list[PlannedRun]:

@@ -1,4 +1,4 @@
-"""Which of the four objectives earns its place (appendix B.6, first part)."""
+"""What each objective of ManyDG is worth, and how much it should weigh (appendix B.6)."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ _NOTE = (
 class Objectives(Experiment):
     """Cases 1 to 4 of the paper and the full loss: final metrics, and the learning curve of every term."""
 
+    name = "objectives"
     title = "Objectives switched on one by one"
 
     def plan(self, request: Request) -> list[PlannedRun]:
@@ -57,3 +58,33 @@ def _case(record: Record) -> str:
 
 def _term(name: str, entry: EpochEntry) -> float | None:
     return (entry.val_terms or {}).get(name)
+
+
+VALUES = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+WEIGHTS = ("mmd", "reconstruction", "similarity")
+ALIKE = dict.fromkeys(WEIGHTS, 1.0)
+GREEDY = {"mmd": 0.2, "reconstruction": 0.2, "similarity": 2.0}
+
+
+class Weights(Experiment):
+    """Each weight over 0.1 to 10 with the others at 1, and the paper's greedy combination."""
+
+    name = "weights"
+    title = "Weights of the objectives"
+
+    def plan(self, request: Request) -> list[PlannedRun]:
+        runs = []
+        for seed in range(request.seeds):
+            for weight in WEIGHTS:
+                runs += [
+                    PlannedRun(
+                        "weights",
+                        request.options.of("manydg", seed, **{**ALIKE, weight: value}),
+                        {"changed": weight, "weight": value},
+                    )
+                    for value in VALUES
+                ]
+            told = ", ".join(f"{name} {value:g}" for name, value in GREEDY.items())
+            greedy = request.options.of("manydg", seed, **GREEDY)
+            runs.append(PlannedRun("weights", greedy, {"changed": f"greedy combination: {told}"}))
+        return runs

@@ -133,6 +133,7 @@ COLUMNS = (
 class CalibrationOfUnseen(Experiment):
     """Temperature, prediction sets and novelty limits from validation patients, held against test patients."""
 
+    name = "calibration"
     title = "Knowing when not to know"
 
     def plan(self, request: Request) -> list[PlannedRun]:

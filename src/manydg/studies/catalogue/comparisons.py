@@ -1,9 +1,33 @@
-"""How well methods do with fewer patients to train on (appendix B.1)."""
+"""Algorithms against one another on unseen patients: the main table, simple decompositions, fewer patients."""
 
 from __future__ import annotations
 
+from manydg.errors import ConfigError
 from manydg.studies.experiment import Experiment, Request
-from manydg.studies.study import PlannedRun
+from manydg.studies.study import PlannedRun, grid
+
+
+class Compare(Experiment):
+    """Every algorithm on every split; the summary is the table."""
+
+    name = "compare"
+    title = "Main results"
+
+    def plan(self, request: Request) -> list[PlannedRun]:
+        if not request.algorithms or request.seeds < 1:
+            raise ConfigError("a comparison needs at least one algorithm and one seed")
+        return grid("compare", request.algorithms, range(request.seeds), request.options)
+
+
+class Decomposition(Experiment):
+    """SimD1 and SimD2: the same parts with other losses and without mutual reconstruction and projection."""
+
+    name = "decomposition"
+    title = "Simple decomposition models"
+
+    def plan(self, request: Request) -> list[PlannedRun]:
+        return grid("decomposition", ("base", "simd1", "simd2", "manydg"), range(request.seeds), request.options)
+
 
 PAPER_PATIENTS = (100, 500, 1000, 1500, 2000)
 PAPER_TOTAL = 2162
@@ -13,6 +37,7 @@ PAPER_TOTAL = 2162
 class LimitedData(Experiment):
     """2,000, 1,500, 1,000, 500 and 100 training patients, or those fractions; one test group for all."""
 
+    name = "limited-data"
     title = "Fewer patients to train on"
 
     def plan(self, request: Request) -> list[PlannedRun]:
