@@ -141,9 +141,9 @@ class ManyDGClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self,
         algorithm: str = "manydg",
         *,
-        settings: Mapping[str, Any] | None = None,
+        settings: JsonObject | None = None,
         backbone: str | nn.Module = "auto",
-        backbone_options: Mapping[str, Any] | None = None,
+        backbone_options: JsonObject | None = None,
         epochs: int = 20,
         batch_size: int | str = "auto",
         lr: float = 1e-3,
@@ -373,7 +373,7 @@ class ManyDGClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
         A module and a random generator have no JSON value and become null.
         """
-        parameters: dict[str, Any] = self.get_params(deep=False)
+        parameters = dict(self.get_params(deep=False))
         if not isinstance(self.backbone, str):
             parameters["backbone"] = None
         seed = self.random_state

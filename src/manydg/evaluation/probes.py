@@ -116,7 +116,7 @@ def _unit_rows(embeddings: npt.NDArray[Any]) -> tuple[FloatArray, npt.NDArray[np
 
 @dataclass(frozen=True, eq=False)
 class Norms:
-    """Lengths of the two parts of v, ``(samples,)`` each, and what they say together.
+    """Lengths of the two parts of v, ``(samples,)`` each, and their relation.
 
     Attributes
     ----------
@@ -214,7 +214,7 @@ def patient_retrieval(
 def _session_means(
     embeddings: npt.NDArray[Any], patients: npt.NDArray[Any], sessions: npt.NDArray[Any]
 ) -> tuple[FloatArray, IntArray]:
-    """Unit mean embedding of each (patient, session), and whose it is."""
+    """Unit mean embedding of each (patient, session), and the patient of each."""
     person, session = _codes(patients), _codes(sessions)
     _, first, groups = np.unique(person * (session.max() + 1) + session, return_index=True, return_inverse=True)
     sums = formulas.group_sums(np.asarray(embeddings, float), groups.astype(np.int64), len(first))
@@ -291,7 +291,7 @@ def weight_cosines(
     labels : (samples,) class codes, or (samples, K) indicators for multi-label
     patients : (samples,)
     max_patients, max_samples : int
-        At most so many, drawn at random: a regression over thousands of patients takes hours and says the same.
+        At most so many, drawn at random: a regression over thousands of patients takes hours for the same answer.
     seed : int
 
     Returns
@@ -303,10 +303,10 @@ def weight_cosines(
     wanted = np.asarray(labels)[rows]
     if domains.max(initial=0) < 1 or (wanted == wanted[:1]).all():
         raise DataError("linear probes need samples of at least two patients and two labels")
-    held = _held_out(domains, seed)
+    test_rows = _held_out(domains, seed)
     scaled = {part: scale_dimensions(np.asarray(embeddings[part])[rows]) for part in PARTS}
-    label_probes = {part: _fit(scaled[part], wanted, held) for part in PARTS}
-    domain_probes = {part: _fit(scaled[part], domains, held) for part in PARTS}
+    label_probes = {part: _fit(scaled[part], wanted, test_rows) for part in PARTS}
+    domain_probes = {part: _fit(scaled[part], domains, test_rows) for part in PARTS}
     cosines = (
         _matched(label_probes["v"], label_probes["orthogonal"]),
         _matched(domain_probes["v"], domain_probes["parallel"]),
@@ -321,7 +321,7 @@ def weight_cosines(
         absolute={row: _mean(np.abs(values)) for row, values in zip(ROWS, cosines, strict=True)},
         random_absolute=random_cosine(scaled["v"].shape[1]),
         accuracy=accuracy,
-        chance={"labels": _commonest(wanted[held]), "domains": _commonest(domains[held])},
+        chance={"labels": _commonest(wanted[test_rows]), "domains": _commonest(domains[test_rows])},
         samples=len(rows),
         domains=int(domains.max()) + 1,
         converged=all(probe.converged for probe in everyone),
@@ -359,18 +359,18 @@ def _held_out(domains: IntArray, seed: int) -> npt.NDArray[np.bool_]:
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(domains))
     first = order[np.unique(domains[order], return_index=True)[1]]
-    held = rng.random(len(domains)) < 0.25
-    held[first] = False
-    return held
+    test_rows = rng.random(len(domains)) < 0.25
+    test_rows[first] = False
+    return test_rows
 
 
-def _fit(inputs: FloatArray, wanted: npt.NDArray[Any], held: npt.NDArray[np.bool_]) -> _Probe:
+def _fit(inputs: FloatArray, wanted: npt.NDArray[Any], test_rows: npt.NDArray[np.bool_]) -> _Probe:
     if wanted.ndim == 1:
-        return _fit_classes(inputs, wanted, held)
-    both = [k for k in range(wanted.shape[1]) if len(np.unique(wanted[~held, k])) == 2]
+        return _fit_classes(inputs, wanted, test_rows)
+    both = [k for k in range(wanted.shape[1]) if len(np.unique(wanted[~test_rows, k])) == 2]
     if not both:
         raise DataError("linear probes need a label that some samples have and others do not")
-    probes = [_fit_classes(inputs, wanted[:, k], held) for k in both]
+    probes = [_fit_classes(inputs, wanted[:, k], test_rows) for k in both]
     return _Probe(
         np.concatenate([probe.weights for probe in probes]),
         float(np.mean([probe.accuracy for probe in probes])),
@@ -378,15 +378,15 @@ def _fit(inputs: FloatArray, wanted: npt.NDArray[Any], held: npt.NDArray[np.bool
     )
 
 
-def _fit_classes(inputs: FloatArray, wanted: npt.NDArray[Any], held: npt.NDArray[np.bool_]) -> _Probe:
-    if len(np.unique(wanted[~held])) < 2:
-        raise DataError(f"a linear probe needs two classes; the {int((~held).sum())} samples to fit have one")
+def _fit_classes(inputs: FloatArray, wanted: npt.NDArray[Any], test_rows: npt.NDArray[np.bool_]) -> _Probe:
+    if len(np.unique(wanted[~test_rows])) < 2:
+        raise DataError(f"a linear probe needs two classes; the {int((~test_rows).sum())} samples to fit have one")
     model = LogisticRegression(C=1.0, max_iter=300)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConvergenceWarning)
-        model.fit(inputs[~held], wanted[~held])
+        model.fit(inputs[~test_rows], wanted[~test_rows])
     slow = any(issubclass(warning.category, ConvergenceWarning) for warning in caught)
-    accuracy = float((model.predict(inputs[held]) == wanted[held]).mean()) if held.any() else math.nan
+    accuracy = float((model.predict(inputs[test_rows]) == wanted[test_rows]).mean()) if test_rows.any() else math.nan
     return _Probe(np.asarray(model.coef_, float), accuracy, not slow)
 
 

@@ -59,8 +59,8 @@ def _predict_patients(algorithm: Algorithm, dataset: DomainDataset) -> Tensor:
     for rows in pieces:
         batch = dataset.take(rows).to(device)
         logits.append(algorithm.predict_patients(batch.inputs, batch.domains).float().cpu())
-    found = torch.cat(logits)
-    return torch.empty_like(found).index_copy_(0, torch.cat(pieces).cpu(), found)
+    grouped = torch.cat(logits)
+    return torch.empty_like(grouped).index_copy_(0, torch.cat(pieces).cpu(), grouped)
 
 
 def embed_dataset(algorithm: Algorithm, dataset: DomainDataset) -> dict[str, Tensor]:

@@ -67,15 +67,15 @@ def with_context(
         spectrum = getattr(backbone or _backbone_of(config, dataset), "spectrogram", None)
         if spectrum is None and config.context == AUTO:
             return dataset
-    placed = dataset
+    data = dataset
     if device.type == "cuda" and spectrum is None:
         needed = 40 * sum(column.nbytes for column in dataset.columns.values() if isinstance(column, torch.Tensor))
-        placed = dataset.to(device) if needed < torch.cuda.mem_get_info(device)[0] else dataset
+        data = dataset.to(device) if needed < torch.cuda.mem_get_info(device)[0] else dataset
     options = ContextOptions.from_mapping(mode, config.context_options)
     if options.strength is None:
-        known = placed if training is None else placed.select(training)
+        known = data if training is None else data.select(training)
         options = dataclasses.replace(options, strength=estimate_strength(known, spectrum))
-    return apply_context(placed, options, spectrum)
+    return apply_context(data, options, spectrum)
 
 
 def as_trained(dataset: DomainDataset, schema: InputSchema, backbone: nn.Module | None = None) -> DomainDataset:

@@ -68,7 +68,7 @@ class EpochEntry:
         return entry
 
     @staticmethod
-    def from_json(value: Mapping[str, Any]) -> EpochEntry:
+    def from_json(value: Any) -> EpochEntry:
         return EpochEntry(
             epoch=int(value["epoch"]),
             losses=value.get("losses") or {},
@@ -110,7 +110,7 @@ class Use:
         return {"experiment": self.experiment, "variant": dict(self.variant)}
 
     @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Use:
+    def from_json(value: Any) -> Use:
         return Use(str(value["experiment"]), value.get("variant") or {})
 
 
@@ -127,7 +127,7 @@ class CurvePoint:
         return {"step": self.step, "patients seen": self.patients_seen, "val": self.val, "test": self.test}
 
     @staticmethod
-    def from_json(value: Mapping[str, Any]) -> CurvePoint:
+    def from_json(value: Any) -> CurvePoint:
         return CurvePoint(int(value["step"]), int(value["patients seen"]), value["val"], value["test"])
 
 
@@ -293,7 +293,7 @@ class RunRecord:
         if missing := needed - given.keys():
             raise StorageError(f"{source} is damaged, it has no '{min(missing)}': {remedy}")
         try:
-            return RunRecord(**{**_plain_values(given), **_typed_values(given)})
+            return _from_values(given)
         except (KeyError, TypeError, ValueError, AttributeError, ManyDGError) as error:
             raise StorageError(f"{source} is damaged ({error}): {remedy}") from error
 
@@ -309,24 +309,22 @@ _PLAIN = {entry.name: entry for entry in dataclasses.fields(RunRecord) if entry.
 _CONFIG_KEYS = {entry.name for entry in dataclasses.fields(TrainingConfig)}
 
 
-def _plain_values(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that a record holds as they are; a null where there is a default that is not one is the default."""
-    return {
+def _from_values(given: Any) -> RunRecord:
+    """A record from checked JSON values; a null where there is a default that is not one becomes the default."""
+    plain: Any = {
         name: given[name]
         for name, entry in _PLAIN.items()
         if name in given and (given[name] is not None or entry.default is None)
     }
-
-
-def _typed_values(given: Mapping[str, Any]) -> dict[str, Any]:
     target = given.get("target")
     config = {key: value for key, value in (given.get("config") or {}).items() if key in _CONFIG_KEYS}
-    return {
-        "target": TargetSpec.from_json(target) if target else None,
-        "samples": Counts.from_json(given.get("samples") or {}),
-        "patients": Counts.from_json(given.get("patients") or {}),
-        "config": TrainingConfig.from_mapping({"algorithm": given["algorithm"], "seed": given["seed"]} | config),
-        "history": tuple(EpochEntry.from_json(entry) for entry in given.get("history") or ()),
-        "curve": tuple(CurvePoint.from_json(point) for point in given.get("curve") or ()),
-        "experiments": tuple(Use.from_json(use) for use in given.get("experiments") or ()),
-    }
+    return RunRecord(
+        **plain,
+        target=TargetSpec.from_json(target) if target else None,
+        samples=Counts.from_json(given.get("samples") or {}),
+        patients=Counts.from_json(given.get("patients") or {}),
+        config=TrainingConfig.from_mapping({"algorithm": given["algorithm"], "seed": given["seed"]} | config),
+        history=tuple(EpochEntry.from_json(entry) for entry in given.get("history") or ()),
+        curve=tuple(CurvePoint.from_json(point) for point in given.get("curve") or ()),
+        experiments=tuple(Use.from_json(use) for use in given.get("experiments") or ()),
+    )

@@ -130,7 +130,7 @@ def train(
     name : str
         What to call the dataset in the record.
     reporter : Reporter, optional
-        Is told of every epoch.
+        Gets a line for every epoch.
 
     Examples
     --------
@@ -251,7 +251,7 @@ def _data_info(dataset: DomainDataset, backbone: nn.Module | None) -> JsonObject
     return {
         **{key: known[key] for key in ("vocabularies", "settings") if key in known},
         "source": dataset.info.source,
-        # Names of columns, by which a later table can say which rows are of one patient, and when.
+        # Names of columns, by which the rows of a new table have a patient and a time.
         "roles": {role: options.get(role) for role in ("patient", "time", "session")},
         "module": None if backbone is None else type(backbone).__qualname__,
     }
