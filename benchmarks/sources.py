@@ -53,14 +53,10 @@ ROWS_AT_ONCE = 128
 PROBES = 16
 
 
-def source_module(source: str) -> Any:
-    import importlib
-
-    return importlib.import_module(f"manydg.sources.{source.replace('-', '_')}")
-
-
 def synthesize(source: str, raw: Path, patients: int) -> dict[str, int]:
-    source_module(source).synthesize(raw, patients=patients, seed=0, **MORE.get(source, {}))
+    from manydg import sources
+
+    sources.synthesize(source, raw, patients=patients, seed=0, **MORE.get(source, {}))
     return {"bytes": sum(path.stat().st_size for path in raw.rglob("*") if path.is_file())}
 
 
@@ -114,10 +110,11 @@ def copy(source: str, raw: Path) -> dict[str, int]:
 
 
 def prepare(source: str, raw: Path) -> dict[str, int]:
+    from manydg import sources
     from manydg.data.storage import read_description
 
     needs = {"ndc_map": raw / "ndc_to_atc.csv"} if source == "mimic3" else {}
-    out = source_module(source).prepare(raw, raw.with_name("out"), **needs)
+    out = sources.prepare(source, raw, raw.with_name("out"), **needs)
     description = read_description(out)
     return {name: description[name] for name in ("samples", "patients")}
 
@@ -158,7 +155,9 @@ def _files(raw: Path) -> list[Path]:
 
 def measured_step(step: str, source: str, raw: Path, patients: int) -> dict[str, Any]:
     """What a process of its own does; imports take the same time at any size and are not counted."""
-    source_module(source)
+    from manydg.sources import find_source, find_twin
+
+    find_source(source), find_twin(source)
     cached = share_in_cache(raw)
     began, used = time.perf_counter(), time.process_time()
     counts = (

@@ -6,19 +6,19 @@ from pathlib import Path
 
 import polars as pl
 
+from manydg import sources
 from manydg.config import TrainingConfig
 from manydg.data.dataset import open_dataset
-from manydg.predict import PredictOptions, predict_raw
-from manydg.sources import mimic3
+from manydg.predict import predict_raw
 from manydg.training.run import train
 
 
 def test_visits_of_one_patient_share_their_context_and_their_flag(shared_data: Path, tmp_path: Path) -> None:
     raw, mapping = shared_data / "mimic3_demo", shared_data / "drug_mapping" / "ndc_to_atc.csv"
-    data = open_dataset(mimic3.prepare(raw, tmp_path / "data", ndc_map=mapping))
+    data = open_dataset(sources.prepare("mimic3", raw, tmp_path / "data", ndc_map=mapping))
     config = TrainingConfig(algorithm="arm", epochs=1, ratios=(0.5, 0.3, 0.2), backbone_options={"width": 8})
     run = train(data, config, out=tmp_path / "run", device="cpu")
-    (file,) = predict_raw(tmp_path / "run", raw, tmp_path / "new", PredictOptions(ndc_map=mapping))
+    (file,) = predict_raw(tmp_path / "run", raw, tmp_path / "new", ndc_map=mapping)
     told = pl.read_csv(file)
     names = data.target.names
     sets = next(name for name in told.columns if name.startswith("set_") and "_of_" not in name)

@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from manydg.data.columns import Column
-from manydg.data.dataset import DomainDataset
+from manydg.data.dataset import DomainDataset, open_dataset
 from manydg.data.info import DatasetInfo
-from manydg.errors import ConfigError, DataError, StorageError
+from manydg.errors import ConfigError, StorageError
 from manydg.evaluation.calibration import scale_temperature
 from manydg.evaluation.predictions import decide, read_predictions
 from manydg.evaluation.trust import SetRule, prediction_sets
 from manydg.files import new_folder, write_through
+from manydg.sources import SOURCES, AnySource, NewSamples, SamplePredictions, TrainedOn, find_source
+from manydg.sources._source import write_prediction_table
 from manydg.training.reliability import Calibration, patient_embeddings, read_calibration
 from manydg.training.run import Run, open_run
-
-if TYPE_CHECKING:
-    import polars
-
 
 # How a run decides, in words and numbers, for those who read its predictions without having seen its training.
 
@@ -95,32 +92,12 @@ def _on_validation(run: Run, threshold: float) -> dict[str, float] | None:
     return {"predicted": float(np.mean(val.decisions() != 0)), "true": float(np.mean(val.truth != 0))}
 
 
-Probabilities = npt.NDArray[np.float32]
+# New samples through the source that prepared the training data
+
 ABOUT = "about.json"
 
 
-@dataclass(frozen=True)
-class PredictOptions:
-    """What else a prediction may need.
-
-    Parameters
-    ----------
-    ndc_map : path, optional
-        Mapping from NDC to ATC, for MIMIC-III.
-    times : path, optional
-        Parquet file of prediction times, for MEDS.
-    resample : bool
-        Bring recordings of another rate to the model's instead of refusing them.
-    """
-
-    ndc_map: Path | None = None
-    times: Path | None = None
-    resample: bool = False
-
-
-def predict_raw(
-    run_folder: str | Path, raw: str | Path, out: str | Path, options: PredictOptions | None = None
-) -> list[Path]:
+def predict_raw(run_folder: str | Path, raw: str | Path, out: str | Path, **options: object) -> list[Path]:
     """Predict new raw files and write what comes out; all or nothing.
 
     Parameters
@@ -128,168 +105,114 @@ def predict_raw(
     run_folder : path
         A finished run.
     raw : path
-        New files in the format of the run's training data: EDF recordings, EEG arrays, MIMIC-III or eICU tables, a MEDS
-        dataset, or a table with the same feature columns.
+        New files in the format of the run's training data, or a dataset folder that was prepared like it.
     out : path
         A folder that does not exist yet.
+    **options
+        What the source of the training data needs besides (see ``manydg predict --help``).
 
     Returns
     -------
     list of path
-        The files of predictions. Beside them lies ``about.json``: how the model decides, how well it did on patients it
+        The files of predictions. Beside them is ``about.json``: how the model decides, how well it did on patients it
         had not seen, and what the columns mean.
     """
-    run, place = open_run(run_folder), Path(out)
-    if place.exists():
-        raise StorageError(f"{place} already exists: name another folder")
-    source = str(run.info.get("source") or "")
-    if source not in _WRITERS:
-        known = ", ".join(_WRITERS)
-        raise ConfigError(
-            f"{run_folder} was trained on data from '{source or 'arrays'}'; raw files of {known} can be read"
-        )
-    asked = options or PredictOptions()
-    _refuse_unused(asked, source)
-    with new_folder(place) as partial:
-        written = _WRITERS[source](run, Path(raw), partial, asked)
+    run, folder, path = open_run(run_folder), Path(out), Path(raw)
+    if folder.exists():
+        raise StorageError(f"{folder} already exists: name another folder")
+    given = {name: value for name, value in options.items() if value is not None and value is not False}
+    with new_folder(folder) as partial:
+        if (path / "dataset.json").is_file():
+            written = _predict_dataset(run, path, partial, given)
+        else:
+            written = _predict_files(run, path, partial, _source_of(run, run_folder), given)
         write_through(partial / ABOUT, json.dumps(about(run), indent=1))
-    return [place / path.name for path in written]
+    return [folder / file.name for file in written]
 
 
-def _refuse_unused(options: PredictOptions, source: str) -> None:
-    """An error for an option that would do nothing to data of this source."""
-    for name, value, owner in (
-        ("--ndc-map", options.ndc_map, "mimic3"),
-        ("--times", options.times, "meds"),
-        ("--resample", options.resample or None, "sleep-edf"),
-    ):
-        if value is not None and source != owner:
-            raise ConfigError(f"{name} is for models trained on {owner}, this one was on {source}: leave it out")
+def _source_of(run: Run, run_folder: str | Path) -> AnySource:
+    name = str(run.info.get("source") or "")
+    if name not in SOURCES.names():
+        known = ", ".join(SOURCES.names())
+        raise ConfigError(
+            f"{run_folder} was trained on data from '{name or 'arrays'}'; raw files of {known} can be read, "
+            "and dataset folders"
+        )
+    return find_source(name)
 
 
-def _sleep(run: Run, raw: Path, out: Path, options: PredictOptions) -> list[Path]:
-    """A stage for every epoch of every recording."""
-    from manydg.sources.sleep_edf import as_dataset, find_recordings, read_recording, write_stages
-
-    settings, target = _known(run, "settings"), run.algorithm.target
+def _predict_files(run: Run, raw: Path, out: Path, source: AnySource, options: Mapping[str, object]) -> list[Path]:
+    known = {field.name for field in fields(source.prediction_options_class)}
+    for name in options:
+        if name not in known:
+            raise _useless(name, source.name)
+    chosen = source.prediction_options_class.of(**options)
     written = []
-    for path in find_recordings(raw):
-        recording = read_recording(path, settings, resample=options.resample)
-        data = as_dataset(recording, settings, target.spec)
-        probabilities = run.predict_proba(data)
-        trust = trust_columns(run, data, probabilities)
-        written += write_stages(out, recording, target.spec.names, probabilities, trust)
+    for samples in source.for_prediction(raw, trained_on(run), chosen):
+        predictions = predict_samples(run, as_dataset(samples, run))
+        written += source.write_predictions(out, samples, predictions)
     return written
 
 
-def _iiic(run: Run, raw: Path, out: Path, options: PredictOptions) -> list[Path]:
-    from manydg.sources.iiic import prepare_for_prediction
-
-    columns, rows, patients = prepare_for_prediction(raw, _known(run, "settings"))
-    return [_write_rows(run, columns, rows, patients, out)]
-
-
-def _mimic3(run: Run, raw: Path, out: Path, options: PredictOptions) -> list[Path]:
-    from manydg.sources.mimic3 import prepare_for_prediction
-
-    columns, rows = prepare_for_prediction(
-        raw, _known(run, "vocabularies"), _known(run, "settings"), ndc_map=options.ndc_map
-    )
-    return [_write_rows(run, columns, rows.drop("subject_id"), rows["subject_id"].to_numpy(), out)]
-
-
-def _eicu(run: Run, raw: Path, out: Path, options: PredictOptions) -> list[Path]:
-    from manydg.sources.eicu import prepare_for_prediction
-
-    columns, rows = prepare_for_prediction(raw, _known(run, "vocabularies"), _known(run, "settings"))
-    return [_write_rows(run, columns, rows.select("patientunitstayid"), rows["uniquepid"].to_numpy(), out)]
-
-
-def _meds(run: Run, raw: Path, out: Path, options: PredictOptions) -> list[Path]:
-    from manydg.sources.meds import prepare_for_prediction
-
-    columns, rows = prepare_for_prediction(
-        raw, _known(run, "vocabularies"), _known(run, "settings"), times=options.times
-    )
-    return [_write_rows(run, columns, rows, rows["subject_id"].to_numpy(), out)]
-
-
-def _table(run: Run, raw: Path, out: Path, options: PredictOptions) -> list[Path]:
+def _predict_dataset(run: Run, folder: Path, out: Path, options: Mapping[str, object]) -> list[Path]:
+    for name in options:
+        raise ConfigError(f"--{name.replace('_', '-')} is for raw files, not for a dataset folder: leave it out")
     import polars as pl
 
-    from manydg.sources.table import read_features, read_roles
-
-    settings = _known(run, "settings")
-    values = read_features(raw, settings["features"])
-    gaps = np.isnan(values).any(axis=1)
-    if gaps.any() and not settings.get("missing"):
-        row = int(np.flatnonzero(gaps)[0])
-        raise DataError(
-            f"{raw}: {int(gaps.sum())} rows have empty features, the first is row {row}, but the model was trained on "
-            "complete rows: fill them in or leave those rows out"
-        )
-    whose, times = read_roles(raw, _known(run, "roles"), settings.get("session_gap"))
-    rows = pl.DataFrame({"row": np.arange(len(values))})
-    # Where the table does not say whose a row is, every row is taken for a patient of its own.
-    patients = np.arange(len(values)) if whose is None else whose
-    return [_write_rows(run, {"x": torch.from_numpy(values)}, rows, patients, out, times)]
+    data = open_dataset(folder)
+    patients = data.patients[data.domains.numpy()]
+    rows = pl.DataFrame({"row": np.arange(len(data)), "patient": patients.tolist()})
+    return [write_prediction_table(out, rows, predict_samples(run, data))]
 
 
-_WRITERS: dict[str, Callable[[Run, Path, Path, PredictOptions], list[Path]]] = {
-    "sleep-edf": _sleep,
-    "iiic": _iiic,
-    "mimic3": _mimic3,
-    "eicu": _eicu,
-    "meds": _meds,
-    "table": _table,
-}
+def _useless(option: str, source: str) -> ConfigError:
+    """The error for an option that does nothing to data of this source."""
+    owners = [
+        name
+        for name in SOURCES.names()
+        if option in {field.name for field in fields(find_source(name).prediction_options_class)}
+    ]
+    flag = f"--{option.replace('_', '-')}"
+    return ConfigError(
+        f"{flag} is for models trained on {' or '.join(owners)}, this one was on {source}: leave it out"
+        if owners
+        else f"{source} has no option {flag}: leave it out"
+    )
 
 
-def _known(run: Run, key: str) -> Mapping[str, Any]:
-    """What the run knows of its training data."""
-    return cast("Mapping[str, Any]", run.info.get(key, {}))
+def trained_on(run: Run) -> TrainedOn:
+    """What a run knows of the data it was trained on."""
+    info = cast("Mapping[str, Any]", run.info)
+    return TrainedOn(
+        str(info.get("source") or ""), info.get("settings", {}), info.get("vocabularies", {}), info.get("roles", {})
+    )
 
 
-def _write_rows(
-    run: Run,
-    columns: dict[str, Column],
-    rows: polars.DataFrame,
-    patients: npt.NDArray[Any],
-    out: Path,
-    times: npt.NDArray[np.float64] | None = None,
-) -> Path:
-    """One CSV line per visit or stay: its ids, what was decided, the probability of every class or label, and how far
-    to trust it."""
-    import polars as pl
-
-    target, count = run.algorithm.target, len(rows)
-    names_of_new, codes = np.unique(patients, return_inverse=True)
-    data = DomainDataset(
-        columns,
+def as_dataset(samples: NewSamples, run: Run) -> DomainDataset:
+    """New samples as a dataset for a trained model; its targets mean nothing."""
+    target, count, trained = run.algorithm.target, len(samples.rows), trained_on(run)
+    names, codes = np.unique(samples.patients, return_inverse=True)
+    return DomainDataset(
+        samples.columns,
         torch.zeros((count, target.size) if target.spec.kind in ("votes", "multilabel") else count),
         target.spec,
         torch.from_numpy(codes),
-        names_of_new.astype(str),
-        None if times is None else torch.from_numpy(times),
-        info=DatasetInfo(settings=_known(run, "settings"), vocabularies=_known(run, "vocabularies")),
+        names.astype(str),
+        None if samples.times is None else torch.from_numpy(samples.times),
+        info=DatasetInfo(settings=trained.settings, vocabularies=trained.vocabularies),
     )
+
+
+def predict_samples(run: Run, data: DomainDataset) -> SamplePredictions:
+    """What a model says of the samples of a dataset, and how far to trust it."""
+    target, threshold = run.algorithm.target, run.record.threshold
     probabilities = run.predict_proba(data)
-    threshold = run.record.threshold
-    decided = decide(target, probabilities, threshold)
-    names = np.array(target.spec.names)
+    decided, names = decide(target, probabilities, threshold), np.array(target.spec.names)
     if decided.ndim == 1:
-        answer = names[decided].tolist()
+        decisions = names[decided].tolist()
     else:
-        answer = [" ".join(names[row.astype(bool)]) for row in decided]
-    table = rows.with_columns(
-        pl.Series("predicted", answer, dtype=pl.String),
-        *([] if threshold is None else [pl.lit(float(f"{threshold:.6g}")).alias("threshold")]),
-        *(pl.Series(f"p_{name}", probabilities[:, k].round(5)) for k, name in enumerate(target.spec.names)),
-        *(pl.Series(name, values) for name, values in trust_columns(run, data, probabilities).items()),
-    )
-    path = out / "predictions.csv"
-    table.write_csv(path)
-    return path
+        decisions = [" ".join(names[row.astype(bool)]) for row in decided]
+    return SamplePredictions(target.spec, probabilities, decisions, threshold, trust_columns(run, data, probabilities))
 
 
 # How far to trust predictions on new patients: further columns of what ``manydg predict`` writes.

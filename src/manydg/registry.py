@@ -7,6 +7,7 @@ entry-point group of the registry's package (``manydg.algorithms``, ``manydg.bac
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import pkgutil
@@ -50,6 +51,15 @@ class Registry(Generic[T]):
         if name in (plugins := self._plugins()):
             return self._import(plugins[name])
         raise unknown_name(self.kind, name, self.names())
+
+    def summary(self, name: str) -> str:
+        """The first line of the docstring of an entry's module, without its full stop, read without importing it."""
+        module = self._built_in().get(name) or self._plugins()[name].partition(":")[0]
+        spec = importlib.util.find_spec(module)
+        if spec is None or spec.origin is None:
+            return ""
+        docstring = ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))) or ""
+        return docstring.partition("\n")[0].rstrip(".")
 
     def _built_in(self) -> dict[str, str]:
         spec = importlib.util.find_spec(self.package)

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from manydg.cli import inspect, prepare_signals
+from manydg import cli
+from manydg.cli.inspect import CountRow, compare_counts
+
 from manydg.data.dataset import from_arrays, open_dataset
 from manydg.errors import ConfigError
-from manydg.sources._summary import EXPECTED, compare_counts
+from manydg.sources import PublishedCounts, find_source
 
 
 @pytest.fixture(scope="module")
 def app() -> typer.Typer:
-    app, prepare, synthesize = typer.Typer(), typer.Typer(), typer.Typer()
-    prepare_signals.register_prepare(prepare)
-    prepare_signals.register_synthesize(synthesize)
-    app.add_typer(prepare, name="prepare")
-    app.add_typer(synthesize, name="synthesize")
-    inspect.register(app)
-    return app
+    return cli.app
 
 
 def run(app: typer.Typer, *words: object) -> str:
@@ -97,6 +92,16 @@ def test_the_label_table_counts_samples_and_patients(app: typer.Typer, tmp_path:
     ]
 
 
+def published(source: str) -> PublishedCounts:
+    counts = find_source(source).published
+    assert counts is not None
+    return counts
+
+
+def compare(source: str, counts: dict[str, int], flow: list[dict[str, Any]], options: dict[str, Any]) -> list[CountRow]:
+    return compare_counts(published(source), counts, flow, options)
+
+
 FLOW = [
     {"step": "found", "patients": 80, "samples": 416_000},
     {"step": "without movement", "patients": 80, "samples": 415_089},
@@ -105,7 +110,7 @@ FLOW = [
 
 
 def test_a_difference_is_put_down_to_the_filter_that_left_it_out() -> None:
-    patients, samples = compare_counts("sleep-edf", {"patients": 78, "samples": 414_961}, FLOW, {})
+    patients, samples = compare("sleep-edf", {"patients": 78, "samples": 414_961}, FLOW, {})
     assert patients.explanation == "as expected"
     assert samples.explanation.startswith("exactly what 'with a stage' left out (128)")
 
@@ -117,7 +122,7 @@ def test_two_filters_together_can_explain_a_difference() -> None:
         {"step": "b", "samples": 415_030},
         {"step": "c", "samples": 415_000},
     ]
-    (row,) = compare_counts("sleep-edf", {"samples": 415_000}, flow, {})
+    (row,) = compare("sleep-edf", {"samples": 415_000}, flow, {})
     assert row.explanation.startswith("exactly what 'a and b and c' left out (89)")
 
 
@@ -126,15 +131,15 @@ def test_a_folder_that_is_not_complete_is_said_to_hold_less() -> None:
         {"step": "recordings", "patients": 6, "recordings": 12},
         {"step": "epochs", "patients": 6, "samples": 30_000},
     ]
-    patients, samples = compare_counts("sleep-edf", {"patients": 6, "samples": 30_000}, flow, {})
+    patients, samples = compare("sleep-edf", {"patients": 6, "samples": 30_000}, flow, {})
     assert "fewer from the start: 6 at 'recordings'" in patients.explanation
     assert "recordings 12" in samples.explanation
 
 
 def test_fewer_codes_are_put_down_to_fewer_samples() -> None:
-    rows = compare_counts("mimic3", {"patients": 11, "samples": 36, "diagnoses": 227}, [], {})
+    rows = compare("mimic3", {"patients": 11, "samples": 36, "diagnoses": 227}, [], {})
     assert rows[2].explanation == "fewer samples (36 of 15,032) use fewer codes"
-    full = compare_counts("mimic3", {"patients": 6350, "samples": 15032, "diagnoses": 1957}, [], {})
+    full = compare("mimic3", {"patients": 6350, "samples": 15032, "diagnoses": 1957}, [], {})
     assert full[2].explanation.startswith("as many people, but fewer codes")
 
 
@@ -149,34 +154,21 @@ def test_a_flow_with_many_counts_fits_a_narrow_screen(app: typer.Typer, tmp_path
 
 def test_the_crossing_step_and_a_surplus_are_named() -> None:
     flow = [{"step": "found", "samples": 900_000}, {"step": "margin", "samples": 195_479}]
-    (row,) = compare_counts("sleep-edf", {"samples": 195_479}, flow, {})
+    (row,) = compare("sleep-edf", {"samples": 195_479}, flow, {})
     assert "falls below at 'margin'" in row.explanation
-    (row,) = compare_counts("sleep-edf", {"samples": 415_090}, flow, {})
+    (row,) = compare("sleep-edf", {"samples": 415_090}, flow, {})
     assert row.explanation.startswith("1 more")
 
 
 def test_the_papers_figures_are_known() -> None:
-    assert EXPECTED["mimic3"].counts == {
+    assert published("mimic3").counts == {
         "patients": 6350,
         "samples": 15032,
         "diagnoses": 1958,
         "procedures": 1430,
         "drugs": 112,
     }
-    assert EXPECTED["iiic"].counts == {"patients": 2702, "samples": 165309}
-    assert EXPECTED["eicu"].counts["treatment"] == 2695
-    assert EXPECTED["mimic3"].labels_per_sample == {"mean": 11.65, "most": 64}
-    assert all(abs(sum(EXPECTED[name].shares.values()) - 1) < 0.002 for name in ("sleep-edf", "iiic", "eicu"))
-
-
-def test_the_commands_load_without_heavy_packages() -> None:
-    modules = {"base": "manydg.cli", "ours": "manydg.cli.inspect, manydg.cli.prepare_signals"}
-    heavy = "[name for name in ('torch', 'numpy', 'polars', 'edfio') if name in sys.modules]"
-    # Whatever the assembled command imports is its own concern: only what these two modules add is looked at.
-    loaded = {
-        name: subprocess.run(
-            [sys.executable, "-c", f"import sys, {imports}\nprint({heavy})"], capture_output=True, text=True, check=True
-        ).stdout
-        for name, imports in modules.items()
-    }
-    assert loaded["ours"] == loaded["base"]
+    assert published("iiic").counts == {"patients": 2702, "samples": 165309}
+    assert published("eicu").counts["treatment"] == 2695
+    assert published("mimic3").labels_per_sample == {"mean": 11.65, "most": 64}
+    assert all(abs(sum(published(name).shares.values()) - 1) < 0.002 for name in ("sleep-edf", "iiic", "eicu"))

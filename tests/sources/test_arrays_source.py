@@ -10,8 +10,7 @@ import pytest
 
 from manydg.data.dataset import DomainDataset, open_dataset
 from manydg.errors import DataError, ManyDGWarning, StorageError
-from manydg.sources import _dense
-from manydg.sources.arrays import prepare
+from manydg.sources import _dense, prepare
 
 X = np.arange(24.0).reshape(6, 4)
 Y = np.array([0, 1, 2, 0, 1, 2])
@@ -25,7 +24,7 @@ def prepared(folder: Path, x: Any = X, y: Any = Y, p: Any = P, **options: Any) -
     if "time" in options:
         np.save(folder / "t.npy", options["time"])
         options["time"] = folder / "t.npy"
-    return open_dataset(prepare(*paths, folder / "out", **options))
+    return open_dataset(prepare("arrays", paths[0], folder / "out", y=paths[1], patient=paths[2], **options))
 
 
 def test_arrays_become_a_dataset(tmp_path: Path) -> None:
@@ -108,10 +107,10 @@ def test_files_that_are_no_arrays_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "y.npy", Y)
     np.save(tmp_path / "p.npy", P)
     with pytest.raises(StorageError, match="there is no file"):
-        prepare(tmp_path / "x.npy", tmp_path / "y.npy", tmp_path / "p.npy", tmp_path / "out")
+        prepare("arrays", tmp_path / "x.npy", tmp_path / "out", y=tmp_path / "y.npy", patient=tmp_path / "p.npy")
     (tmp_path / "x.npy").write_bytes(b"\x93NUMPY but then nothing")
     with pytest.raises(StorageError, match=r"not a plain \.npy array"):
-        prepare(tmp_path / "x.npy", tmp_path / "y.npy", tmp_path / "p.npy", tmp_path / "out")
+        prepare("arrays", tmp_path / "x.npy", tmp_path / "out", y=tmp_path / "y.npy", patient=tmp_path / "p.npy")
     np.savez(tmp_path / "many.npz", X)
     with pytest.raises(StorageError, match="several arrays"):
-        prepare(tmp_path / "many.npz", tmp_path / "y.npy", tmp_path / "p.npy", tmp_path / "out")
+        prepare("arrays", tmp_path / "many.npz", tmp_path / "out", y=tmp_path / "y.npy", patient=tmp_path / "p.npy")

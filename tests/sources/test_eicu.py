@@ -7,16 +7,18 @@ import gzip
 import math
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
 import torch
 
+from manydg import sources
 from manydg.data.columns import Ragged
 from manydg.data.dataset import DomainDataset, open_dataset
 from manydg.errors import ConfigError, DataError, StorageError
-from manydg.sources import eicu
+from manydg.sources import Options, TrainedOn, eicu
 from manydg.sources._tables import Table
 from manydg.sources.eicu import EventReader
 
@@ -66,7 +68,7 @@ def raw(tmp_path: Path) -> Path:
 
 
 def prepare(raw: Path, **options: object) -> DomainDataset:
-    return open_dataset(eicu.prepare(raw, raw.parent / "out", overwrite=True, **options))  # type: ignore[arg-type]
+    return open_dataset(sources.prepare("eicu", raw, raw.parent / "out", overwrite=True, **options))  # type: ignore[arg-type]
 
 
 def events(data: DomainDataset, row: int) -> list[tuple[str, float, list[tuple[str, float | None]]]]:
@@ -280,18 +282,24 @@ def test_a_full_disk_is_an_error_that_leaves_nothing(raw: Path, monkeypatch: pyt
     assert [path.name for path in raw.parent.iterdir()] == ["raw"]
 
 
+def new_stays(raw: Path, trained: TrainedOn) -> tuple[dict[str, Any], pl.DataFrame]:
+    (samples,) = eicu.Eicu().for_prediction(raw, trained, Options())
+    return samples.columns, samples.rows
+
+
 def test_new_stays_get_the_training_vocabulary(raw: Path, tmp_path: Path) -> None:
     data = prepare(raw, max_events=2)
-    columns, rows = eicu.prepare_for_prediction(raw, data.info.vocabularies, data.info.settings)
+    settings, vocabularies = data.info.settings, data.info.vocabularies
+    columns, rows = new_stays(raw, TrainedOn("eicu", settings, vocabularies))
     assert rows["patientunitstayid"].to_list() == [20, 10, 30, 40]
     for name in ("event_kind", "event_time", "event_codes"):
         assert columns[name].to_rows() == data.column(name).to_rows()  # type: ignore[union-attr]
     assert torch.equal(columns["static"], torch.as_tensor(data.column("static")))  # type: ignore[arg-type]
     new = write_tables(tmp_path / "new", treatment="patientunitstayid,treatmentoffset,treatmentstring\n20,9,new\n")
-    columns, _ = eicu.prepare_for_prediction(new, data.info.vocabularies, data.info.settings | {"max_events": 99})
+    columns, _ = new_stays(new, TrainedOn("eicu", settings | {"max_events": 99}, vocabularies))
     assert [0] in columns["event_codes"].to_rows()[0]  # type: ignore[union-attr]
     with pytest.raises(DataError, match="trained on mimic3"):
-        eicu.prepare_for_prediction(new, data.info.vocabularies, {"source": "mimic3"})
+        new_stays(new, TrainedOn("mimic3"))
 
 
 def read(folder: Path, name: str) -> list[dict[str, str]]:
@@ -325,8 +333,8 @@ def test_the_demo_with_labs_gives_what_a_plain_loop_over_its_rows_gives(shared_d
             often = [f"medication_frequency:{row['frequency'].strip()}"] if row["frequency"].strip() else []
             note(row, "medication", "drugstartoffset", ["medication:" + name.strip(), *often])
 
-    data = open_dataset(eicu.prepare(folder, tmp_path / "out", max_events=None))
-    _, rows = eicu.prepare_for_prediction(folder, data.info.vocabularies, data.info.settings)
+    data = open_dataset(sources.prepare("eicu", folder, tmp_path / "out", max_events=None))
+    _, rows = new_stays(folder, TrainedOn("eicu", data.info.settings, data.info.vocabularies))
     assert len(rows) == len(found) == 171
     for at, stay in enumerate(rows["patientunitstayid"].cast(pl.String)):
         seen = events(data, at)
@@ -339,9 +347,9 @@ def test_the_demo_gives_the_same_in_batches_of_any_size(
     shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = shared_data / "eicu_demo_with_lab"
-    whole = open_dataset(eicu.prepare(folder, tmp_path / "whole"))
+    whole = open_dataset(sources.prepare("eicu", folder, tmp_path / "whole"))
     monkeypatch.setattr("manydg.sources.eicu._BATCH", 600)
-    assert open_dataset(eicu.prepare(folder, tmp_path / "pieces")).content_hash() == whole.content_hash()
+    assert open_dataset(sources.prepare("eicu", folder, tmp_path / "pieces")).content_hash() == whole.content_hash()
 
 
 def test_the_demo_results_are_the_numbers_in_its_rows(shared_data: Path, tmp_path: Path) -> None:
@@ -352,7 +360,7 @@ def test_the_demo_results_are_the_numbers_in_its_rows(shared_data: Path, tmp_pat
         if int(row["labresultoffset"]) <= end[row["patientunitstayid"]]:
             value = row["labresult"] or row["labresulttext"].lstrip("<>= ")
             expected["lab:" + row["labname"].lower()].add(float(np.float32(float(value))))
-    data = open_dataset(eicu.prepare(folder, tmp_path / "out", max_events=None))
+    data = open_dataset(sources.prepare("eicu", folder, tmp_path / "out", max_events=None))
     codes, values = data.column("event_codes"), data.column("event_values")
     flat = [np.asarray(column.values.values) for column in (codes, values) if isinstance(column, Ragged)]  # type: ignore[union-attr]
     words = data.info.vocabularies["events"]
@@ -364,25 +372,27 @@ def test_the_demo_results_are_the_numbers_in_its_rows(shared_data: Path, tmp_pat
 
 
 def test_the_demo_counts_are_those_in_the_docs(shared_data: Path, tmp_path: Path) -> None:
-    data = open_dataset(eicu.prepare(shared_data / "eicu_demo", tmp_path / "a", without=["lab"]))
+    data = open_dataset(sources.prepare("eicu", shared_data / "eicu_demo", tmp_path / "a", without=["lab"]))
     assert (len(data), data.n_patients, int(data.targets.sum())) == (2365, 1810, 301)
-    data = open_dataset(eicu.prepare(shared_data / "eicu_demo_with_lab", tmp_path / "b"))
+    data = open_dataset(sources.prepare("eicu", shared_data / "eicu_demo_with_lab", tmp_path / "b"))
     assert (len(data), data.n_patients, int(data.targets.sum())) == (171, 100, 29)
     with pytest.raises(DataError, match="no table 'lab'"):
-        eicu.prepare(shared_data / "eicu_demo", tmp_path / "c")
+        sources.prepare("eicu", shared_data / "eicu_demo", tmp_path / "c")
 
 
 def test_a_twin_goes_through_in_either_packing_with_any_number_of_workers(tmp_path: Path) -> None:
     hashes = set()
     for name, ending, workers in (("one", ".csv", 1), ("two", ".csv.gz", 2)):
-        twin = eicu.synthesize(tmp_path / name, patients=40, seed=3, ending=ending)
-        hashes.add(open_dataset(eicu.prepare(twin, tmp_path / f"{name}-out", workers=workers)).content_hash())
+        twin = sources.synthesize("eicu", tmp_path / name, patients=40, seed=3, ending=ending)
+        hashes.add(
+            open_dataset(sources.prepare("eicu", twin, tmp_path / f"{name}-out", workers=workers)).content_hash()
+        )
     assert len(hashes) == 1
 
 
 def test_a_twin_carries_its_patients_factors_in_the_laboratory_values(tmp_path: Path) -> None:
-    twin = eicu.synthesize(tmp_path / "twin", patients=150, seed=0)
-    data = open_dataset(eicu.prepare(twin, tmp_path / "out"))
+    twin = sources.synthesize("eicu", tmp_path / "twin", patients=150, seed=0)
+    data = open_dataset(sources.prepare("eicu", twin, tmp_path / "out"))
     codes, values = data.column("event_codes"), data.column("event_values")
     assert isinstance(codes, Ragged)
     assert isinstance(values, Ragged)
@@ -421,12 +431,12 @@ def test_a_killed_run_goes_on_with_the_tables_it_had_read(raw: Path, monkeypatch
         (raw / "diagnosis.csv").write_text(TABLES["diagnosis"])
         monkeypatch.setattr(EventReader, "read", killed_at_medication)
         with pytest.raises(KeyboardInterrupt):
-            eicu.prepare(raw, raw.parent / "again", overwrite=True)
+            sources.prepare("eicu", raw, raw.parent / "again", overwrite=True)
         if changed:
             (raw / "diagnosis.csv").write_text(TABLES["diagnosis"] + changed)
         reads.clear()
         monkeypatch.setattr(EventReader, "read", noted)
-        data = open_dataset(eicu.prepare(raw, raw.parent / "again", overwrite=True))
+        data = open_dataset(sources.prepare("eicu", raw, raw.parent / "again", overwrite=True))
         assert "lab" not in reads
         assert "medication" in reads
         assert ("diagnosis" in reads) == bool(changed)

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from manydg import sources
 from manydg.data.dataset import open_dataset
 from manydg.errors import ConfigError, DataError, ManyDGError, StorageError
 from manydg.sources import iiic
@@ -52,12 +53,12 @@ def change(folder: Path, name: str, edit: Any) -> None:
 def fails(raw: Path, kind: type[ManyDGError], words: str, **options: Any) -> None:
     before = sorted(path.name for path in raw.parent.iterdir())
     with pytest.raises(kind, match=words):
-        iiic.prepare(raw, raw.parent / "out", **options)
+        sources.prepare("iiic", raw, raw.parent / "out", **options)
     assert sorted(path.name for path in raw.parent.iterdir()) == before
 
 
 def test_samples_with_fewer_than_five_votes_are_left_out_and_counted(raw: Path, tmp_path: Path) -> None:
-    data = open_dataset(iiic.prepare(raw, tmp_path / "out"))
+    data = open_dataset(sources.prepare("iiic", raw, tmp_path / "out"))
     kept = [0, 1, 3, 5, 6, 7, 8]
     assert data.targets.tolist() == VOTES[kept].astype(float).tolist()
     assert data.target.kind == "votes"
@@ -76,8 +77,8 @@ def test_samples_with_fewer_than_five_votes_are_left_out_and_counted(raw: Path, 
 def test_the_checksum_of_the_signals_is_that_of_the_file(raw: Path, tmp_path: Path) -> None:
     for order in ("C", "F"):
         change(raw, "signals", lambda array, order=order: np.asarray(array, order=order))
-        out = iiic.prepare(raw, tmp_path / f"out{order}")
-        entries = {entry.name: entry.checksum for entry in open_dataset(out).info.provenance.files}
+        out = sources.prepare("iiic", raw, tmp_path / f"out{order}")
+        entries = {entry["name"]: entry["checksum"] for entry in open_dataset(out).info.provenance.files}
         assert entries == {path.name: file_checksum(path) for path in raw.iterdir()}
     np.testing.assert_array_equal(
         open_dataset(tmp_path / "outC").column("signal").numpy(),
@@ -92,19 +93,19 @@ def test_one_folder_a_patient_gives_the_same_samples(raw: Path, tmp_path: Path) 
         folder.mkdir(parents=True)
         np.save(folder / "X.npy", signals[key == KEYS])
         np.save(folder / "Y.npy", VOTES[key == KEYS])
-    one = open_dataset(iiic.prepare(raw, tmp_path / "one"))
-    many = open_dataset(iiic.prepare(tmp_path / "split", tmp_path / "many", workers=2))
+    one = open_dataset(sources.prepare("iiic", raw, tmp_path / "one"))
+    many = open_dataset(sources.prepare("iiic", tmp_path / "split", tmp_path / "many", workers=2))
     assert one.content_hash() == many.content_hash()
 
 
 def test_files_with_a_common_prefix_are_one_set(raw: Path, tmp_path: Path) -> None:
     for path in list(raw.iterdir()):
         path.rename(raw / f"training_{path.name}")
-    assert open_dataset(iiic.prepare(raw, tmp_path / "out")).n_patients == 3
+    assert open_dataset(sources.prepare("iiic", raw, tmp_path / "out")).n_patients == 3
 
 
 def test_csv_columns_are_found_by_their_names(raw: Path, tmp_path: Path) -> None:
-    expected = open_dataset(iiic.prepare(raw, tmp_path / "npy")).content_hash()
+    expected = open_dataset(sources.prepare("iiic", raw, tmp_path / "npy")).content_hash()
     order = [5, 1, 0, 2, 3, 4]
     header = ["grda_vote", "seizure_vote", "other_vote", "lpd_vote", "gpd_vote", "lrda_vote"]
     rows = [",".join(header)] + [",".join(str(v) for v in row[order]) for row in VOTES]
@@ -112,18 +113,18 @@ def test_csv_columns_are_found_by_their_names(raw: Path, tmp_path: Path) -> None
     (raw / "votes.npy").unlink()
     (raw / "patients.csv").write_text("row,patient_id\n" + "\n".join(f"{k},{key}" for k, key in enumerate(KEYS)))
     (raw / "patients.npy").unlink()
-    assert open_dataset(iiic.prepare(raw, tmp_path / "csv")).content_hash() == expected
+    assert open_dataset(sources.prepare("iiic", raw, tmp_path / "csv")).content_hash() == expected
 
 
 def test_another_order_of_unnamed_vote_columns_can_be_told(raw: Path, tmp_path: Path) -> None:
-    expected = open_dataset(iiic.prepare(raw, tmp_path / "plain")).content_hash()
+    expected = open_dataset(sources.prepare("iiic", raw, tmp_path / "plain")).content_hash()
     change(raw, "votes", lambda votes: votes[:, ::-1])
-    out = iiic.prepare(raw, tmp_path / "told", vote_order=CLASSES[::-1])
+    out = sources.prepare("iiic", raw, tmp_path / "told", vote_order=CLASSES[::-1])
     assert open_dataset(out).content_hash() == expected
 
 
 def test_a_limit_takes_the_first_patients(raw: Path, tmp_path: Path) -> None:
-    data = open_dataset(iiic.prepare(raw, tmp_path / "out", limit_patients=2))
+    data = open_dataset(sources.prepare("iiic", raw, tmp_path / "out", limit_patients=2))
     assert data.patients.tolist() == ["a", "b"]
     assert data.info.cohort_flow[1].to_json() == {
         "step": "limit on patients",
@@ -141,8 +142,8 @@ def test_artefacts_are_left_out_only_on_request_and_counted_by_kind(raw: Path, t
         signals[8, 2, 7] = -np.inf
 
     change(raw, "signals", spoil)
-    assert len(open_dataset(iiic.prepare(raw, tmp_path / "plain"))) == 5
-    data = open_dataset(iiic.prepare(raw, tmp_path / "strict", max_amplitude=500, flat_below=0.1))
+    assert len(open_dataset(sources.prepare("iiic", raw, tmp_path / "plain"))) == 5
+    data = open_dataset(sources.prepare("iiic", raw, tmp_path / "strict", max_amplitude=500, flat_below=0.1))
     assert {step.step: step.counts.get("left_out") for step in data.info.cohort_flow} == {
         "samples found": None,
         "at least 5 votes": 2,
@@ -154,17 +155,17 @@ def test_artefacts_are_left_out_only_on_request_and_counted_by_kind(raw: Path, t
 
 
 def test_volts_are_noticed_and_scaled_when_told(raw: Path, tmp_path: Path) -> None:
-    plain = open_dataset(iiic.prepare(raw, tmp_path / "plain")).column("signal").numpy()
+    plain = open_dataset(sources.prepare("iiic", raw, tmp_path / "plain")).column("signal").numpy()
     change(raw, "signals", lambda signals: signals.astype(np.float64) * 1e-6)
     fails(raw, DataError, "far too small for microvolts.*--scale 1e6")
-    scaled = open_dataset(iiic.prepare(raw, tmp_path / "scaled", scale=1e6)).column("signal").numpy()
+    scaled = open_dataset(sources.prepare("iiic", raw, tmp_path / "scaled", scale=1e6)).column("signal").numpy()
     np.testing.assert_allclose(scaled, plain, rtol=1e-5)
 
 
 def test_a_row_of_zero_votes_is_named_or_skipped(raw: Path, tmp_path: Path) -> None:
     change(raw, "votes", lambda votes: votes.__setitem__(3, 0))
     fails(raw, DataError, r"votes\.npy, row 3: no expert voted \(1 such rows\).*--unvoted skip")
-    assert len(open_dataset(iiic.prepare(raw, tmp_path / "out", unvoted="skip"))) == 6
+    assert len(open_dataset(sources.prepare("iiic", raw, tmp_path / "out", unvoted="skip"))) == 6
 
 
 @pytest.mark.parametrize(
@@ -209,7 +210,7 @@ def test_missing_files_are_named_with_where_they_should_be(raw: Path) -> None:
 def test_another_dataset_is_recognised(tmp_path: Path, shared_data: Path) -> None:
     for folder, name in (("mimic3_demo", "mimic3"), ("eicu_demo", "eicu"), ("sleep_edf_hypnograms", "sleep-edf")):
         with pytest.raises(StorageError, match=f"looks like {name}"):
-            iiic.prepare(shared_data / folder, tmp_path / "out")
+            sources.prepare("iiic", shared_data / folder, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -231,7 +232,7 @@ def test_impossible_options_are_refused(raw: Path, options: dict[str, Any]) -> N
 
 def test_filters_that_leave_nothing_are_an_error(raw: Path) -> None:
     with pytest.raises(DataError, match="not a single sample"):
-        iiic.prepare(raw, raw.parent / "out", min_votes=1000)
+        sources.prepare("iiic", raw, raw.parent / "out", min_votes=1000)
     assert not (raw.parent / "out").exists()
 
 
@@ -245,20 +246,20 @@ def test_a_full_disk_leaves_no_dataset(raw: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StorageError, match="disk is full"):
-        iiic.prepare(raw, raw.parent / "out")
+        sources.prepare("iiic", raw, raw.parent / "out")
     assert not (raw.parent / "out").exists()
 
 
 def test_a_second_run_takes_over_what_a_killed_one_finished(tmp_path: Path) -> None:
-    raw = iiic.synthesize(tmp_path / "raw", patients=4, samples_per_patient=3, layout="patients")
+    raw = sources.synthesize("iiic", tmp_path / "raw", patients=4, samples_per_patient=3, layout="patients")
     out = tmp_path / "out"
     program = (
-        "import os\nfrom pathlib import Path\nfrom manydg.sources import iiic\n"
+        "import os\nfrom pathlib import Path\nfrom manydg import sources\nfrom manydg.sources import iiic\n"
         "read, calls = iiic.PartReading, []\n"
         "def dying(*arguments):\n    calls.append(1)\n"
         "    if len(calls) == 3:\n        os.kill(os.getpid(), 9)\n    return read(*arguments)\n"
         "iiic.PartReading = dying\n"
-        f"iiic.prepare(Path({str(raw)!r}), Path({str(out)!r}))\n"
+        f"sources.prepare('iiic', Path({str(raw)!r}), Path({str(out)!r}))\n"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False, capture_output=True).returncode == -9
     assert len(list((tmp_path / ".out.work").iterdir())) == 2
@@ -266,9 +267,9 @@ def test_a_second_run_takes_over_what_a_killed_one_finished(tmp_path: Path) -> N
     original = iiic.PartReading
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(iiic, "PartReading", lambda part, rules: seen.append(part.name) or original(part, rules))
-        iiic.prepare(raw, out)
+        sources.prepare("iiic", raw, out)
     assert len(seen) == 2
-    whole = iiic.prepare(raw, tmp_path / "whole", workers=2)
+    whole = sources.prepare("iiic", raw, tmp_path / "whole", workers=2)
     assert {path.name: path.read_bytes() for path in out.iterdir()} == {
         path.name: path.read_bytes() for path in whole.iterdir()
     }
@@ -279,8 +280,8 @@ def test_a_second_run_takes_over_what_a_killed_one_finished(tmp_path: Path) -> N
 def test_the_twin_is_the_same_in_both_layouts_and_decided_by_its_seed(tmp_path: Path) -> None:
     hashes = []
     for name, seed, layout in (("a", 3, "array"), ("b", 3, "patients"), ("c", 4, "array")):
-        raw = iiic.synthesize(tmp_path / name, patients=6, seed=seed, samples_per_patient=4, layout=layout)
-        hashes.append(open_dataset(iiic.prepare(raw, tmp_path / f"{name}-out")).content_hash())
+        raw = sources.synthesize("iiic", tmp_path / name, patients=6, seed=seed, samples_per_patient=4, layout=layout)
+        hashes.append(open_dataset(sources.prepare("iiic", raw, tmp_path / f"{name}-out")).content_hash())
     assert hashes[0] == hashes[1]
     assert hashes[0] != hashes[2]
 
@@ -291,12 +292,12 @@ def test_a_full_disk_stops_the_twin_with_a_message(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StorageError, match="disk is full"):
-        iiic.synthesize(tmp_path / "raw", patients=2, samples_per_patient=2)
+        sources.synthesize("iiic", tmp_path / "raw", patients=2, samples_per_patient=2)
 
 
 def test_the_twin_has_sparse_votes_artefacts_and_a_truth(tmp_path: Path) -> None:
-    raw = iiic.synthesize(tmp_path / "raw", patients=30, samples_per_patient=10)
-    data = open_dataset(iiic.prepare(raw, tmp_path / "out", max_amplitude=1500, flat_below=0.01))
+    raw = sources.synthesize("iiic", tmp_path / "raw", patients=30, samples_per_patient=10)
+    data = open_dataset(sources.prepare("iiic", raw, tmp_path / "out", max_amplitude=1500, flat_below=0.01))
     assert all(
         step.counts["left_out"] > 0 for step in data.info.cohort_flow if "votes" in step.step or "uV" in step.step
     )
@@ -335,7 +336,7 @@ def test_no_damage_brings_out_a_foreign_error(name: str, place: int, change: byt
     content = file.read_bytes()
     file.write_bytes(content[:place] if cut else content[:place] + change + content[place + len(change) :])
     try:
-        iiic.prepare(raw, raw.parent / "fuzzed", overwrite=True)
+        sources.prepare("iiic", raw, raw.parent / "fuzzed", overwrite=True)
     except ManyDGError:
         pass
     finally:
@@ -348,14 +349,14 @@ def test_the_checksum_is_that_of_every_byte_of_the_file_however_it_lies_there(
     tmp_path: Path, order: Literal["C", "F"], tail: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("manydg.sources.iiic.LARGE_FILE", 1)
-    monkeypatch.setattr("manydg.sources.iiic.LET_GO", 1 << 23)
+    monkeypatch.setattr("manydg.sources.iiic.DROP_EVERY", 1 << 23)
     raw = tmp_path / "raw"
-    iiic.synthesize(raw, patients=3, seed=4, samples_per_patient=40)
+    sources.synthesize("iiic", raw, patients=3, seed=4, samples_per_patient=40)
     signals = np.load(raw / "signals.npy")
     np.save(raw / "signals.npy", np.asarray(signals, order=order))
     with (raw / "signals.npy").open("ab") as file:
         file.write(tail)
-    data = open_dataset(iiic.prepare(raw, tmp_path / "out", min_votes=1))
+    data = open_dataset(sources.prepare("iiic", raw, tmp_path / "out", min_votes=1))
     assert np.array_equal(np.asarray(data.column("signal")), signals)
     found = {entry.name: entry.checksum for entry in data.info.provenance.files}
     assert found["signals.npy"] == hashlib.sha256((raw / "signals.npy").read_bytes()).hexdigest()

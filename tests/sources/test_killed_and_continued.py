@@ -12,6 +12,7 @@ from typing import Any
 import polars as pl
 import pytest
 
+from manydg import sources
 from manydg.data.storage import read_description
 from manydg.sources import eicu, meds, mimic3
 
@@ -27,9 +28,9 @@ def dying(task):
         os.kill(os.getpid(), signal.SIGKILL)
     return real(task)
 setattr(place, function, dying)
-importlib.import_module(source).prepare(raw, out, **options)
+from manydg import sources
+sources.prepare(source, raw, out, **options)
 """
-SOURCES = {"mimic3": mimic3, "meds": meds, "eicu": eicu}
 WORK: dict[str, tuple[ModuleType, str, int]] = {
     "mimic3": (mimic3, "keep_table", 3),
     "meds": (meds, "_read_file", 3),
@@ -40,15 +41,15 @@ WORK: dict[str, tuple[ModuleType, str, int]] = {
 def synthesize(source: str, raw: Path) -> dict[str, Any]:
     """Raw files in several pieces; returns the options that prepare needs."""
     if source == "mimic3":
-        mimic3.synthesize(raw, patients=80, seed=1)
+        sources.synthesize("mimic3", raw, patients=80, seed=1)
         return {"ndc_map": str(raw / "ndc_to_atc.csv")}
     if source == "meds":
-        meds.synthesize(raw, patients=60, seed=1)
+        sources.synthesize("meds", raw, patients=60, seed=1)
         rows = pl.read_parquet(raw / "data" / "0.parquet")
         for shard, (_, part) in enumerate(rows.group_by(pl.col("subject_id") % 3, maintain_order=True)):
             part.write_parquet(raw / "data" / f"{shard}.parquet")
         return {"labels": str(raw / "labels" / "readmission.parquet")}
-    eicu.synthesize(raw, patients=40, seed=1)
+    sources.synthesize("eicu", raw, patients=40, seed=1)
     return {}
 
 
@@ -62,7 +63,7 @@ def killed(source: str, folder: Path, options: dict[str, Any]) -> None:
     told = [
         place.__name__,
         function,
-        SOURCES[source].__name__,
+        source,
         str(folder / "raw"),
         str(folder / "out"),
         options,
@@ -84,11 +85,11 @@ def test_a_killed_prepare_reuses_its_finished_pieces_and_ends_with_the_same_byte
     begun: list[Any] = []
     real = getattr(place, function)
     monkeypatch.setattr(place, function, lambda task: begun.append(task) or real(task))
-    whole = SOURCES[source].prepare(tmp_path / "raw", tmp_path / "whole", **options)
+    whole = sources.prepare(source, tmp_path / "raw", tmp_path / "whole", **options)
     assert len(begun) == pieces
     killed(source, tmp_path, options)
     begun.clear()
-    out = SOURCES[source].prepare(tmp_path / "raw", tmp_path / "out", **options)
+    out = sources.prepare(source, tmp_path / "raw", tmp_path / "out", **options)
     assert len(begun) == 1, "all but the piece in which it was killed should have been taken over"
     assert contents(out) == contents(whole)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "raw", "whole"]
@@ -115,7 +116,7 @@ def test_a_command_killed_at_any_of_its_writes_can_be_run_again(source: str, com
 def test_pieces_of_other_options_are_not_taken_over(tmp_path: Path) -> None:
     options = synthesize("mimic3", tmp_path / "raw")
     killed("mimic3", tmp_path, options)
-    few = mimic3.prepare(tmp_path / "raw", tmp_path / "out", max_diagnoses=5, **options)
-    fresh = mimic3.prepare(tmp_path / "raw", tmp_path / "fresh", max_diagnoses=5, **options)
+    few = sources.prepare("mimic3", tmp_path / "raw", tmp_path / "out", max_diagnoses=5, **options)
+    fresh = sources.prepare("mimic3", tmp_path / "raw", tmp_path / "fresh", max_diagnoses=5, **options)
     assert contents(few) == contents(fresh)
     assert len(read_description(few).info.vocabularies["diagnoses"]) <= 6

@@ -12,9 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from manydg import sources
 from manydg.data.columns import Ragged
 from manydg.data.dataset import DomainDataset, open_dataset
 from manydg.errors import ConfigError, DataError, StorageError
+from manydg.sources import TrainedOn
 from manydg.sources import meds as source
 
 meds = pytest.importorskip("meds", reason="the official MEDS schemas: pip install manydg[meds]")
@@ -71,7 +73,7 @@ def write_labels(root: Path, column: str, values: list[object], kind: pa.DataTyp
 
 def prepare(raw: Path, **options: object) -> DomainDataset:
     labels = options.pop("labels", raw / "labels")
-    out = source.prepare(raw, raw.parent / "out", labels=labels, overwrite=True, **options)  # type: ignore[arg-type]
+    out = sources.prepare("meds", raw, raw.parent / "out", labels=labels, overwrite=True, **options)  # type: ignore[arg-type]
     return open_dataset(out)
 
 
@@ -164,18 +166,21 @@ def test_damaged_or_foreign_data_are_errors_that_leave_nothing(raw: Path) -> Non
     with pytest.raises(DataError, match="whole numbers"):
         prepare(raw)
     with pytest.raises(DataError, match="not a MEDS dataset"):
-        source.prepare(raw / "metadata", raw.parent / "out", labels=raw / "labels")
+        sources.prepare("meds", raw / "metadata", raw.parent / "out", labels=raw / "labels")
     assert [path.name for path in raw.parent.iterdir()] == ["raw"]
 
 
 def test_new_subjects_get_the_training_vocabulary_at_their_last_event_or_at_given_times(raw: Path) -> None:
     data = prepare(raw)
     info = data.info
-    columns, rows = source.prepare_for_prediction(raw, info.vocabularies, info.settings, times=raw / "labels")
+    trained = TrainedOn("meds", info.settings, info.vocabularies)
+    (new,) = source.Meds().for_prediction(raw, trained, source.TimesOptions(raw / "labels"))
+    columns, rows = new.columns, new.rows
     assert rows.height == 3
     for name in ("event_kind", "event_time", "event_codes"):
         assert columns[name].to_rows() == data.column(name).to_rows()  # type: ignore[union-attr]
-    columns, rows = source.prepare_for_prediction(raw, info.vocabularies, info.settings)
+    (new,) = source.Meds().for_prediction(raw, trained, source.TimesOptions())
+    columns, rows = new.columns, new.rows
     assert rows["prediction_time"].to_list() == [
         DAY + timedelta(hours=3),
         DAY + timedelta(days=9),
@@ -185,7 +190,7 @@ def test_new_subjects_get_the_training_vocabulary_at_their_last_event_or_at_give
 
 
 def test_a_twin_is_valid_by_the_official_schemas_and_goes_through(tmp_path: Path) -> None:
-    twin = source.synthesize(tmp_path / "twin", patients=30, seed=1)
+    twin = sources.synthesize("meds", tmp_path / "twin", patients=30, seed=1)
     for shard in (twin / "data").glob("*.parquet"):
         meds.DataSchema.validate(meds.DataSchema.align(pq.read_table(shard)))
     meds.LabelSchema.validate(meds.LabelSchema.align(pq.read_table(twin / "labels" / "readmission.parquet")))
@@ -193,10 +198,12 @@ def test_a_twin_is_valid_by_the_official_schemas_and_goes_through(tmp_path: Path
         meds.SubjectSplitSchema.align(pq.read_table(twin / "metadata" / "subject_splits.parquet"))
     )
     meds.DatasetMetadataSchema.validate(json.loads((twin / "metadata" / "dataset.json").read_text()))
-    data = open_dataset(source.prepare(twin, tmp_path / "out", labels=twin / "labels" / "readmission.parquet"))
+    data = open_dataset(sources.prepare("meds", twin, tmp_path / "out", labels=twin / "labels" / "readmission.parquet"))
     assert data.n_patients == 30
     times = data.column("event_time")
     assert isinstance(times, Ragged)
     assert float(times.values.max()) <= 0.0  # type: ignore[union-attr]
-    limited = source.prepare(twin, tmp_path / "few", labels=twin / "labels" / "readmission.parquet", limit_patients=5)
+    limited = sources.prepare(
+        "meds", twin, tmp_path / "few", labels=twin / "labels" / "readmission.parquet", limit_patients=5
+    )
     assert open_dataset(limited).n_patients == 5

@@ -6,16 +6,18 @@ import csv
 import gzip
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
 import torch
 
+from manydg import sources
 from manydg.data.columns import Ragged
 from manydg.data.dataset import DomainDataset, open_dataset
 from manydg.errors import ConfigError, DataError, ManyDGError, StorageError
-from manydg.sources import mimic3
+from manydg.sources import TrainedOn, mimic3
 
 ADMISSIONS = """SUBJECT_ID,HADM_ID,ADMITTIME,DISCHTIME
 1,900,2101-01-01 10:00:00,2101-01-05 10:00:00
@@ -76,7 +78,7 @@ def write_tables(folder: Path, **changed: str) -> Path:
 
 
 def prepare(raw: Path, **options: object) -> DomainDataset:
-    out = mimic3.prepare(raw, raw.parent / "out", ndc_map=raw / "map.csv", overwrite=True, **options)  # type: ignore[arg-type]
+    out = sources.prepare("mimic3", raw, raw.parent / "out", ndc_map=raw / "map.csv", overwrite=True, **options)  # type: ignore[arg-type]
     return open_dataset(out)
 
 
@@ -185,7 +187,7 @@ def test_the_wrong_database_in_the_folder_is_recognised(tmp_path: Path) -> None:
     for name in ("patient", "lab", "treatment"):
         (tmp_path / f"{name}.csv").write_text("a\n1\n")
     with pytest.raises(DataError, match="looks like eicu"):
-        mimic3.prepare(tmp_path, tmp_path / "out", ndc_map=tmp_path / "map.csv")
+        sources.prepare("mimic3", tmp_path, tmp_path / "out", ndc_map=tmp_path / "map.csv")
 
 
 def test_a_full_disk_is_an_error_that_leaves_nothing(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,6 +226,11 @@ def test_interactions_are_read_by_atc_and_by_compound(raw: Path) -> None:
         prepare(raw, ddi=raw / "stitch.csv")
 
 
+def new_visits(raw: Path, trained: TrainedOn, ndc_map: Path | None) -> tuple[dict[str, Any], pl.DataFrame, Any]:
+    (samples,) = mimic3.Mimic3().for_prediction(raw, trained, mimic3.DrugMapOptions(ndc_map))
+    return samples.columns, samples.rows, samples.patients
+
+
 def test_new_visits_get_the_training_vocabulary_and_need_no_drugs_of_their_own(raw: Path, tmp_path: Path) -> None:
     data = prepare(raw)
     new = write_tables(
@@ -234,22 +241,24 @@ def test_new_visits_get_the_training_vocabulary_and_need_no_drugs_of_their_own(r
         PRESCRIPTIONS="SUBJECT_ID,HADM_ID,NDC\n7,70,22\n",
     )
     info = data.info
-    columns, rows = mimic3.prepare_for_prediction(new, info.vocabularies, info.settings, ndc_map=raw / "map.csv")
+    trained = TrainedOn("mimic3", info.settings, info.vocabularies)
+    columns, rows, _ = new_visits(new, trained, raw / "map.csv")
     assert rows["hadm_id"].to_list() == [70, 71]
     assert rows["earlier_visits"].to_list() == [0, 1]
     assert columns["diagnoses"].to_rows() == [[[2]], [[2], [0, 3]]]  # type: ignore[union-attr]
     assert columns["history_drugs"].to_rows() == [[], [[1]]]  # type: ignore[union-attr]
     with pytest.raises(ConfigError, match="--ndc-map"):
-        mimic3.prepare_for_prediction(new, info.vocabularies, info.settings)
+        new_visits(new, trained, None)
     with pytest.raises(DataError, match="trained on eicu"):
-        mimic3.prepare_for_prediction(new, info.vocabularies, {"source": "eicu"}, ndc_map=raw / "map.csv")
+        new_visits(new, TrainedOn("eicu"), raw / "map.csv")
 
 
 def test_the_training_tables_give_the_same_inputs_at_prediction(raw: Path) -> None:
     data = prepare(raw)
     info = data.info
-    columns, rows = mimic3.prepare_for_prediction(raw, info.vocabularies, info.settings, ndc_map=raw / "map.csv")
-    known = np.isin(rows["subject_id"].cast(pl.String).to_numpy(), data.patients)
+    trained = TrainedOn("mimic3", info.settings, info.vocabularies)
+    columns, _, patients = new_visits(raw, trained, raw / "map.csv")
+    known = np.isin(patients.astype(str), data.patients)
     for name in ("diagnoses", "procedures", "history_drugs"):
         ragged, trained = columns[name], data.column(name)
         assert isinstance(ragged, Ragged)
@@ -284,7 +293,7 @@ def test_the_demo_gives_what_a_plain_loop_over_its_rows_gives(shared_data: Path,
         if len(found) >= 2
         for at in range(len(found))
     ]
-    data = open_dataset(mimic3.prepare(folder, tmp_path / "out", ndc_map=mapping))
+    data = open_dataset(sources.prepare("mimic3", folder, tmp_path / "out", ndc_map=mapping))
     drugs = [[data.target.names[k] for k in np.flatnonzero(row)] for row in data.targets.numpy()]
     patients = data.patients[data.domains.numpy()].tolist()
     assert list(zip(patients, words(data, "diagnoses"), drugs, strict=True)) == expected
@@ -292,7 +301,7 @@ def test_the_demo_gives_what_a_plain_loop_over_its_rows_gives(shared_data: Path,
 
 def test_the_demo_counts_are_those_in_the_docs(shared_data: Path, tmp_path: Path) -> None:
     mapping = shared_data / "drug_mapping" / "ndc_to_atc.csv"
-    data = open_dataset(mimic3.prepare(shared_data / "mimic3_demo", tmp_path / "out", ndc_map=mapping))
+    data = open_dataset(sources.prepare("mimic3", shared_data / "mimic3_demo", tmp_path / "out", ndc_map=mapping))
     assert (len(data), data.n_patients) == (36, 11)
     assert {name: len(found) for name, found in data.info.vocabularies.items()} == {
         "diagnoses": 228,
@@ -304,8 +313,8 @@ def test_the_demo_counts_are_those_in_the_docs(shared_data: Path, tmp_path: Path
 def test_a_twin_goes_through_in_either_packing_and_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
     hashes = []
     for name, ending in (("one", ".csv"), ("two", ".csv.gz"), ("three", ".csv")):
-        twin = mimic3.synthesize(tmp_path / name, patients=60, seed=3, ending=ending)
-        out = mimic3.prepare(twin, tmp_path / f"{name}-out", ndc_map=twin / "ndc_to_atc.csv")
+        twin = sources.synthesize("mimic3", tmp_path / name, patients=60, seed=3, ending=ending)
+        out = sources.prepare("mimic3", twin, tmp_path / f"{name}-out", ndc_map=twin / "ndc_to_atc.csv")
         hashes.append(open_dataset(out).content_hash())
     assert hashes[0] == hashes[1] == hashes[2]
     for path in (tmp_path / "one").iterdir():
@@ -313,8 +322,8 @@ def test_a_twin_goes_through_in_either_packing_and_the_same_seed_gives_the_same_
 
 
 def test_a_twin_has_the_blemishes_of_the_original_and_factors_that_show(tmp_path: Path) -> None:
-    twin = mimic3.synthesize(tmp_path / "twin", patients=1500, seed=0)
-    data = open_dataset(mimic3.prepare(twin, tmp_path / "out", ndc_map=twin / "ndc_to_atc.csv"))
+    twin = sources.synthesize("mimic3", tmp_path / "twin", patients=1500, seed=0)
+    data = open_dataset(sources.prepare("mimic3", twin, tmp_path / "out", ndc_map=twin / "ndc_to_atc.csv"))
     flow = {step.step: step.counts for step in data.info.cohort_flow}
     drugs = flow["rows of prescriptions"]
     assert drugs["left_out_without_ndc"] > 0
@@ -336,9 +345,9 @@ def _overlaps(data: DomainDataset) -> tuple[float, float]:
 
 
 def test_nothing_is_written_where_a_dataset_stands_already(raw: Path) -> None:
-    mimic3.prepare(raw, raw.parent / "out", ndc_map=raw / "map.csv")
+    sources.prepare("mimic3", raw, raw.parent / "out", ndc_map=raw / "map.csv")
     with pytest.raises(StorageError, match="already exists"):
-        mimic3.prepare(raw, raw.parent / "out", ndc_map=raw / "map.csv")
+        sources.prepare("mimic3", raw, raw.parent / "out", ndc_map=raw / "map.csv")
 
 
 def test_a_synthetic_folder_is_never_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,5 +356,5 @@ def test_a_synthetic_folder_is_never_half_written(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(pl.DataFrame, "write_csv", full)
     with pytest.raises(ManyDGError, match="disk is full"):
-        mimic3.synthesize(tmp_path / "twin", patients=5)
+        sources.synthesize("mimic3", tmp_path / "twin", patients=5)
     assert list(tmp_path.iterdir()) == []

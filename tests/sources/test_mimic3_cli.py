@@ -5,20 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from manydg.cli.prepare_ehr import register_prepare, register_synthesize
+from manydg.cli import app
 from manydg.data.dataset import open_dataset
 from manydg.errors import ConfigError
 
 
 def run(*arguments: object) -> str:
-    app, prepare, synthesize = typer.Typer(), typer.Typer(), typer.Typer()
-    register_prepare(prepare)
-    register_synthesize(synthesize)
-    app.add_typer(prepare, name="prepare")
-    app.add_typer(synthesize, name="synthesize")
     result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception

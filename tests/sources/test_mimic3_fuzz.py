@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from manydg import sources
 from manydg.errors import ManyDGError
-from manydg.sources import eicu, mimic3
 
 MIMIC = {
     "ADMISSIONS": "SUBJECT_ID,HADM_ID,ADMITTIME,DISCHTIME\n"
@@ -72,9 +72,9 @@ def survives(source: str, name: str, content: bytes, packed: bool) -> None:
         out, finished = Path(place) / "out", False
         with contextlib.suppress(ManyDGError):
             if source == "mimic3":
-                mimic3.prepare(raw, out, ndc_map=raw / "map.csv")
+                sources.prepare("mimic3", raw, out, ndc_map=raw / "map.csv")
             else:
-                eicu.prepare(raw, out, without=WITHOUT)
+                sources.prepare("eicu", raw, out, without=WITHOUT)
             finished = True
         assert {path.name for path in Path(place).iterdir()} == ({"raw", "out"} if finished else {"raw"})
 
@@ -94,8 +94,8 @@ def test_damaged_eicu_tables_raise_only_our_errors(case: tuple[str, bytes, bool]
 def test_the_undamaged_tables_are_good(tmp_path: Path) -> None:
     write(tmp_path, MIMIC | EICU, "", b"", False)
     (tmp_path / ".csv").unlink()
-    assert mimic3.prepare(tmp_path, tmp_path / "m", ndc_map=tmp_path / "map.csv").is_dir()
-    assert eicu.prepare(tmp_path, tmp_path / "e", without=WITHOUT).is_dir()
+    assert sources.prepare("mimic3", tmp_path, tmp_path / "m", ndc_map=tmp_path / "map.csv").is_dir()
+    assert sources.prepare("eicu", tmp_path, tmp_path / "e", without=WITHOUT).is_dir()
 
 
 FOUND: list[tuple[str, str, bytes, bool]] = [

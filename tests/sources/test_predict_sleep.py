@@ -9,11 +9,15 @@ from pathlib import Path
 import edfio
 import mne
 import numpy as np
+import polars as pl
 import pytest
+import torch
 
+from manydg import sources
 from manydg.data.dataset import open_dataset
+from manydg.data.info import TargetSpec
 from manydg.errors import DataError, StorageError
-from manydg.sources import sleep_edf
+from manydg.sources import SamplePredictions, sleep_edf
 from manydg.sources._edf import read_annotations
 from manydg.sources.sleep_edf import (
     STAGES,
@@ -21,7 +25,6 @@ from manydg.sources.sleep_edf import (
     find_recordings,
     read_recording,
     stages_from_annotations,
-    write_stages,
 )
 
 SETTINGS = sleep_edf.SETTINGS
@@ -45,8 +48,8 @@ def write_sine(path: Path, rate: int, hertz: float = 6.0, seconds: int = 95, uni
 
 
 def test_a_night_without_hypnogram_gives_the_inputs_of_preparation(tmp_path: Path) -> None:
-    raw = sleep_edf.synthesize(tmp_path / "raw", patients=1, hours=0.5, nights=1)
-    data = open_dataset(sleep_edf.prepare(raw, tmp_path / "out"))
+    raw = sources.synthesize("sleep-edf", tmp_path / "raw", patients=1, hours=0.5, nights=1)
+    data = open_dataset(sources.prepare("sleep-edf", raw, tmp_path / "out"))
     assert data.times is not None
     recording = read_recording(raw / "SC4001E0-PSG.edf", data.info.settings)
     epochs = (data.times / 30).long().numpy()
@@ -55,7 +58,7 @@ def test_a_night_without_hypnogram_gives_the_inputs_of_preparation(tmp_path: Pat
 
 
 def test_recordings_are_found_and_hypnograms_passed_by(tmp_path: Path) -> None:
-    raw = sleep_edf.synthesize(tmp_path / "raw", patients=2, hours=0.25, nights=1)
+    raw = sources.synthesize("sleep-edf", tmp_path / "raw", patients=2, hours=0.25, nights=1)
     assert [path.name for path in find_recordings(raw)] == ["SC4001E0-PSG.edf", "SC4011E0-PSG.edf"]
     assert find_recordings(raw / "SC4001E0-PSG.edf") == [raw / "SC4001E0-PSG.edf"]
     with pytest.raises(StorageError, match="no file or folder"):
@@ -115,13 +118,22 @@ def test_a_recording_shorter_than_an_epoch_is_refused(tmp_path: Path) -> None:
 def night(tmp_path: Path) -> tuple[Recording, np.ndarray]:
     rng = np.random.default_rng(0)
     probabilities = rng.dirichlet(np.full(5, 0.3), 40)
-    signal = np.zeros((40, 2, 3000), np.float32)
-    return Recording(tmp_path / "SC4001E0-PSG.edf", datetime(1990, 3, 1, 22, 15), signal, 30.0), probabilities
+    path, start = tmp_path / "SC4001E0-PSG.edf", datetime(1990, 3, 1, 22, 15)
+    columns = {"signal": torch.zeros(40, 2, 3000)}
+    rows = pl.DataFrame({"epoch": np.arange(40)})
+    return Recording(columns, rows, np.full(40, path.stem), origin=path, start=start), probabilities
+
+
+def write_stages(folder: Path, recording: Recording, probabilities: np.ndarray) -> list[Path]:
+    folder.mkdir()
+    stages = [NAMES[k] for k in probabilities.argmax(axis=1)]
+    predictions = SamplePredictions(TargetSpec("classes", NAMES), probabilities, stages, None, {})
+    return sleep_edf.SleepEdf().write_predictions(folder, recording, predictions)
 
 
 def test_mne_reads_the_stages_from_the_annotation_file(night: tuple[Recording, np.ndarray], tmp_path: Path) -> None:
     recording, probabilities = night
-    _, notes, _ = write_stages(tmp_path / "out", recording, NAMES, probabilities)
+    _, notes, _ = write_stages(tmp_path / "out", recording, probabilities)
     words = {"W": "W", "N1": "N1", "N2": "N2", "N3": "N3", "REM": "R"}
     expected = [words[NAMES[k]] for k in probabilities.argmax(axis=1)]
     found = []
@@ -135,7 +147,7 @@ def test_mne_reads_the_stages_from_the_annotation_file(night: tuple[Recording, n
 
 def test_the_table_has_a_row_an_epoch_with_probabilities(night: tuple[Recording, np.ndarray], tmp_path: Path) -> None:
     recording, probabilities = night
-    table, _, picture = write_stages(tmp_path / "out", recording, NAMES, probabilities)
+    table, _, picture = write_stages(tmp_path / "out", recording, probabilities)
     rows = list(csv.DictReader(table.open()))
     assert len(rows) == 40
     assert rows[3]["seconds"] == "90"
@@ -147,5 +159,5 @@ def test_the_table_has_a_row_an_epoch_with_probabilities(night: tuple[Recording,
 def test_probabilities_of_another_length_are_refused(night: tuple[Recording, np.ndarray], tmp_path: Path) -> None:
     recording, probabilities = night
     with pytest.raises(DataError, match="40 epochs"):
-        write_stages(tmp_path / "out", recording, NAMES, probabilities[:-1])
-    assert not (tmp_path / "out").exists()
+        write_stages(tmp_path / "out", recording, probabilities[:-1])
+    assert not any((tmp_path / "out").iterdir())

@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-from manydg import jobs
+from manydg import jobs, sources
 from manydg.errors import ConfigError, DataError
-from manydg.sources import _preparing, eicu, iiic, meds, mimic3, sleep_edf
+from manydg.sources import _preparing
 
 ray = pytest.importorskip("ray", reason="the Ray engine needs ray: pip install 'manydg[ray]'")
 pytestmark = pytest.mark.slow
-SOURCES: dict[str, ModuleType] = {"sleep-edf": sleep_edf, "iiic": iiic, "mimic3": mimic3, "eicu": eicu, "meds": meds}
+SOURCES = ("sleep-edf", "iiic", "mimic3", "eicu", "meds")
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +40,7 @@ def synthesize(source: str, raw: Path) -> dict[str, Any]:
         "eicu": {"patients": 40},
         "meds": {"patients": 60},
     }
-    SOURCES[source].synthesize(raw, seed=1, **small[source])
+    sources.synthesize(source, raw, seed=1, **small[source])
     needs = {"mimic3": {"ndc_map": raw / "ndc_to_atc.csv"}, "meds": {"labels": raw / "labels" / "readmission.parquet"}}
     return dict(needs.get(source, {}))
 
@@ -55,13 +54,13 @@ def test_the_dataset_is_the_same_as_one_made_here(
     source: str, cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = synthesize(source, tmp_path / "raw")
-    here = SOURCES[source].prepare(tmp_path / "raw", tmp_path / "here", **options)
+    here = sources.prepare(source, tmp_path / "raw", tmp_path / "here", **options)
     done: list[str] = []
     result = jobs._result
     monkeypatch.setattr(jobs, "_result", lambda ray, reference: done.append("one") or result(ray, reference))
     monkeypatch.chdir(tmp_path)
     with _preparing.spreading("ray", cluster):
-        there = SOURCES[source].prepare(Path("raw"), Path("there"), **options)
+        there = sources.prepare(source, Path("raw"), Path("there"), **options)
     assert not ray.is_initialized()
     assert len(done) >= 2
     assert contents(there) == contents(here)
@@ -69,11 +68,11 @@ def test_the_dataset_is_the_same_as_one_made_here(
 
 
 def test_a_damaged_file_is_reported_from_the_cluster_as_it_is_here(cluster: str, tmp_path: Path) -> None:
-    sleep_edf.synthesize(tmp_path / "raw", patients=2, hours=0.3)
+    sources.synthesize("sleep-edf", tmp_path / "raw", patients=2, hours=0.3)
     psg = next((tmp_path / "raw").glob("*-PSG.edf"))
     psg.write_bytes(psg.read_bytes()[:-1000])
     with _preparing.spreading("ray", cluster), pytest.raises(DataError, match=f"{psg.name} is truncated"):
-        sleep_edf.prepare(tmp_path / "raw", tmp_path / "out")
+        sources.prepare("sleep-edf", tmp_path / "raw", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -89,7 +88,7 @@ def test_a_node_with_another_program_or_without_the_files_is_refused(tmp_path: P
 
 
 def test_the_command_starts_a_cluster_of_its_own_and_leaves_none(commands: Any, tmp_path: Path) -> None:
-    iiic.synthesize(tmp_path / "raw", patients=3, samples_per_patient=4, layout="patients")
+    sources.synthesize("iiic", tmp_path / "raw", patients=3, samples_per_patient=4, layout="patients")
     prepare = ["prepare", "iiic", tmp_path / "raw", "--out"]
     code, _, err = commands.run(*prepare, tmp_path / "here")
     assert code == 0, err

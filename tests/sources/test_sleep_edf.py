@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from manydg import sources
 from manydg.data.dataset import open_dataset
 from manydg.errors import ConfigError, DataError, StorageError
 from manydg.sources import sleep_edf
@@ -28,12 +29,12 @@ CODE = {"Sleep stage W": 0, "Sleep stage 1": 1, "Sleep stage 2": 2, "Sleep stage
 @pytest.fixture(scope="module")
 def twin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("twin") / "raw"
-    return sleep_edf.synthesize(folder, patients=3, seed=4, hours=1.0)
+    return sources.synthesize("sleep-edf", folder, patients=3, seed=4, hours=1.0)
 
 
 @pytest.fixture(scope="module")
 def prepared(twin: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return sleep_edf.prepare(twin, tmp_path_factory.mktemp("prepared") / "sleep")
+    return sources.prepare("sleep-edf", twin, tmp_path_factory.mktemp("prepared") / "sleep")
 
 
 def reference(raw: Path, patient: str) -> tuple[np.ndarray, list[int]]:
@@ -120,7 +121,7 @@ def test_provenance_lists_every_file_with_size_and_checksum(twin: Path, prepared
 
 
 def test_a_wake_margin_keeps_that_much_wakefulness_around_sleep(twin: Path, tmp_path: Path) -> None:
-    data = open_dataset(sleep_edf.prepare(twin, tmp_path / "cut", wake_margin=5, limit_patients=1))
+    data = open_dataset(sources.prepare("sleep-edf", twin, tmp_path / "cut", wake_margin=5, limit_patients=1))
     times = data.times
     assert times is not None
     for night in (times < 86_400, times >= 86_400):
@@ -133,33 +134,35 @@ def test_a_wake_margin_keeps_that_much_wakefulness_around_sleep(twin: Path, tmp_
 
 
 def test_a_limit_takes_the_first_patients_with_all_their_nights(twin: Path, tmp_path: Path) -> None:
-    data = open_dataset(sleep_edf.prepare(twin, tmp_path / "two", limit_patients=2))
+    data = open_dataset(sources.prepare("sleep-edf", twin, tmp_path / "two", limit_patients=2))
     assert data.patients.tolist() == ["SC400", "SC401"]
 
 
 def test_workers_do_not_change_the_result(twin: Path, prepared: Path, tmp_path: Path) -> None:
-    sleep_edf.prepare(twin, tmp_path / "parallel", workers=2)
+    sources.prepare("sleep-edf", twin, tmp_path / "parallel", workers=2)
     assert open_dataset(tmp_path / "parallel").content_hash() == open_dataset(prepared).content_hash()
 
 
 def test_subfolders_and_telemetry_are_found_and_their_people_kept_apart(tmp_path: Path) -> None:
     raw = tmp_path / "raw"
-    sleep_edf.synthesize(raw / "sleep-cassette", patients=1, hours=0.25, nights=1)
-    sleep_edf.synthesize(raw / "sleep-telemetry", patients=1, hours=0.25, nights=1, study="telemetry")
-    data = open_dataset(sleep_edf.prepare(raw, tmp_path / "both", study="both"))
+    sources.synthesize("sleep-edf", raw / "sleep-cassette", patients=1, hours=0.25, nights=1)
+    sources.synthesize("sleep-edf", raw / "sleep-telemetry", patients=1, hours=0.25, nights=1, study="telemetry")
+    data = open_dataset(sources.prepare("sleep-edf", raw, tmp_path / "both", study="both"))
     assert data.patients.tolist() == ["SC400", "ST700"]
-    assert open_dataset(sleep_edf.prepare(raw, tmp_path / "one", study="telemetry")).patients.tolist() == ["ST700"]
+    assert open_dataset(sources.prepare("sleep-edf", raw, tmp_path / "one", study="telemetry")).patients.tolist() == [
+        "ST700"
+    ]
 
 
 def test_a_second_run_takes_over_what_a_killed_one_finished(twin: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     program = (
-        "import os\nfrom pathlib import Path\nfrom manydg.sources import sleep_edf\n"
+        "import os\nfrom pathlib import Path\nfrom manydg import sources\nfrom manydg.sources import sleep_edf\n"
         "plan = sleep_edf.plan_night\ncalls = []\n"
         "def dying(argument):\n    calls.append(1)\n"
         "    if len(calls) == 4:\n        os.kill(os.getpid(), 9)\n    return plan(argument)\n"
         "sleep_edf.plan_night = dying\n"
-        f"sleep_edf.prepare(Path({str(twin)!r}), Path({str(out)!r}))\n"
+        f"sources.prepare('sleep-edf', Path({str(twin)!r}), Path({str(out)!r}))\n"
     )
     result = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
     assert result.returncode == -9, result.stderr
@@ -169,7 +172,7 @@ def test_a_second_run_takes_over_what_a_killed_one_finished(twin: Path, tmp_path
     original = sleep_edf.plan_night
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sleep_edf, "plan_night", lambda argument: seen.append(argument[0].name) or original(argument))
-        sleep_edf.prepare(twin, out)
+        sources.prepare("sleep-edf", twin, out)
     assert seen == ["SC4012", "SC4021", "SC4022"]
     assert len(open_dataset(out)) > 0
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -193,16 +196,16 @@ def test_what_a_killed_run_left_half_written_is_cleared_away(twin: Path, tmp_pat
     process = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
     (tmp_path / f".out.partial-{int(process.stdout)}").mkdir()
     (tmp_path / f".out.partial-{os.getpid() + 10_000_000}").mkdir()
-    sleep_edf.prepare(twin, tmp_path / "out", limit_patients=1)
+    sources.prepare("sleep-edf", twin, tmp_path / "out", limit_patients=1)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_an_existing_folder_is_kept_unless_overwriting_is_asked_for(twin: Path, tmp_path: Path) -> None:
-    sleep_edf.prepare(twin, tmp_path / "out", limit_patients=2)
+    sources.prepare("sleep-edf", twin, tmp_path / "out", limit_patients=2)
     with pytest.raises(StorageError, match="already exists"):
-        sleep_edf.prepare(twin, tmp_path / "out", limit_patients=1)
+        sources.prepare("sleep-edf", twin, tmp_path / "out", limit_patients=1)
     assert open_dataset(tmp_path / "out").n_patients == 2
-    sleep_edf.prepare(twin, tmp_path / "out", limit_patients=1, overwrite=True)
+    sources.prepare("sleep-edf", twin, tmp_path / "out", limit_patients=1, overwrite=True)
     assert open_dataset(tmp_path / "out").n_patients == 1
 
 
@@ -218,24 +221,24 @@ def test_an_existing_folder_is_kept_unless_overwriting_is_asked_for(twin: Path, 
 )
 def test_an_impossible_option_is_refused(twin: Path, tmp_path: Path, options: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        sleep_edf.prepare(twin, tmp_path / "out", **options)  # type: ignore[arg-type]
+        sources.prepare("sleep-edf", twin, tmp_path / "out", **options)  # type: ignore[arg-type]
     assert not (tmp_path / "out").exists()
 
 
 def test_the_twin_is_decided_by_its_seed(tmp_path: Path) -> None:
     names = []
     for folder, seed in (("a", 1), ("b", 1), ("c", 2)):
-        sleep_edf.synthesize(tmp_path / folder, patients=1, seed=seed, hours=0.25, nights=1)
+        sources.synthesize("sleep-edf", tmp_path / folder, patients=1, seed=seed, hours=0.25, nights=1)
         names.append((tmp_path / folder / "SC4001E0-PSG.edf").read_bytes())
     assert names[0] == names[1]
     assert names[0] != names[2]
 
 
 def test_the_twin_has_the_mess_of_the_original(tmp_path: Path) -> None:
-    raw = sleep_edf.synthesize(tmp_path / "raw", patients=14, seed=0, hours=1.0)
+    raw = sources.synthesize("sleep-edf", tmp_path / "raw", patients=14, seed=0, hours=1.0)
     texts = {note.text for file in raw.glob("*Hypnogram.edf") for note in read_annotations(file)}
     assert {"Movement time", "Sleep stage ?", "Sleep stage 4", "Sleep stage R"} <= texts
-    data = open_dataset(sleep_edf.prepare(raw, tmp_path / "out"))
+    data = open_dataset(sources.prepare("sleep-edf", raw, tmp_path / "out"))
     left_out = {step.step: step.counts.get("left_out", 0) for step in data.info.cohort_flow}
     assert left_out["30 s epochs with signal and hypnogram"] > 0
     assert left_out["without movement time"] > 0
@@ -259,11 +262,11 @@ def test_the_twins_patients_differ_more_than_their_nights(twin: Path, prepared: 
 
 def test_too_many_twins_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="at most 100"):
-        sleep_edf.synthesize(tmp_path / "raw", patients=101)
+        sources.synthesize("sleep-edf", tmp_path / "raw", patients=101)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").write_text("")
     with pytest.raises(StorageError, match="not empty"):
-        sleep_edf.synthesize(tmp_path / "full", patients=1)
+        sources.synthesize("sleep-edf", tmp_path / "full", patients=1)
 
 
 def test_two_files_of_one_night_are_refused(twin: Path, tmp_path: Path) -> None:
@@ -272,4 +275,4 @@ def test_two_files_of_one_night_are_refused(twin: Path, tmp_path: Path) -> None:
     for folder in (raw, raw / "copy"):
         (folder / "SC4001E0-PSG.edf").symlink_to(twin / "SC4001E0-PSG.edf")
     with pytest.raises(DataError, match="two PSG files for one night"):
-        sleep_edf.prepare(raw, tmp_path / "out")
+        sources.prepare("sleep-edf", raw, tmp_path / "out")

@@ -18,8 +18,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from manydg import sources
 from manydg.errors import DataError, ManyDGError, StorageError
-from manydg.sources import sleep_edf
 from manydg.sources._edf import read_annotations, read_epochs, read_header, write_annotations
 from manydg.sources.sleep_edf import CHANNELS, check_recording
 
@@ -61,7 +61,7 @@ def fails(raw: Path, tmp_path: Path, kind: type[ManyDGError], words: str) -> Non
     """Preparing ends in an error with these words and leaves nothing behind but what was there."""
     before = sorted(path.name for path in tmp_path.iterdir())
     with pytest.raises(kind, match=words):
-        sleep_edf.prepare(raw, tmp_path / "out")
+        sources.prepare("sleep-edf", raw, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
@@ -88,7 +88,7 @@ def test_a_recording_without_its_hypnogram_is_refused_or_skipped_and_counted(tmp
     raw = make_night(tmp_path / "raw")
     shutil.copy(raw / PSG, raw / "SC4011E0-PSG.edf")
     fails(raw, tmp_path, DataError, "SC4011E0-PSG.edf is a PSG without its Hypnogram .1 such files")
-    sleep_edf.prepare(raw, tmp_path / "out", unpaired="skip")
+    sources.prepare("sleep-edf", raw, tmp_path / "out", unpaired="skip")
     from manydg.data.dataset import open_dataset
 
     assert open_dataset(tmp_path / "out").info.cohort_flow[0].to_json() == {
@@ -112,7 +112,7 @@ def test_a_hypnogram_of_another_length_gives_the_overlap(
     from manydg.data.dataset import open_dataset
 
     raw = make_night(tmp_path / "raw", epochs=epochs, scored=scored)
-    data = open_dataset(sleep_edf.prepare(raw, tmp_path / "out"))
+    data = open_dataset(sources.prepare("sleep-edf", raw, tmp_path / "out"))
     assert len(data) == samples
     assert data.info.cohort_flow[1].counts["left_out"] == unscored_signal
 
@@ -217,7 +217,7 @@ def test_a_disk_that_fills_up_while_copying_leaves_nothing(tmp_path: Path, monke
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StorageError, match="disk is full"):
-        sleep_edf.prepare(raw, tmp_path / "out")
+        sources.prepare("sleep-edf", raw, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == [".out.work", "raw"]
 
 
@@ -225,10 +225,10 @@ def test_a_real_limit_on_file_size_ends_in_one_error(tmp_path: Path) -> None:
     raw = make_night(tmp_path / "raw", epochs=40, scored=40)
     program = (
         "import resource, signal, sys\nfrom pathlib import Path\nfrom manydg.errors import StorageError\n"
-        "from manydg.sources import sleep_edf\n"
+        "from manydg import sources\nfrom manydg.sources import sleep_edf\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))\n"
-        f"try:\n    sleep_edf.prepare(Path({str(raw)!r}), Path({str(tmp_path / 'out')!r}))\n"
+        f"try:\n    sources.prepare('sleep-edf', Path({str(raw)!r}), Path({str(tmp_path / 'out')!r}))\n"
         "except StorageError as error:\n    print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -242,7 +242,7 @@ def test_a_full_disk_stops_the_twin_with_a_message(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(edfio.Edf, "write", full)
     with pytest.raises(StorageError, match="disk is full"):
-        sleep_edf.synthesize(tmp_path / "raw", patients=1, hours=0.25)
+        sources.synthesize("sleep-edf", tmp_path / "raw", patients=1, hours=0.25)
 
 
 @pytest.fixture(scope="module")
@@ -267,7 +267,7 @@ def read_everything(folder: Path, psg: bytes, hypnogram: bytes) -> None:
     for file in (folder / PSG, folder / HYPNOGRAM):
         attempt(lambda file=file: read_annotations(file))
     out = folder.with_name(folder.name + "-out")
-    attempt(lambda: sleep_edf.prepare(folder, out, overwrite=True))
+    attempt(lambda: sources.prepare("sleep-edf", folder, out, overwrite=True))
 
 
 damage = st.one_of(

@@ -11,10 +11,11 @@ import numpy as np
 import polars as pl
 import pytest
 
+from manydg import sources
 from manydg.data.dataset import open_dataset
-from manydg.sources import sleep_edf
+from manydg.predict import as_dataset, predict_samples
 from manydg.sources._edf import read_annotations, read_header
-from manydg.sources.sleep_edf import as_dataset, read_recording, stages_from_annotations, write_stages
+from manydg.sources.sleep_edf import SleepEdf, read_recording, stages_from_annotations
 from manydg.synthetic._signals import draw_factors
 from manydg.synthetic.sleep_edf import _draw_recording, _write_psg
 from manydg.training.run import open_run, train
@@ -43,7 +44,7 @@ def raw(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_real_hypnograms_go_through_prepare_train_and_predict(raw: Path, shared_data: Path, tmp_path: Path) -> None:
-    data = open_dataset(sleep_edf.prepare(raw, tmp_path / "data", wake_margin=SPARE / 2))
+    data = open_dataset(sources.prepare("sleep-edf", raw, tmp_path / "data", wake_margin=SPARE / 2))
     features = pl.read_parquet(
         shared_data / "sleep_edf_78_features" / "epochs.parquet", columns=["subject_id", "night_id", "stage"]
     ).filter((pl.col("night_id") == "N1") & pl.col("subject_id").is_in(data.patients.tolist()))
@@ -57,11 +58,12 @@ def test_real_hypnograms_go_through_prepare_train_and_predict(raw: Path, shared_
 
     model = open_run(tmp_path / "run")
     recording = read_recording(raw / "SC4001E0-PSG.edf", model.schema.settings)
-    probabilities = model.predict_proba(as_dataset(recording, model.schema.settings, data.target))
+    predictions = predict_samples(model, as_dataset(recording, model))
+    probabilities = predictions.probabilities
     prepared = data.subset(["SC400"])
     assert prepared.times is not None
     staged = (prepared.times / 30).long().numpy()
     np.testing.assert_allclose(probabilities[staged], model.predict_proba(prepared), atol=1e-5)
-    table, notes, _ = write_stages(tmp_path / "stages", recording, data.target.names, probabilities)
+    table, notes, _ = SleepEdf().write_predictions(tmp_path, recording, predictions)
     assert len(list(csv.DictReader(table.open()))) == len(recording.signal)
     assert mne.read_annotations(notes).duration.sum() == 30 * len(recording.signal)

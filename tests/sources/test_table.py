@@ -14,7 +14,7 @@ import pytest
 
 from manydg.data.dataset import DomainDataset, open_dataset
 from manydg.errors import ConfigError, DataError, ManyDGWarning, StorageError
-from manydg.sources.table import prepare
+from manydg.sources import prepare
 
 ROWS = {
     "who": ["ann", "ann", "bob", "bob", "cem", "cem"],
@@ -42,7 +42,7 @@ def write(folder: Path, name: str = "table.parquet", **changes: Any) -> Path:
 
 def prepared(file: Path, **options: Any) -> DomainDataset:
     given = {"patient": "who", "target": "stage", "features": ["eeg_*", "eog"], **options}
-    return open_dataset(prepare(file, file.parent / "out", **given))
+    return open_dataset(prepare("table", file, file.parent / "out", **given))
 
 
 @pytest.mark.parametrize("name", ["table.parquet", "table.csv", "table.tsv", "table.csv.gz"])
@@ -74,7 +74,15 @@ def test_classes_can_be_put_in_order(tmp_path: Path) -> None:
     assert dataset.target.names == ("W", "N1", "N2", "N3")
     assert dataset.targets.tolist() == [0, 1, 0, 2, 1, 2]
     with pytest.raises(DataError, match=r"\['N2'\] are not among the class names"):
-        prepare(write(tmp_path), tmp_path / "b", patient="who", target="stage", features=["eog"], classes=["W", "N1"])
+        prepare(
+            "table",
+            write(tmp_path),
+            tmp_path / "b",
+            patient="who",
+            target="stage",
+            features=["eog"],
+            classes=["W", "N1"],
+        )
 
 
 def test_several_target_columns_are_votes_or_labels_named_by_the_columns(tmp_path: Path) -> None:
@@ -171,15 +179,15 @@ def test_a_measurement_as_target_is_refused(tmp_path: Path) -> None:
         tmp_path / "t.parquet"
     )
     with pytest.raises(DataError, match="60 different values in 60 samples: is it a measurement"):
-        prepare(tmp_path / "t.parquet", tmp_path / "out", patient="who", target="y", features=["x"])
+        prepare("table", tmp_path / "t.parquet", tmp_path / "out", patient="who", target="y", features=["x"])
 
 
 def test_files_that_are_no_tables_are_refused(tmp_path: Path) -> None:
     options: dict[str, Any] = {"patient": "who", "target": "stage", "features": ["eog"]}
     with pytest.raises(StorageError, match="there is no file"):
-        prepare(tmp_path / "nothing.csv", tmp_path / "out", **options)
+        prepare("table", tmp_path / "nothing.csv", tmp_path / "out", **options)
     with pytest.raises(StorageError, match="is a folder: name the table"):
-        prepare(tmp_path, tmp_path / "out", **options)
+        prepare("table", tmp_path, tmp_path / "out", **options)
     for name, content, error, message in [
         ("t.xlsx", b"x", DataError, "not a table this command reads"),
         ("t.parquet", b"not parquet at all", StorageError, "cannot read"),
@@ -188,7 +196,7 @@ def test_files_that_are_no_tables_are_refused(tmp_path: Path) -> None:
     ]:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(error, match=message):
-            prepare(tmp_path / name, tmp_path / "out", **options)
+            prepare("table", tmp_path / name, tmp_path / "out", **options)
     with pytest.raises(ConfigError, match="missing is one of refuse, keep; got 'drop'"):
         prepared(write(tmp_path), missing="drop")
 
@@ -206,7 +214,7 @@ def test_the_sleep_table_becomes_the_papers_cohort(tmp_path: Path, shared_data: 
     file = shared_data / "sleep_edf_78_features" / "epochs.parquet"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        prepare(file, tmp_path / "sleep", patient="subject_id", target="stage", features=["EEG_*"])
+        prepare("table", file, tmp_path / "sleep", patient="subject_id", target="stage", features=["EEG_*"])
     dataset = open_dataset(tmp_path / "sleep")
     assert (len(dataset), dataset.n_patients) == (414_961, 78)
     counts = dict(zip(dataset.target.names, np.bincount(dataset.targets.numpy()).tolist(), strict=True))

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
-import typer
 from typer.testing import CliRunner, Result
 
-from manydg.cli.prepare_table import register_prepare
+from manydg.cli import app
 from manydg.data.dataset import open_dataset
 from manydg.errors import DataError
 
-app = typer.Typer()
-register_prepare(app)
-
 
 def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+    return CliRunner().invoke(app, ["prepare", *(str(argument) for argument in arguments)])
 
 
 @pytest.fixture
@@ -81,12 +75,3 @@ def test_a_mistake_is_our_error_and_an_unknown_option_is_refused(table: Path, tm
     assert isinstance(result.exception, DataError)
     assert "did you mean 'subject'?" in str(result.exception)
     assert run(*who, "--feature", "age").exit_code == 2
-
-
-def test_the_command_line_loads_nothing_heavy_before_it_is_needed() -> None:
-    program = (
-        "import sys, manydg.cli.prepare_table as m\n"
-        "print([name for name in ('torch', 'numpy', 'polars') if name in sys.modules])"
-    )
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"

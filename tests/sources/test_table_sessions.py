@@ -21,7 +21,8 @@ from manydg.data.schema import InputSchema
 from manydg.data.timeline import Timeline
 from manydg.errors import ConfigError, DataError
 from manydg.predict import predict_raw
-from manydg.sources.table import lay_out, prepare, read_roles, session_gap
+from manydg.sources import prepare
+from manydg.sources.table import lay_out, read_roles, session_gap
 from manydg.training.run import train
 
 
@@ -41,7 +42,7 @@ def write(folder: Path, name: str = "table.parquet", **changes: Any) -> Path:
 
 def prepared(file: Path, **options: Any) -> DomainDataset:
     roles = {"patient": "who", "target": "stage", "features": ["value", "night"], "time": "epoch", "session": "night"}
-    return open_dataset(prepare(file, file.parent / "out", **{**roles, **options}))
+    return open_dataset(prepare("table", file, file.parent / "out", **{**roles, **options}))
 
 
 def test_nights_follow_each_other_in_natural_order_with_a_pause_that_no_night_has(tmp_path: Path) -> None:

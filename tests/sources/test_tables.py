@@ -50,7 +50,7 @@ def test_the_same_table_twice_is_an_error(tmp_path: Path) -> None:
 def test_a_missing_table_is_named_with_the_way_out(tmp_path: Path) -> None:
     write(tmp_path / "patient.csv")
     with pytest.raises(DataError, match=r"no table 'lab'.*--without lab"):
-        find_tables(tmp_path, ["patient", "lab"], source="eicu")
+        find_tables(tmp_path, ["patient", "lab"], source="eicu", optional=["lab"])
 
 
 def test_a_folder_with_another_database_is_recognised(tmp_path: Path) -> None:

@@ -10,23 +10,29 @@ from typing import Any
 
 import pytest
 
+from manydg import sources
 from manydg.data.dataset import DomainDataset, open_dataset
 from manydg.data.info import Provenance
 from manydg.errors import ConfigError, DataError, StorageError
+from manydg.sources.mimic3 import find_drug_mapping
 from manydg.studies import paper
 from manydg.studies.figure_data import read_figures
-from manydg.studies.paper import PREPARED, RAW, find_datasets, find_drug_mapping, prepare_found, synthesize_all
+from manydg.studies.paper import PREPARED, RAW, find_datasets, prepare_folder
 
-TINY = {"iiic": 6, "sleep-edf": 3, "mimic3": 40, "eicu": 12}
+TINY: dict[str, dict[str, Any]] = {
+    "iiic": {"patients": 6, "samples_per_patient": 3},
+    "sleep-edf": {"patients": 3, "hours": 0.25, "nights": 1},
+    "mimic3": {"patients": 40},
+    "eicu": {"patients": 12},
+}
 
 
 @pytest.fixture(scope="module")
 def twins(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Raw files of all four sources, one of them deeper down and under another name."""
     place = tmp_path_factory.mktemp("twins")
-    said: list[str] = []
-    synthesize_all(place, TINY, hours=0.25, samples=3, say=said.append)
-    assert len(said) == 4
+    for name, options in TINY.items():
+        sources.synthesize(name, place / name, **options)
     (place / "deeper").mkdir()
     (place / "eicu").rename(place / "deeper" / "database")
     return place
@@ -36,16 +42,16 @@ def test_raw_files_are_recognised_by_what_they_hold(twins: Path) -> None:
     found = {entry.name: entry for entry in find_datasets(twins)}
     assert set(found) == set(TINY)
     assert {entry.state for entry in found.values()} == {RAW}
-    assert found["eicu"].place == twins / "deeper" / "database"
+    assert found["eicu"].path == twins / "deeper" / "database"
 
 
 def test_each_source_becomes_a_dataset_folder_and_is_not_prepared_twice(twins: Path, tmp_path: Path) -> None:
     said: list[str] = []
     for entry in find_datasets(twins):
-        place = prepare_found(entry, twins, tmp_path / entry.name, workers=1, say=said.append)
+        place = prepare_folder(entry, twins, tmp_path / entry.name, workers=1, say=said.append)
         assert open_dataset(place).info.provenance.source == entry.name
         again: list[str] = []
-        assert prepare_found(entry, twins, tmp_path / entry.name, workers=1, say=again.append) == place
+        assert prepare_folder(entry, twins, tmp_path / entry.name, workers=1, say=again.append) == place
         assert again == []
     assert len(said) == 4
     both = [*find_datasets(tmp_path), *find_datasets(twins)]
@@ -64,15 +70,13 @@ def test_what_is_prepared_already_is_used_as_it_is(
 
 
 def test_a_folder_of_folders_of_patients_is_one_dataset(tmp_path: Path) -> None:
-    from manydg.sources import iiic
-
-    iiic.synthesize(tmp_path / "eeg", patients=4, samples_per_patient=2, layout="patients")
+    sources.synthesize("iiic", tmp_path / "eeg", patients=4, samples_per_patient=2, layout="patients")
     (found,) = find_datasets(tmp_path)
-    assert (found.name, found.place) == ("iiic", tmp_path / "eeg")
+    assert (found.name, found.path) == ("iiic", tmp_path / "eeg")
 
 
 def test_the_real_demos_are_recognised(shared_data: Path) -> None:
-    found = {entry.name: entry.place.name for entry in find_datasets(shared_data) if entry.state == RAW}
+    found = {entry.name: entry.path.name for entry in find_datasets(shared_data) if entry.state == RAW}
     assert found["mimic3"] == "mimic3_demo"
     assert found["eicu"] == "eicu_demo"
     assert find_drug_mapping(shared_data / "mimic3_demo", shared_data).name == "ndc_to_atc.csv"

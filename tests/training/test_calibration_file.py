@@ -16,7 +16,7 @@ from manydg.evaluation.calibration import fit_temperature, scale_temperature
 from manydg.evaluation.predictions import read_predictions
 from manydg.evaluation.trust import fit_on_average, prediction_sets
 from manydg.predict import predict_raw
-from manydg.sources import table
+from manydg.sources import prepare
 from manydg.training.reliability import (
     CALIBRATION,
     SAMPLES_OF_A_PATIENT,
@@ -122,8 +122,14 @@ def test_predictions_carry_how_far_to_trust_them(tmp_path: Path) -> None:
     x = label[:, None] * [1.0, -1.0] + rng.normal(size=(40, 2))[who] * 0.3 + rng.normal(size=(400, 2)) * 0.7
     frame = pl.DataFrame({"who": who, "label": np.where(label, "yes", "no"), "f1": x[:, 0], "f2": x[:, 1]})
     frame.write_csv(tmp_path / "old.csv")
-    folder = table.prepare(
-        tmp_path / "old.csv", tmp_path / "data", patient="who", target="label", features=["f1", "f2"], kind="classes"
+    folder = prepare(
+        "table",
+        tmp_path / "old.csv",
+        tmp_path / "data",
+        patient="who",
+        target="label",
+        features=["f1", "f2"],
+        kind="classes",
     )
     train(open_dataset(folder), algorithm="base", epochs=3, ratios=RATIOS, out=tmp_path / "run", lr=0.01)
     new = frame.head(40).with_columns(f1=pl.when(pl.col("who") == 3).then(pl.col("f1") + 40).otherwise(pl.col("f1")))

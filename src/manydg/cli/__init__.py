@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from manydg.cli import inspect, predict, prepare_ehr, prepare_signals, prepare_table, studies, train
+from manydg.cli import data, inspect, studies, train
 from manydg.errors import ManyDGError, warn_plainly
 
 _INTERRUPTED = 130
@@ -22,21 +22,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-prepare_app = typer.Typer(help="Turn raw files into a dataset folder.", no_args_is_help=True)
-synthesize_app = typer.Typer(help="Write synthetic raw files in a dataset's own format.", no_args_is_help=True)
 
 
 def _assemble() -> None:
     studies.register_demo(app)
     train.register_train(app)
-    for module in (studies, train, predict, inspect):
+    for module in (studies, train, data, inspect):
         module.register(app)
-    for source in (prepare_table, prepare_signals, prepare_ehr):
-        source.register_prepare(prepare_app)
-    for twin in (prepare_signals, prepare_ehr):
-        twin.register_synthesize(synthesize_app)
-    app.add_typer(prepare_app, name="prepare")
-    app.add_typer(synthesize_app, name="synthesize")
 
 
 _assemble()

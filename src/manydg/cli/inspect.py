@@ -1,16 +1,32 @@
-"""``manydg inspect``: what a dataset folder holds, where it came from, and whether that is what the paper had."""
+"""``manydg inspect``: what a dataset folder holds, where it came from, and whether that is what the paper had.
+
+Inputs are not read, so that the size of a dataset does not matter.
+"""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from manydg.sources import SOURCES, PublishedCounts, find_source
+
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from rich.console import Console
 
+    from manydg.data.dataset import DomainDataset
+    from manydg.data.schema import ColumnSchema
+
+Step = Mapping[str, Any]
+"""A step of a cohort flow: its name under ``step``, and counts."""
 _PROSE = ("explanation", "other counts")
+_LABELS_SHOWN = 20
 
 
 def register(app: typer.Typer) -> None:
@@ -26,36 +42,303 @@ def inspect(
 
     Counts, labels, samples per patient and cohort flow, compared with the paper's where it has the same dataset.
     """
-    from manydg.sources._summary import summarize
-
     summary = summarize(dataset)
     if json:
         from json import dumps
 
-        typer.echo(dumps(summary, indent=1))
+        typer.echo(dumps(asdict(summary), indent=1))
         return
     from rich.console import Console
 
     _show(Console(highlight=False, soft_wrap=True), summary)
 
 
-def _show(console: Console, summary: dict[str, Any]) -> None:
-    source = f" from {summary['source']}" if summary["source"] else ""
-    console.print(
-        f"{summary['dataset']}{source}: {summary['samples']:,} samples of {summary['patients']:,} patients, "
-        f"content {summary['content_hash']}"
+# The figures
+
+
+@dataclass(frozen=True)
+class LabelRow:
+    """Samples, share and patients of a label, with the share the paper prints where it does."""
+
+    label: str
+    samples: int
+    share: float
+    patients: int
+    expected_share: float | None
+
+
+@dataclass(frozen=True)
+class LabelsPerSample:
+    """How many labels samples have, for multi-label targets."""
+
+    mean: float
+    most: float
+
+
+@dataclass(frozen=True)
+class PatientSizes:
+    """Quantiles of the number of samples a patient has, and how many patients have but one."""
+
+    least: float
+    first_quartile: float
+    median: float
+    third_quartile: float
+    most: float
+    mean: float
+    patients_with_one: int
+
+
+@dataclass(frozen=True)
+class CountRow:
+    """A count of the dataset beside the one the paper states, and what explains the difference."""
+
+    count: str
+    found: int
+    expected: int
+    at_least: bool
+    difference: int
+    explanation: str
+
+
+@dataclass(frozen=True)
+class AgainstPaper:
+    """What the paper states of the same data."""
+
+    edition: str | None
+    labels_per_sample: Mapping[str, float]
+    notes: Mapping[str, str]
+    counts: list[CountRow]
+
+
+@dataclass(frozen=True)
+class TargetSummary:
+    """The kind of target, and its classes or labels."""
+
+    kind: str
+    names: list[str]
+
+
+@dataclass(frozen=True)
+class DatasetSummary:
+    """Everything that ``manydg inspect --json`` prints."""
+
+    dataset: str
+    source: str | None
+    content_hash: str
+    samples: int
+    patients: int
+    inputs: Mapping[str, ColumnSchema]
+    vocabularies: dict[str, int]
+    target: TargetSummary
+    labels: list[LabelRow]
+    labels_per_sample: LabelsPerSample | None
+    samples_per_patient: PatientSizes
+    cohort_flow: Sequence[Step]
+    options: Mapping[str, Any]
+    files: int
+    expected: AgainstPaper
+
+
+def summarize(folder: str | Path) -> DatasetSummary:
+    """The figures of a dataset folder."""
+    from manydg.data.dataset import open_dataset
+    from manydg.data.info import Provenance
+    from manydg.data.schema import InputSchema
+
+    data = open_dataset(folder, verify="sizes")
+    origin = data.info.provenance or Provenance("")
+    source, flow, options = data.info.source, [step.to_json() for step in data.info.cohort_flow], origin.options
+    published = find_source(source).published if source in SOURCES.names() else None
+    sizes = vocabulary_sizes(data)
+    counts = {"patients": data.n_patients, "samples": len(data)} | sizes
+    return DatasetSummary(
+        dataset=Path(folder).name,
+        source=source,
+        content_hash=data.content_hash(),
+        samples=len(data),
+        patients=data.n_patients,
+        inputs=InputSchema.of(data).columns,
+        vocabularies=sizes,
+        target=TargetSummary(data.target.kind, list(data.target.names)),
+        labels=label_table(data, published.shares if published else {}),
+        labels_per_sample=labels_per_sample(data),
+        samples_per_patient=samples_per_patient(data),
+        cohort_flow=flow,
+        options=dict(options),
+        files=len(origin.files),
+        expected=AgainstPaper(
+            published.edition if published else None,
+            dict(published.labels_per_sample) if published else {},
+            dict(published.notes) if published else {},
+            compare_counts(published, counts, flow, options) if published else [],
+        ),
     )
-    for name, column in summary["inputs"].items():
-        shape = " x ".join(map(str, column["shape"])) or "one value"
-        levels = " in lists" * column["nesting"]
-        console.print(f"  input {name}: {shape} {column['dtype']}{levels}")
-    if summary["vocabularies"]:
-        sizes = ", ".join(f"{name} {size:,}" for name, size in summary["vocabularies"].items())
+
+
+def vocabulary_sizes(data: DomainDataset) -> dict[str, int]:
+    """Number of real codes in each vocabulary (the unknown code is none), and in each field of an event vocabulary."""
+    sizes = {name: sum(word != "<unknown>" for word in words) for name, words in data.info.vocabularies.items()}
+    code_fields = cast("list[dict[str, Any]]", data.info.settings.get("code_fields", []))
+    return sizes | {field["name"]: int(field["stop"]) - int(field["start"]) for field in code_fields}
+
+
+def _indicators(data: DomainDataset) -> npt.NDArray[np.bool_]:
+    """Which labels each sample has, ``(rows, K)``; of votes, the class with the most."""
+    import numpy as np
+
+    targets = data.targets.numpy()
+    if data.target.kind == "multilabel":
+        return np.asarray(targets > 0)
+    classes = targets.argmax(axis=1) if data.target.kind == "votes" else targets
+    return np.asarray(classes[:, None] == np.arange(data.target.size))
+
+
+def label_table(data: DomainDataset, published: Mapping[str, float]) -> list[LabelRow]:
+    """A row per label, the most frequent first where a sample may have several."""
+    import numpy as np
+
+    present = _indicators(data)
+    counts = present.sum(axis=0)
+    several = data.target.kind == "multilabel"
+    rows = []
+    for code in map(int, np.argsort(-counts, kind="stable") if several else range(data.target.size)):
+        name, patients = data.target.names[code], np.unique(data.domains.numpy()[present[:, code]])
+        share = float(counts[code] / max(len(data), 1))
+        rows.append(LabelRow(name, int(counts[code]), share, len(patients), published.get(name)))
+    return rows
+
+
+def labels_per_sample(data: DomainDataset) -> LabelsPerSample | None:
+    """Mean and most labels of a sample; only for multi-label targets."""
+    if data.target.kind != "multilabel":
+        return None
+    each = _indicators(data).sum(axis=1)
+    return LabelsPerSample(float(each.mean()), int(each.max()))
+
+
+def samples_per_patient(data: DomainDataset) -> PatientSizes:
+    """How the numbers of samples differ from patient to patient."""
+    import numpy as np
+
+    counts = np.bincount(data.domains.numpy(), minlength=data.n_patients)
+    low, first, median, third, high = np.quantile(counts, [0, 0.25, 0.5, 0.75, 1]).tolist()
+    return PatientSizes(low, first, median, third, high, float(counts.mean()), int((counts == 1).sum()))
+
+
+# What explains a difference from the paper's counts
+
+
+def compare_counts(
+    published: PublishedCounts, counts: Mapping[str, int], flow: Sequence[Step], options: Mapping[str, Any]
+) -> list[CountRow]:
+    """Each count that the paper states beside the dataset's; those the dataset lacks are left out.
+
+    Parameters
+    ----------
+    published : PublishedCounts
+    counts : dict of str to int
+        The dataset's, by the same names.
+    flow : list of dict
+        Its cohort flow.
+    options : dict
+        The options it was prepared with.
+    """
+    return [
+        CountRow(
+            name,
+            counts[name],
+            count,
+            name in published.at_least,
+            counts[name] - count,
+            _explain(name, counts, published, flow, options),
+        )
+        for name, count in published.counts.items()
+        if name in counts
+    ]
+
+
+def _explain(
+    name: str,
+    counts: Mapping[str, int],
+    published: PublishedCounts,
+    flow: Sequence[Step],
+    options: Mapping[str, Any],
+) -> str:
+    difference = counts[name] - published.counts[name]
+    if difference == 0 or (name in published.at_least and difference > 0):
+        return "as expected"
+    reasons = []
+    if options.get("limit_patients"):
+        reasons.append(f"limited to {options['limit_patients']} patients")
+    steps = [step for step in flow if name in step]
+    if difference > 0:
+        reasons.append(f"{difference:,} more: the paper filtered further, or counts other files")
+    elif steps:
+        reasons.append(_responsible_filter(name, published.counts[name], -difference, steps, flow))
+    else:
+        reasons.append(_smaller_vocabulary(counts, published))
+    if name in published.notes:
+        reasons.append(published.notes[name])
+    return "; ".join(reasons)
+
+
+def _smaller_vocabulary(counts: Mapping[str, int], published: PublishedCounts) -> str:
+    """Why a vocabulary is smaller: fewer people use fewer codes, or else a filter on codes."""
+    for name in ("samples", "patients"):
+        if name in published.counts and counts.get(name, 0) < published.counts[name]:
+            return f"fewer {name} ({counts[name]:,} of {published.counts[name]:,}) use fewer codes"
+    return "as many people, but fewer codes: filtered, or not in the raw files"
+
+
+def _responsible_filter(name: str, expected: int, missing: int, steps: Sequence[Step], flow: Sequence[Step]) -> str:
+    """Which filter, or which few together, took away what is missing."""
+    drops = {
+        str(after["step"]): int(before[name]) - int(after[name])
+        for before, after in itertools.pairwise(steps)
+        if int(before[name]) > int(after[name])
+    }
+    first = steps[0]
+    if name == "samples" and int(first.get("left_out", 0)) and "recordings" not in first:
+        drops[str(first["step"])] = int(first["left_out"])
+    for size in (1, 2, 3):
+        for names in itertools.combinations(drops, size):
+            if sum(drops[step] for step in names) == missing:
+                return f"exactly what '{' and '.join(names)}' left out ({missing:,})"
+    if int(first[name]) < expected:
+        beginning = "" if first is flow[0] else f" ({flow[0]['step']}: {_figures(flow[0])})"
+        return f"the raw files hold fewer from the start: {int(first[name]):,} at '{first['step']}'{beginning}"
+    crossing = next(
+        (after for before, after in itertools.pairwise(steps) if int(before[name]) >= expected > int(after[name])), None
+    )
+    if crossing is None:
+        return f"{missing:,} fewer"
+    return f"falls below at '{crossing['step']}' ({int(crossing[name]):,} left, {drops[str(crossing['step'])]:,} out)"
+
+
+def _figures(step: Step) -> str:
+    return ", ".join(f"{name} {value:,}" for name, value in step.items() if name not in ("step", "left_out"))
+
+
+# Tables for the terminal
+
+
+def _show(console: Console, summary: DatasetSummary) -> None:
+    source = f" from {summary.source}" if summary.source else ""
+    console.print(
+        f"{summary.dataset}{source}: {summary.samples:,} samples of {summary.patients:,} patients, "
+        f"content {summary.content_hash}"
+    )
+    for name, column in summary.inputs.items():
+        shape = " x ".join(map(str, column.shape)) or "one value"
+        levels = " in lists" * column.nesting
+        console.print(f"  input {name}: {shape} {column.dtype}{levels}")
+    if summary.vocabularies:
+        sizes = ", ".join(f"{name} {size:,}" for name, size in summary.vocabularies.items())
         console.print(f"  codes: {sizes}")
     _show_labels(console, summary)
-    _show_patients(console, summary["samples_per_patient"])
-    _show_flow(console, summary["cohort_flow"])
-    _show_expected(console, summary["expected"])
+    _show_patients(console, summary.samples_per_patient)
+    _show_flow(console, summary.cohort_flow)
+    _show_expected(console, summary.expected)
 
 
 def _table(console: Console, title: str, head: list[str], rows: list[list[str]]) -> None:
@@ -63,42 +346,38 @@ def _table(console: Console, title: str, head: list[str], rows: list[list[str]])
     from rich.text import Text
 
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for place, name in enumerate(head):
-        table.add_column(name, justify="left" if place == 0 or name in _PROSE else "right", overflow="fold")
+    for number, name in enumerate(head):
+        table.add_column(name, justify="left" if number == 0 or name in _PROSE else "right", overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))
     console.print()
     console.print(table)
 
 
-def _show_labels(console: Console, summary: dict[str, Any]) -> None:
-    labels = summary["labels"]
-    printed = any(row["expected_share"] is not None for row in labels)
-    rows = [
-        [row["label"], f"{row['samples']:,}", f"{row['share']:.1%}", f"{row['patients']:,}"]
-        + ([f"{row['expected_share']:.1%}" if row["expected_share"] is not None else ""] if printed else [])
-        for row in labels[:20]
-    ]
-    head = ["label", "samples", "share", "patients"] + (["paper"] if printed else [])
-    _table(console, f"Labels ({summary['target']['kind']})", head, rows)
-    if len(labels) > 20:
-        console.print(f"and {len(labels) - 20} more")
-    if each := summary["labels_per_sample"]:
-        paper = summary["expected"]["labels_per_sample"]
-        printed_there = f" (paper: {paper['mean']:g} and {paper['most']:g})" if paper else ""
-        console.print(f"labels per sample: {each['mean']:.2f} on average, {each['most']} at most{printed_there}")
+def _show_labels(console: Console, summary: DatasetSummary) -> None:
+    labels = summary.labels
+    published = any(row.expected_share is not None for row in labels)
+    rows = []
+    for row in labels[:_LABELS_SHOWN]:
+        cells = [row.label, f"{row.samples:,}", f"{row.share:.1%}", f"{row.patients:,}"]
+        in_paper = [f"{row.expected_share:.1%}" if row.expected_share is not None else ""]
+        rows.append(cells + (in_paper if published else []))
+    head = ["label", "samples", "share", "patients"] + (["paper"] if published else [])
+    _table(console, f"Labels ({summary.target.kind})", head, rows)
+    if len(labels) > _LABELS_SHOWN:
+        console.print(f"and {len(labels) - _LABELS_SHOWN} more")
+    if each := summary.labels_per_sample:
+        paper = summary.expected.labels_per_sample
+        in_print = f" (paper: {paper['mean']:g} and {paper['most']:g})" if paper else ""
+        console.print(f"labels per sample: {each.mean:.2f} on average, {each.most} at most{in_print}")
 
 
-def _show_patients(console: Console, spread: dict[str, Any]) -> None:
+def _show_patients(console: Console, sizes: PatientSizes) -> None:
     head = ["least", "quarter", "median", "three quarters", "most", "mean", "patients with one"]
-    _table(console, "Samples per patient", head, [[f"{value:,.10g}" for value in _rounded(spread)]])
+    _table(console, "Samples per patient", head, [[f"{round(value, 1):,.10g}" for value in asdict(sizes).values()]])
 
 
-def _rounded(spread: dict[str, Any]) -> list[float]:
-    return [round(value, 1) for value in spread.values()]
-
-
-def _show_flow(console: Console, flow: list[dict[str, Any]]) -> None:
+def _show_flow(console: Console, flow: Sequence[Step]) -> None:
     if not flow:
         return
     main = [name for name in ("patients", "recordings", "samples") if any(name in step for step in flow)]
@@ -109,28 +388,28 @@ def _show_flow(console: Console, flow: list[dict[str, Any]]) -> None:
     _table(console, "Cohort flow", ["step", *main, "other counts"], rows)
 
 
-def _details(step: dict[str, Any], main: list[str]) -> str:
+def _details(step: Step, main: list[str]) -> str:
     """The counts that have no column of their own; what left out nothing is passed over."""
     words = {name: value for name, value in step.items() if name not in ("step", *main)}
     shown = [f"{name.replace('_', ' ')} {value:,}" for name, value in words.items() if value or "left_out" not in name]
     return ", ".join(shown)
 
 
-def _show_expected(console: Console, expected: dict[str, Any]) -> None:
-    if not expected["counts"]:
+def _show_expected(console: Console, expected: AgainstPaper) -> None:
+    if not expected.counts:
         return
     rows = [
         [
-            row["count"],
-            f"{row['found']:,}",
-            ("over " if row["at_least"] else "") + f"{row['expected']:,}",
-            f"{row['difference']:+,}",
-            row["explanation"],
+            row.count,
+            f"{row.found:,}",
+            ("over " if row.at_least else "") + f"{row.expected:,}",
+            f"{row.difference:+,}",
+            row.explanation,
         ]
-        for row in expected["counts"]
+        for row in expected.counts
     ]
     head = ["count", "found", "paper", "difference", "explanation"]
-    _table(console, f"Against the paper ({expected['edition']})", head, rows)
-    for name, note in expected["notes"].items():
-        if not any(note in row["explanation"] for row in expected["counts"]):
+    _table(console, f"Against the paper ({expected.edition})", head, rows)
+    for name, note in expected.notes.items():
+        if not any(note in row.explanation for row in expected.counts):
             console.print(f"note on {name}: {note}")

@@ -138,9 +138,9 @@ def paper(
     *,
     raw: Annotated[
         Path | None,
-        typer.Option(help="Folder with datasets, prepared or raw: sleep-edf, iiic, mimic3, eicu.", show_default=False),
+        typer.Option(help="Folder with datasets, prepared or raw.", show_default=False),
     ] = None,
-    synthetic: Annotated[bool, typer.Option("--synthetic", help="Make up twins of all four datasets instead.")] = False,
+    synthetic: Annotated[bool, typer.Option("--synthetic", help="Make up twins of the paper's datasets instead.")] = False,
     scale: Annotated[str, typer.Option(help="full, small or smoke: how many patients, splits and epochs.")] = "full",
     engine: EngineOptions,
     device: Device = "auto",
@@ -163,7 +163,7 @@ def paper(
     if dry_run:
         waiting = unprepared(found, out)
         for entry in waiting:
-            print(f"{entry.name}: raw files in {entry.place}; its runs are known once it is prepared")
+            print(f"{entry.name}: raw files in {entry.path}; its runs are known once it is prepared")
         rest = [entry for entry in found if entry not in waiting]
         for chapter in ready(rest, folder, out, size, engine.workers, console.print) if rest else []:
             show_plan(chapter.study(out / "results", device), engine.workers)
@@ -193,7 +193,7 @@ def demo(
     from manydg.cli._progress import console, study_board
     from manydg.config import TrainingConfig
     from manydg.studies.conduct import conduct, make_request
-    from manydg.synthetic.demo import make_demo_dataset
+    from manydg.synthetic._demo import make_demo_dataset
 
     dataset, folder = make_demo_dataset(patients), out / "dataset"
     dataset.save(folder, overwrite=True)

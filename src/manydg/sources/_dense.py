@@ -16,7 +16,7 @@ import numpy.typing as npt
 from manydg.data.encoding import encode_patients, encode_targets
 from manydg.data.info import DatasetInfo
 from manydg.data.storage import DatasetWriter
-from manydg.errors import ConfigError, DataError, ManyDGWarning
+from manydg.errors import DataError, ManyDGWarning
 
 MISSING = ("refuse", "keep")
 _PIECE_BYTES = 1 << 26
@@ -30,7 +30,7 @@ def write_dense(
     patients: npt.NDArray[Any],
     *,
     column: str = "x",
-    place: Callable[[tuple[int, ...]], str],
+    position_name: Callable[[tuple[int, ...]], str],
     files: Mapping[str, Path],
     kind: str | None = None,
     classes: Sequence[str] | None = None,
@@ -47,15 +47,13 @@ def write_dense(
         Numbers of any type; may be memory-mapped. They are stored as float32.
     targets, patients : arrays
         As :func:`manydg.from_arrays` takes them.
-    place : function
-        Names a position within a sample in messages.
+    position_name : callable
+        What messages call a position within a sample.
     files : dict
         The files that ``target`` and ``patient`` come from, for messages.
     missing : {"refuse", "keep"}
         Whether NaN is an error or a measurement not taken.
     """
-    if missing not in MISSING:
-        raise ConfigError(f"missing is one of {', '.join(MISSING)}; got '{missing}'")
     with naming(files["target"]):
         labels, target = encode_targets(targets, kind, classes)
         if target.kind == "classes" and target.size > max(20, len(labels) // 2):
@@ -65,19 +63,19 @@ def write_dense(
     with naming(files["patient"]):
         _check_patients(patients)
     settings = {**info.settings, **({"missing": True} if missing == "keep" else {})}
-    spread = _Spread(values.shape[1:])
+    value_range = _Range(values.shape[1:])
     step = max(1, _PIECE_BYTES // max(1, 4 * math.prod(values.shape[1:])))
     with DatasetWriter(out, target, replace(info, settings=settings), overwrite=overwrite) as writer:
         for start in range(0, len(values), step):
             rows = slice(start, start + step)
             with np.errstate(over="ignore"):
                 piece = np.asarray(values[rows], dtype=np.float32)
-            _check_finite(piece, start, missing, place)
-            spread.see(piece)
+            _check_finite(piece, start, missing, position_name)
+            value_range.update(piece)
             when = None if times is None else times[rows]
             writer.append({column: piece}, labels.numpy()[rows], patients[rows], when)
-    if constant := spread.constant():
-        named = ", ".join(place(position) for position in constant[:_NAMED])
+    if constant := value_range.constant():
+        named = ", ".join(position_name(position) for position in constant[:_NAMED])
         more = f" and {len(constant) - _NAMED} more" if len(constant) > _NAMED else ""
         warnings.warn(f"the same value in every sample: {named}{more}. They tell nothing", ManyDGWarning, stacklevel=3)
     return Path(out)
@@ -92,14 +90,14 @@ def naming(file: Path) -> Iterator[None]:
         raise DataError(f"{file}: {error}") from error
 
 
-class _Spread:
+class _Range:
     """Lowest and highest value seen at each position of a sample."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.low = np.full(shape, np.inf, dtype=np.float32)
         self.high = np.full(shape, -np.inf, dtype=np.float32)
 
-    def see(self, piece: npt.NDArray[np.float32]) -> None:
+    def update(self, piece: npt.NDArray[np.float32]) -> None:
         self.low = np.fmin(self.low, np.fmin.reduce(piece, axis=0, initial=np.inf))
         self.high = np.fmax(self.high, np.fmax.reduce(piece, axis=0, initial=-np.inf))
 
@@ -109,7 +107,7 @@ class _Spread:
 
 
 def _check_finite(
-    piece: npt.NDArray[np.float32], start: int, missing: str, place: Callable[[tuple[int, ...]], str]
+    piece: npt.NDArray[np.float32], start: int, missing: str, position_name: Callable[[tuple[int, ...]], str]
 ) -> None:
     bad = np.isinf(piece) if missing == "keep" else ~np.isfinite(piece)
     if not bad.any():
@@ -120,7 +118,9 @@ def _check_finite(
     remedy = "replace it" if missing == "keep" or not math.isnan(value) else "fill it in, or keep it (--missing keep)"
     others = int(bad.sum()) - 1
     more = f", and so are {others} values in the rows after it" if others else ""
-    raise DataError(f"{place(first[1:])} in row {start + first[0]} (the first row is 0) is {what}{more}: {remedy}")
+    raise DataError(
+        f"{position_name(first[1:])} in row {start + first[0]} (the first row is 0) is {what}{more}: {remedy}"
+    )
 
 
 def _check_patients(patients: npt.NDArray[Any]) -> None:

@@ -28,6 +28,7 @@ from manydg.data.info import CohortStep, DatasetInfo, Provenance, SourceFile
 from manydg.errors import ConfigError, ManyDGError, StorageError
 from manydg.files import Json, disk_errors, read_ahead, reading_errors, recover_folder, write_json
 from manydg.jobs import Job, WorkerLostError, current_engine, engine_named, in_this_process, using
+from manydg.sources._source import recognize
 
 # Where a dataset came from: the files read, the options used and the counts left after each filter.
 
@@ -352,20 +353,7 @@ def wrong_folder(raw: Path, expected: str) -> StorageError:
 
 
 def hint_at_another(raw: Path) -> str:
-    """A sentence that names the dataset which a folder seems to hold, or nothing."""
-    names = sorted({path.name.lower() for path in raw.rglob("*") if path.is_file()})
-    looks = next((name for name, marks in _MARKS.items() if any(_marked(file, marks) for file in names)), None)
-    return f" It looks like {looks}: try 'manydg prepare {looks}'" if looks else ""
-
-
-_MARKS = {
-    "mimic3": ("prescriptions.csv", "diagnoses_icd.csv"),
-    "eicu": ("patient.csv", "physicalexam.csv"),
-    "sleep-edf": ("-psg.edf", "-hypnogram.edf"),
-    "iiic": ("votes.npy", "votes.csv", "signals.npy"),
-    "meds": ("subject_splits.parquet", "codes.parquet"),
-}
-
-
-def _marked(file: str, marks: Sequence[str]) -> bool:
-    return file.removesuffix(".gz").endswith(tuple(marks))
+    """A sentence that names the source whose files a folder seems to hold, or nothing."""
+    folders = [raw, *sorted(path for path in raw.rglob("*") if path.is_dir())]
+    source = next(filter(None, map(recognize, folders)), None)
+    return f" It looks like {source.name}: try 'manydg prepare {source.name}'" if source else ""

@@ -17,11 +17,8 @@ import numpy.typing as npt
 import polars as pl
 
 from manydg.errors import DataError, StorageError
+from manydg.sources._preparing import hint_at_another
 
-_SIGNATURES: dict[str, frozenset[str]] = {
-    "mimic3": frozenset({"admissions", "diagnoses_icd", "procedures_icd", "prescriptions", "icustays"}),
-    "eicu": frozenset({"patient", "diagnosis", "treatment", "physicalexam", "medication", "lab"}),
-}
 _ENDINGS = (".csv", ".csv.gz")
 _HEADER_LIMIT = 1 << 20
 _TAIL = 1 << 16
@@ -85,22 +82,27 @@ class Table:
         )
 
     def _bad_integer(self, integers: Sequence[str]) -> DataError | None:
-        # The cell itself may identify someone, so the message gives its place only.
+        # The cell itself may identify someone, so the message gives its row only.
         for name in integers:
             cell = pl.col(self.columns[name])
-            rows = pl.scan_csv(self.path, infer_schema=False, row_index_name="#row").select("#row", cell)
-            bad = rows.filter(cell.is_not_null() & cell.cast(pl.Int64, strict=False).is_null()).head(1)
+            cells = pl.scan_csv(self.path, infer_schema=False, row_index_name="#row").select("#row", cell)
+            bad = cells.filter(cell.is_not_null() & cell.cast(pl.Int64, strict=False).is_null()).head(1)
             try:
-                found = bad.collect(engine="streaming")
+                rows = bad.collect(engine="streaming")
             except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError):
                 return None
-            if found.height:
-                return DataError(f"{self.path}, row {int(found['#row'][0]) + 1}: '{name}' is not a whole number")
+            if rows.height:
+                return DataError(f"{self.path}, row {int(rows['#row'][0]) + 1}: '{name}' is not a whole number")
         return None
 
 
 def find_tables(
-    raw: str | Path, wanted: Sequence[str], *, source: str, without: Sequence[str] = ()
+    raw: str | Path,
+    wanted: Sequence[str],
+    *,
+    source: str,
+    optional: Sequence[str] = (),
+    without: Sequence[str] = (),
 ) -> dict[str, Table]:
     """Find a database's tables in a folder.
 
@@ -111,9 +113,11 @@ def find_tables(
     wanted : sequence of str
         Lower-case table names.
     source : str
-        The database asked for, to name another one that lies there instead.
+        The database asked for.
+    optional : sequence of str
+        Tables that one may do without.
     without : sequence of str
-        Wanted tables that the user does without.
+        Those that the user does without.
     """
     folder = Path(raw)
     if not folder.is_dir():
@@ -121,20 +125,18 @@ def find_tables(
     present = _tables_in(folder)
     needed = [name for name in wanted if name not in without]
     if not set(needed) & set(present):
-        raise _wrong_folder(folder, source, needed, present)
+        hint = hint_at_another(folder)
+        raise DataError(
+            f"{folder} holds none of the {source} tables ({', '.join(needed)}): name the right folder.{hint}"
+        )
     missing = [name for name in needed if name not in present]
     if missing:
+        name = missing[0]
+        remedy = f", or say that you do without it (--without {name})" if name in optional else ""
         raise DataError(
-            f"{folder} has no table '{missing[0]}' (neither {missing[0]}.csv nor {missing[0]}.csv.gz, in any case)"
-            f"{_remedy(source, missing[0])}"
+            f"{folder} has no table '{name}' (neither {name}.csv nor {name}.csv.gz, in any case): put it there{remedy}"
         )
     return {name: open_table(present[name], name) for name in needed}
-
-
-def _remedy(source: str, table: str) -> str:
-    if source == "eicu" and table != "patient":
-        return f": put it there, or say that you do without it (--without {table})"
-    return ": put it there"
 
 
 def open_table(path: Path, name: str) -> Table:
@@ -161,11 +163,11 @@ def _check_last_row(path: Path, fields: int) -> None:
     if not last or last.count('"') % 2 or "\0" in last:
         return
     try:
-        found = len(next(csv.reader([last]), []))
+        count = len(next(csv.reader([last]), []))
     except csv.Error:
         return
-    if found < fields:
-        raise DataError(f"{path} is cut short: its last row has {found} of {fields} fields: download it again")
+    if count < fields:
+        raise DataError(f"{path} is cut short: its last row has {count} of {fields} fields: download it again")
 
 
 def read_header(path: Path) -> list[str]:
@@ -189,27 +191,27 @@ def read_header(path: Path) -> list[str]:
     return names
 
 
+def table_names(folder: Path) -> set[str]:
+    """The names of the CSV tables in a folder, in lower case."""
+    return {name for path in folder.iterdir() if (name := _table_name(path)) is not None}
+
+
 def _tables_in(folder: Path) -> dict[str, Path]:
-    found: dict[str, Path] = {}
+    tables: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
-        ending = next((end for end in _ENDINGS if path.name.lower().endswith(end)), None)
-        if ending is None or not path.is_file():
+        name = _table_name(path)
+        if name is None:
             continue
-        name = path.name.lower()[: -len(ending)]
-        if name in found:
-            raise DataError(f"both {found[name].name} and {path.name} in {folder} hold the table '{name}': leave one")
-        found[name] = path
-    return found
+        if name in tables:
+            raise DataError(f"both {tables[name].name} and {path.name} in {folder} hold the table '{name}': leave one")
+        tables[name] = path
+    return tables
 
 
-def _wrong_folder(folder: Path, source: str, needed: Sequence[str], present: Mapping[str, Path]) -> DataError:
-    seen = [name for name, tables in _SIGNATURES.items() if name != source and len(tables & set(present)) >= 2]
-    if (folder / "metadata" / "codes.parquet").exists():
-        seen.append("meds")
-    if any(path.suffix.lower() == ".edf" for path in folder.iterdir()):
-        seen.append("sleep-edf")
-    hint = f"; it looks like {seen[0]} (manydg prepare {seen[0]})" if seen else ""
-    return DataError(f"{folder} holds none of the {source} tables ({', '.join(needed)}){hint}: name the right folder")
+def _table_name(path: Path) -> str | None:
+    lower = path.name.lower()
+    ending = next((end for end in _ENDINGS if lower.endswith(end)), None)
+    return None if ending is None or not path.is_file() else lower[: -len(ending)]
 
 
 def _broken_file(path: Path, error: BaseException) -> DataError | StorageError:

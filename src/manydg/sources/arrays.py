@@ -1,89 +1,107 @@
-"""Arrays of your own: samples, targets and patients in three ``.npy`` files."""
+"""Any arrays: NumPy files of samples, targets and patients."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
+import torch
 
 from manydg.data.info import DatasetInfo
 from manydg.errors import DataError, StorageError
-from manydg.sources._dense import write_dense
+from manydg.sources._dense import MISSING, write_dense
 from manydg.sources._preparing import CohortFlow, with_provenance
+from manydg.sources._source import NewSamples, Options, RawArgument, Source, SourceDocs, TrainedOn, option
 
 
-def prepare(
-    x: str | Path,
-    y: str | Path,
-    patient: str | Path,
-    out: str | Path,
-    *,
-    time: str | Path | None = None,
-    kind: str | None = None,
-    classes: Sequence[str] | None = None,
-    rate: float | None = None,
-    missing: str = "refuse",
-    overwrite: bool = False,
-) -> Path:
-    """Write arrays as a dataset folder; they are memory-mapped, so that they may be larger than memory.
+@dataclass(frozen=True)
+class ArraysOptions(Options):
+    """The other arrays, and what they hold."""
 
-    Parameters
-    ----------
-    x : path
-        Samples, ``(rows, ...)`` numbers; stored as float32 in the input column ``x``.
-    y : path
-        Class labels ``(rows,)``, or expert votes or label indicators ``(rows, K)``.
-    patient : path
-        Whose sample each row is, ``(rows,)`` numbers or text.
-    out : path
-        The dataset folder to write.
-    time : path, optional
-        When each sample was taken, ``(rows,)`` numbers.
-    kind : {"classes", "votes", "binary", "multilabel"}, optional
-        What the target is, where it cannot be told from its values.
-    classes : sequence of str, optional
-        Names of the classes in the order of their codes.
-    rate : float, optional
-        Sampling rate in hertz: says that the samples are signals, ``(rows, channels, samples)`` in microvolts, which
-        are then stored in the input column ``signal``.
-    missing : {"refuse", "keep"}
-        Whether NaN is an error, or a measurement not taken.
-    overwrite : bool
-        Replace a dataset folder that is already there.
-
-    Returns
-    -------
-    Path
-        The dataset folder.
-    """
-    paths = {"x": Path(x), "y": Path(y), "patient": Path(patient), **({} if time is None else {"time": Path(time)})}
-    arrays = {role: _load(path) for role, path in paths.items()}
-    _check(arrays, paths)
-    settings: dict[str, Any] = {}
-    if rate is not None:
-        settings = _signal_settings(arrays["x"], paths["x"], rate)
-    flow = CohortFlow()
-    patients = np.asarray(arrays["patient"])
-    flow.add("rows of the arrays", patients=len(np.unique(patients)), samples=len(patients))
-    options = {"kind": kind, "rate": rate, "missing": missing, **{role: path.name for role, path in paths.items()}}
-    return write_dense(
-        out,
-        arrays["x"],
-        np.asarray(arrays["y"]),
-        patients,
-        column="x" if rate is None else "signal",
-        place=lambda position: f"{paths['x'].name}: position {list(position)}",
-        files={"target": paths["y"], "patient": paths["patient"]},
-        kind=kind,
-        classes=classes,
-        times=np.asarray(arrays["time"], dtype=np.float64) if "time" in arrays else None,
-        missing=missing,
-        info=with_provenance(DatasetInfo(settings=settings), "arrays", list(paths.values()), options, flow),
-        overwrite=overwrite,
+    y: Path = option(help="Targets, (rows,) or (rows, K) .npy.")
+    patient: Path = option(help="Patients, (rows,) .npy.")
+    time: Path | None = option(None, help="Times, (rows,) .npy.")
+    rate: float | None = option(None, help="Sampling rate in Hz, where the samples are signals.")
+    kind: str | None = option(
+        None, help="classes, votes, binary or multilabel, where it cannot be told from the values."
     )
+    classes: tuple[str, ...] | None = option(
+        None, help="Names of the classes in code order.", metavar="A,B,...", commas=True
+    )
+    missing: str = option(
+        "refuse", help="refuse empty values, or keep them as measurements not taken.", choices=MISSING
+    )
+
+
+class Arrays(Source[ArraysOptions, Options]):
+    """Arrays of your own, memory-mapped, so that they may be larger than memory.
+
+    ``x`` has the samples, ``(rows, ...)`` numbers; ``y`` class labels ``(rows,)``, or expert votes or label indicators
+    ``(rows, K)``. With a rate, samples are signals ``(rows, channels, samples)`` in microvolts, in the input column
+    ``signal`` instead of ``x``.
+    """
+
+    name = "arrays"
+    options_class = ArraysOptions
+    raw = RawArgument("Samples, (rows, ...) .npy.", "x", flag="--x")
+    parallel = False
+    self_explanatory = False
+    docs = SourceDocs(predicts="your own", target="any of these", page="`manydg prepare arrays --help`")
+
+    def looks_like(self, folder: Path) -> bool:
+        """Never: any array may be one of samples."""
+        return False
+
+    def prepare(
+        self, raw: Path, out: Path, options: ArraysOptions, *, workers: int = 1, overwrite: bool = False
+    ) -> Path:
+        paths = {"x": raw, "y": options.y, "patient": options.patient}
+        if options.time is not None:
+            paths["time"] = options.time
+        arrays = {role: _load(path) for role, path in paths.items()}
+        _check(arrays, paths)
+        settings = {} if options.rate is None else _signal_settings(arrays["x"], raw, options.rate)
+        patients = np.asarray(arrays["patient"])
+        flow = CohortFlow()
+        flow.add("rows of the arrays", patients=len(np.unique(patients)), samples=len(patients))
+        plain = {"kind": options.kind, "rate": options.rate, "missing": options.missing}
+        described = plain | {role: path.name for role, path in paths.items()}
+        return write_dense(
+            out,
+            arrays["x"],
+            np.asarray(arrays["y"]),
+            patients,
+            column="x" if options.rate is None else "signal",
+            position_name=lambda position: f"{raw.name}: position {list(position)}",
+            files={"target": options.y, "patient": options.patient},
+            kind=options.kind,
+            classes=options.classes,
+            times=np.asarray(arrays["time"], dtype=np.float64) if "time" in arrays else None,
+            missing=options.missing,
+            info=with_provenance(DatasetInfo(settings=settings), self.name, list(paths.values()), described, flow),
+            overwrite=overwrite,
+        )
+
+    def for_prediction(self, raw: Path, trained: TrainedOn, options: Options) -> Iterator[NewSamples]:
+        """The samples of one array, each taken for a patient of its own."""
+        self.check_trained_on(trained)
+        samples = _load(raw)
+        _check({"x": samples}, {"x": raw})
+        values = np.array(samples, dtype=np.float32)
+        gaps = ~np.isfinite(values.reshape(len(values), -1)).all(axis=1)
+        if gaps.any() and not trained.settings.get("missing"):
+            raise DataError(
+                f"{raw}: {int(gaps.sum())} samples hold missing or infinite values, the first is row "
+                f"{int(np.flatnonzero(gaps)[0])}, but the model was trained on complete ones: fill them in"
+            )
+        column = "signal" if "rate" in trained.settings else "x"
+        rows = np.arange(len(values))
+        yield NewSamples({column: torch.from_numpy(values)}, pl.DataFrame({"row": rows}), rows)
 
 
 def _load(path: Path) -> npt.NDArray[Any]:
@@ -109,8 +127,8 @@ def _check(arrays: dict[str, npt.NDArray[Any]], paths: dict[str, Path]) -> None:
             raise DataError(f"{paths[role]} holds a single value; it needs one row per sample")
     rows = {role: len(array) for role, array in arrays.items()}
     if len(set(rows.values())) != 1:
-        found = ", ".join(f"{paths[role].name} {count}" for role, count in rows.items())
-        raise DataError(f"the arrays have different numbers of rows: {found}")
+        counts = ", ".join(f"{paths[role].name} {count}" for role, count in rows.items())
+        raise DataError(f"the arrays have different numbers of rows: {counts}")
     if rows["x"] == 0:
         raise DataError(f"{paths['x']} has no rows")
     for role in ("x", *(["time"] if "time" in arrays else [])):

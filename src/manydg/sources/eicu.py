@@ -1,4 +1,10 @@
-"""eICU: will the patient be readmitted to intensive care within 15 days, from the events of this unit stay."""
+"""eICU: will the patient come back to intensive care.
+
+The eICU Collaborative Research Database 2.0 (PhysioNet, credentialed access; the demo of 2,500 unit stays is open under
+the Open Database License 1.0): whether another stay in intensive care follows within 15 days is predicted from the
+events of this one. Pollard et al., "The eICU Collaborative Research Database, a freely available multi-center database
+for critical care research", Scientific Data 5, 2018.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +17,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+import torch
 
-from manydg.data.columns import Column
 from manydg.data.info import DatasetInfo, TargetSpec
 from manydg.data.storage import DatasetWriter
 from manydg.errors import ConfigError, DataError, unknown_name
+from manydg.files import Json
 from manydg.jobs import Job
 from manydg.sources._events import (
     BLOCK,
@@ -37,11 +44,26 @@ from manydg.sources._preparing import (
     with_provenance,
     work_folder,
 )
-from manydg.sources._tables import Array, CategoryMap, SampleIndex, Table, find_tables, parse_doses, parse_numbers
-from manydg.synthetic.eicu import synthesize
-
-# The five kinds of events in eICU's tables, read in batches into an EventStore.
-
+from manydg.sources._source import (
+    NewSamples,
+    Options,
+    PublishedCounts,
+    Reporter,
+    Source,
+    SourceDocs,
+    TrainedOn,
+    option,
+)
+from manydg.sources._tables import (
+    Array,
+    CategoryMap,
+    SampleIndex,
+    Table,
+    find_tables,
+    parse_doses,
+    parse_numbers,
+    table_names,
+)
 
 KINDS = ("diagnosis", "lab", "medication", "physical_exam", "treatment")
 FIELDS = (
@@ -61,8 +83,265 @@ FIELDS_OF = {
     "treatment": ("treatment",),
 }
 EVENT_TABLES = tuple(FIELDS_OF)
+DAY = 24 * 60
+ETHNICITIES = ("caucasian", "african american", "hispanic", "asian", "native american", "other/unknown")
+STATIC_NAMES = (
+    "age_over_100",
+    "age_missing",
+    "male",
+    "gender_missing",
+    *(f"ethnicity_{name.replace(' ', '_').replace('/', '_or_')}" for name in ETHNICITIES),
+    "ethnicity_missing",
+)
+_INTEGERS = ["patientunitstayid", "patienthealthsystemstayid", "hospitaladmitoffset", "unitdischargeoffset"]
+_OPTIONAL_INTEGERS = ["unitvisitnumber", "hospitaldischargeyear"]
+_TEXTS = ["uniquepid", "age", "gender", "ethnicity"]
 _STAY = "patientunitstayid"
 _BATCH = 250_000
+_FAR = 1 << 30
+_NO_TIME = -(1 << 62)
+_NO_END = 1 << 40
+
+
+@dataclass(frozen=True)
+class EicuOptions(Options):
+    """Which tables, stays and events to use, and what counts as coming back."""
+
+    without: tuple[str, ...] = option((), help="Event table to do without; may be given several times.")
+    limit_patients: int | None = option(None, help="Keep only this many patients.", low=1)
+    within_days: float = option(15.0, help="The next stay starts within so many days.")
+    min_gap: float = option(0.0, help="Minutes between the end of this stay and the next.")
+    min_events: int = option(1, help="Leave out samples with fewer events.", low=1)
+    max_events: int | None = option(
+        300, help="Keep only the last so many events of a sample; 0 for all.", low=1, zero=True
+    )
+    min_count: int = option(1, help="A code in fewer rows counts as unknown.", low=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "without", _left_out_tables(self.without))
+        if self.max_events is not None and self.max_events < self.min_events:
+            raise ConfigError(f"max_events ({self.max_events}) is smaller than min_events ({self.min_events})")
+        if not self.within_days > 0 or not self.min_gap >= 0:
+            raise ConfigError(
+                f"within_days must be above 0 and min_gap not below 0; they are {self.within_days} and {self.min_gap}"
+            )
+
+
+class Eicu(Source[EicuOptions, Options]):
+    """Unit stays, one sample each, as events with codes and values.
+
+    A folder holds patient, diagnosis, lab, medication, physicalExam and treatment, ``.csv`` or ``.csv.gz``, any case.
+    """
+
+    name = "eicu"
+    options_class = EicuOptions
+    published = PublishedCounts(
+        "eICU 2.0",
+        {
+            "patients": 140_000,
+            "diagnosis_string": 3_845,
+            "diagnosis_icd": 1_195,
+            "lab": 158,
+            "medication": 291,
+            "physical_exam": 462,
+            "treatment": 2_695,
+        },
+        {"not readmitted": 0.8378, "readmitted": 0.1622},
+        at_least=frozenset({"patients"}),
+        notes={"readmitted": "the paper prints 83.78 / 16.22 the other way round: about one stay in six is positive"},
+    )
+    docs = SourceDocs(
+        predicts="return to intensive care",
+        target="yes or no",
+        page="[eicu](datasets/eicu.md)",
+        task="readmission",
+        files="[eICU](docs/datasets/eicu.md), full or demo",
+    )
+
+    def looks_like(self, folder: Path) -> bool:
+        tables = table_names(folder)
+        return "patient" in tables and len(tables & set(EVENT_TABLES)) >= 2
+
+    def prepare(self, raw: Path, out: Path, options: EicuOptions, *, workers: int = 1, overwrite: bool = False) -> Path:
+        make_ready(out, overwrite=overwrite)
+        tables = _find(raw.absolute(), options.without)
+        decisive = {"limit_patients": options.limit_patients, "version": 3, "block": BLOCK}
+        with work_folder(out, self.name, decisive) as work:
+            self._write(out, tables, options, workers, overwrite, work)
+        return out
+
+    def _write(
+        self,
+        out: Path,
+        tables: Mapping[str, Table],
+        options: EicuOptions,
+        workers: int,
+        overwrite: bool,
+        work: WorkFolder,
+    ) -> None:
+        flow = CohortFlow()
+        with ThreadPoolExecutor(1) as pool:
+            files = pool.submit(describe_files, [table.path for table in tables.values()])
+            stays = _limit(read_stays(tables["patient"], flow), options.limit_patients, flow)
+            labels = readmitted(stays, within_days=options.within_days, min_gap=options.min_gap)
+            store = _read_events(tables, stays, workers, flow, work)
+            vocabulary = store.vocabulary(options.min_count)
+            settings = {"source": self.name, **_settings(vocabulary, options)}
+            info = DatasetInfo(name=self.name, vocabularies={"events": vocabulary.words}, settings=settings)
+            target = TargetSpec("binary", ("not readmitted", "readmitted"))
+            with DatasetWriter(out, target, info, overwrite=overwrite) as writer:
+                blocks = store.blocks(vocabulary, min_events=options.min_events, max_events=options.max_events)
+                kept = _write_blocks(writer, blocks, stays, labels, flow, options.min_events)
+                _check_labels(labels[kept])
+                writer.info = with_provenance(writer.info, self.name, files.result(), options.to_json(), flow)
+
+    def for_prediction(self, raw: Path, trained: TrainedOn, options: Options) -> Iterator[NewSamples]:
+        """Every unit stay with enough events; whether the patient came back need not be known.
+
+        Codes that are not in the vocabulary count as unknown, and tables that training did without are not read.
+        """
+        self.check_trained_on(trained)
+        settings = trained.settings
+        tables = _find(raw, settings.get("without", []))
+        stays = read_stays(tables["patient"], CohortFlow())
+        store = EventStore(FIELDS, stays.height)
+        for table in _event_tables(tables):
+            EventReader(store, *_ids_and_ends(stays)).read(table)
+        vocabulary = Vocabulary(list(trained.vocabularies["events"]), list(settings["code_fields"]))
+        limits = {"min_events": settings.get("min_events", 1), "max_events": settings.get("max_events")}
+        samples, columns = join_blocks(store.blocks(vocabulary, **limits))
+        if not len(samples):
+            raise DataError(f"{raw}: no unit stay has an event, so there is nothing to predict from")
+        kept = stays[samples]
+        columns["static"] = torch.from_numpy(static_features(kept))
+        yield NewSamples(columns, kept.select("patientunitstayid"), kept["uniquepid"].to_numpy())
+
+    def options_for(self, raw: Path, nearby: Path, report: Reporter) -> EicuOptions:
+        """Without the event tables that are not there."""
+        absent = tuple(name for name in EVENT_TABLES if name not in table_names(raw))
+        if absent:
+            report(f"{self.name}: done without the tables {', '.join(absent)}, which are not in {raw}")
+        return EicuOptions(without=absent)
+
+
+def _find(raw: Path, without: Sequence[str]) -> dict[str, Table]:
+    return find_tables(raw, ("patient", *EVENT_TABLES), source=Eicu.name, optional=EVENT_TABLES, without=without)
+
+
+def _left_out_tables(without: Sequence[str]) -> tuple[str, ...]:
+    names = sorted({name.lower().replace("_", "") for name in without})
+    for name in names:
+        if name not in EVENT_TABLES:
+            raise unknown_name("event table to do without", name, EVENT_TABLES)
+    if len(names) == len(EVENT_TABLES):
+        raise ConfigError("without any event table there is nothing to learn from: keep at least one")
+    return tuple(names)
+
+
+# Unit stays: who, when, whether the patient came back, and what is known of the patient
+
+
+def read_stays(table: Table, flow: CohortFlow) -> pl.DataFrame:
+    """Unit stays in the order of their patients, and of admission within a patient.
+
+    Returns
+    -------
+    DataFrame
+        The columns of the table that are needed, ``start`` (minutes since the hospital admission) and ``order`` (the
+        stay's position among its patient's, from 0).
+    """
+    integers = [*_INTEGERS, *_OPTIONAL_INTEGERS]
+    with table.reading(integers):
+        rows = table.scan(integers=integers, texts=_TEXTS).collect(engine="streaming")
+    if rows.is_empty():
+        raise DataError(f"{table.path} holds no rows: download it again")
+    known = rows.drop_nulls(["patientunitstayid", "patienthealthsystemstayid", "hospitaladmitoffset", "uniquepid"])
+    stays = known.unique(maintain_order=True)
+    if stays["patientunitstayid"].n_unique() < stays.height:
+        raise DataError(f"{table.path}: a patientunitstayid stands there twice with other content: download it again")
+    _note(
+        flow,
+        "unit stays in the table",
+        stays,
+        left_out_without_id=rows.height - known.height,
+        left_out_duplicates=known.height - stays.height,
+    )
+    forward = stays.filter((pl.col("unitdischargeoffset") >= 0).fill_null(True))
+    _note(
+        flow, "unit stays that end after they start", forward, left_out_end_before_start=stays.height - forward.height
+    )
+    if forward.is_empty():
+        raise DataError(f"{table.path} holds no usable unit stay: download it again")
+    ordered = forward.with_columns(start=-pl.col("hospitaladmitoffset")).sort(
+        "uniquepid",
+        "hospitaldischargeyear",
+        "patienthealthsystemstayid",
+        "start",
+        "unitvisitnumber",
+        "patientunitstayid",
+        nulls_last=True,
+    )
+    return ordered.with_columns(order=pl.int_range(pl.len()).over("uniquepid"))
+
+
+def readmitted(stays: pl.DataFrame, *, within_days: float = 15.0, min_gap: float = 0.0) -> npt.NDArray[np.int64]:
+    """Whether another unit stay of the same hospital stay follows.
+
+    Parameters
+    ----------
+    stays : DataFrame
+        As :func:`read_stays` gives them.
+    within_days : float
+        The later stay starts less than this many days after this one starts.
+    min_gap : float
+        It starts at least this many minutes after this one ends; 0 counts transfers too.
+
+    Returns
+    -------
+    array ``(stays,)`` of 0 and 1
+    """
+    keys = stays.select(
+        "patienthealthsystemstayid", "start", "order", end=pl.col("start") + pl.col("unitdischargeoffset").fill_null(0)
+    ).with_row_index("row")
+    pairs = keys.join(keys, on="patienthealthsystemstayid", suffix="_next").filter(
+        (pl.col("order_next") > pl.col("order"))
+        & (pl.col("start_next") - pl.col("start") < within_days * DAY)
+        & (pl.col("start_next") - pl.col("end") >= min_gap)
+    )
+    label = np.zeros(stays.height, np.int64)
+    label[pairs["row"].unique().to_numpy()] = 1
+    return label
+
+
+def static_features(stays: pl.DataFrame) -> npt.NDArray[np.float32]:
+    """Age, gender and ethnicity as numbers, ``(stays, 11)``; see :data:`STATIC_NAMES`.
+
+    Age is in hundreds of years and "> 89" counts as 90. What is missing is 0 and sets its own flag.
+    """
+    text = pl.col("age").str.strip_chars()
+    years = pl.when(text.str.starts_with(">")).then(90.0).otherwise(text.cast(pl.Float64, strict=False))
+    years = pl.when(years.is_finite() & (years >= 0) & (years < 150)).then(years)
+    gender, ethnicity = (pl.col(name).str.strip_chars().str.to_lowercase() for name in ("gender", "ethnicity"))
+    known_ethnicity = ethnicity.is_in(ETHNICITIES).fill_null(False)
+    known_gender = gender.is_in(["male", "female"]).fill_null(False)
+    features = [
+        (years / 100).fill_null(0.0),
+        years.is_null(),
+        (gender == "male").fill_null(False),
+        ~known_gender,
+        *((ethnicity == name).fill_null(False) for name in ETHNICITIES),
+        ~known_ethnicity,
+    ]
+    named = [feature.cast(pl.Float32).alias(name) for feature, name in zip(features, STATIC_NAMES, strict=True)]
+    return np.ascontiguousarray(stays.select(named).to_numpy(), np.float32)
+
+
+def _note(flow: CohortFlow, step: str, stays: pl.DataFrame, **left_out: int) -> None:
+    flow.add(step, patients=stays["uniquepid"].n_unique(), samples=stays.height, **left_out)
+
+
+# The event tables, read in batches
 
 
 class EventReader:
@@ -225,10 +504,6 @@ class _Kept:
     minute: npt.NDArray[np.int32]
 
 
-_FAR = 1 << 30
-_NO_TIME = -(1 << 62)
-
-
 def _category(column: str) -> pl.Expr:
     """A text column as categories numbered on their own; null becomes the empty text."""
     return pl.col(column).fill_null("").cast(pl.Categorical(pl.Categories.random()))
@@ -261,274 +536,7 @@ def _hicl_names(numbers: pl.Series) -> pl.Series:
     return _clean(pl.select(pl.when(plain != "").then(pl.format("hicl {}", plain))).to_series())
 
 
-# eICU's unit stays: who, when, whether the patient came back, and what is known of the patient.
-
-
-DAY = 24 * 60
-ETHNICITIES = ("caucasian", "african american", "hispanic", "asian", "native american", "other/unknown")
-STATIC_NAMES = (
-    "age_over_100",
-    "age_missing",
-    "male",
-    "gender_missing",
-    *(f"ethnicity_{name.replace(' ', '_').replace('/', '_or_')}" for name in ETHNICITIES),
-    "ethnicity_missing",
-)
-_INTEGERS = ["patientunitstayid", "patienthealthsystemstayid", "hospitaladmitoffset", "unitdischargeoffset"]
-_OPTIONAL_INTEGERS = ["unitvisitnumber", "hospitaldischargeyear"]
-_TEXTS = ["uniquepid", "age", "gender", "ethnicity"]
-
-
-def read_stays(table: Table, flow: CohortFlow) -> pl.DataFrame:
-    """Unit stays in the order of their patients, and of admission within a patient.
-
-    Returns
-    -------
-    DataFrame
-        The columns of the table that are needed, ``start`` (minutes since the hospital admission) and ``order`` (the
-        stay's place among its patient's, from 0).
-    """
-    integers = [*_INTEGERS, *_OPTIONAL_INTEGERS]
-    with table.reading(integers):
-        rows = table.scan(integers=integers, texts=_TEXTS).collect(engine="streaming")
-    if rows.is_empty():
-        raise DataError(f"{table.path} holds no rows: download it again")
-    known = rows.drop_nulls(["patientunitstayid", "patienthealthsystemstayid", "hospitaladmitoffset", "uniquepid"])
-    stays = known.unique(maintain_order=True)
-    if stays["patientunitstayid"].n_unique() < stays.height:
-        raise DataError(f"{table.path}: a patientunitstayid stands there twice with other content: download it again")
-    _note(
-        flow,
-        "unit stays in the table",
-        stays,
-        left_out_without_id=rows.height - known.height,
-        left_out_duplicates=known.height - stays.height,
-    )
-    forward = stays.filter((pl.col("unitdischargeoffset") >= 0).fill_null(True))
-    _note(
-        flow, "unit stays that end after they start", forward, left_out_end_before_start=stays.height - forward.height
-    )
-    if forward.is_empty():
-        raise DataError(f"{table.path} holds no usable unit stay: download it again")
-    ordered = forward.with_columns(start=-pl.col("hospitaladmitoffset")).sort(
-        "uniquepid",
-        "hospitaldischargeyear",
-        "patienthealthsystemstayid",
-        "start",
-        "unitvisitnumber",
-        "patientunitstayid",
-        nulls_last=True,
-    )
-    return ordered.with_columns(order=pl.int_range(pl.len()).over("uniquepid"))
-
-
-def readmitted(stays: pl.DataFrame, *, within_days: float = 15.0, min_gap: float = 0.0) -> npt.NDArray[np.int64]:
-    """Whether another unit stay of the same hospital stay follows.
-
-    Parameters
-    ----------
-    stays : DataFrame
-        As :func:`read_stays` gives them.
-    within_days : float
-        The later stay starts less than this many days after this one starts.
-    min_gap : float
-        It starts at least this many minutes after this one ends; 0 counts transfers too.
-
-    Returns
-    -------
-    array ``(stays,)`` of 0 and 1
-    """
-    keys = stays.select(
-        "patienthealthsystemstayid", "start", "order", end=pl.col("start") + pl.col("unitdischargeoffset").fill_null(0)
-    ).with_row_index("row")
-    pairs = keys.join(keys, on="patienthealthsystemstayid", suffix="_next").filter(
-        (pl.col("order_next") > pl.col("order"))
-        & (pl.col("start_next") - pl.col("start") < within_days * DAY)
-        & (pl.col("start_next") - pl.col("end") >= min_gap)
-    )
-    label = np.zeros(stays.height, np.int64)
-    label[pairs["row"].unique().to_numpy()] = 1
-    return label
-
-
-def static_features(stays: pl.DataFrame) -> npt.NDArray[np.float32]:
-    """Age, gender and ethnicity as numbers, ``(stays, 11)``; see :data:`STATIC_NAMES`.
-
-    Age is in hundreds of years and "> 89" counts as 90. What is missing is 0 and sets its own flag.
-    """
-    text = pl.col("age").str.strip_chars()
-    years = pl.when(text.str.starts_with(">")).then(90.0).otherwise(text.cast(pl.Float64, strict=False))
-    years = pl.when(years.is_finite() & (years >= 0) & (years < 150)).then(years)
-    gender, ethnicity = (pl.col(name).str.strip_chars().str.to_lowercase() for name in ("gender", "ethnicity"))
-    known_ethnicity = ethnicity.is_in(ETHNICITIES).fill_null(False)
-    known_gender = gender.is_in(["male", "female"]).fill_null(False)
-    features = [
-        (years / 100).fill_null(0.0),
-        years.is_null(),
-        (gender == "male").fill_null(False),
-        ~known_gender,
-        *((ethnicity == name).fill_null(False) for name in ETHNICITIES),
-        ~known_ethnicity,
-    ]
-    named = [feature.cast(pl.Float32).alias(name) for feature, name in zip(features, STATIC_NAMES, strict=True)]
-    return np.ascontiguousarray(stays.select(named).to_numpy(), np.float32)
-
-
-def _note(flow: CohortFlow, step: str, stays: pl.DataFrame, **left_out: int) -> None:
-    flow.add(step, patients=stays["uniquepid"].n_unique(), samples=stays.height, **left_out)
-
-
-__all__ = ["prepare", "prepare_for_prediction", "synthesize"]
-
-_NO_END = 1 << 40
-
-
-def prepare(
-    raw: str | Path,
-    out: str | Path,
-    *,
-    workers: int = 1,
-    limit_patients: int | None = None,
-    overwrite: bool = False,
-    without: Sequence[str] = (),
-    within_days: float = 15.0,
-    min_gap: float = 0.0,
-    min_events: int = 1,
-    max_events: int | None = 300,
-    min_count: int = 1,
-) -> Path:
-    """Make a dataset folder from eICU's tables, one sample a unit stay.
-
-    Parameters
-    ----------
-    raw : path
-        Folder with patient, diagnosis, lab, medication, physicalExam and treatment, ``.csv`` or ``.csv.gz``, any case.
-    out : path
-        The dataset folder to write.
-    workers : int
-        Processes, each of which reads a table; polars uses threads of its own within one.
-    limit_patients : int, optional
-        Keep only this many patients, the first in the order of ``uniquepid``.
-    without : sequence of str
-        Event tables to do without (of diagnosis, lab, medication, physicalexam, treatment).
-    within_days, min_gap : float
-        The label; see :func:`manydg.sources.eicu.readmitted`.
-    min_events, max_events : int
-        A stay with fewer events is left out; of one with more, the last are kept.
-    min_count : int
-        A code that occurs in fewer rows counts as unknown.
-
-    Returns
-    -------
-    Path
-        The dataset folder.
-    """
-    raw, out = Path(raw).absolute(), Path(out)
-    make_ready(out, overwrite=overwrite)
-    _check(limit_patients, within_days, min_gap, min_events, max_events, min_count)
-    left_out = _left_out_tables(without)
-    tables = find_tables(raw, ("patient", *EVENT_TABLES), source="eicu", without=left_out)
-    options = {
-        "limit_patients": limit_patients,
-        "without": list(left_out),
-        "within_days": within_days,
-        "min_gap": min_gap,
-        "min_events": min_events,
-        "max_events": max_events,
-        "min_count": min_count,
-    }
-    with work_folder(out, "eicu", {"limit_patients": limit_patients, "version": 3, "block": BLOCK}) as work:
-        _make(out, tables, options, workers, overwrite, work)
-    return out
-
-
-def _make(
-    out: Path, tables: Mapping[str, Table], options: Mapping[str, Any], workers: int, overwrite: bool, work: WorkFolder
-) -> None:
-    flow = CohortFlow()
-    limits = {name: options[name] for name in ("min_events", "max_events")}
-    with ThreadPoolExecutor(1) as pool:
-        files = pool.submit(describe_files, [table.path for table in tables.values()])
-        stays = _limit(read_stays(tables["patient"], flow), options["limit_patients"], flow)
-        labels = readmitted(stays, within_days=options["within_days"], min_gap=options["min_gap"])
-        store = _read_events(tables, stays, workers, flow, work)
-        vocabulary = store.vocabulary(options["min_count"])
-        info = DatasetInfo(
-            name="eicu",
-            vocabularies={"events": vocabulary.words},
-            settings=_settings(vocabulary, options["without"], **limits),
-        )
-        target = TargetSpec("binary", ("not readmitted", "readmitted"))
-        with DatasetWriter(out, target, info, overwrite=overwrite) as writer:
-            kept = _write(writer, store.blocks(vocabulary, **limits), stays, labels, flow, options["min_events"])
-            _check_labels(labels[kept])
-            writer.info = with_provenance(writer.info, "eicu", files.result(), options, flow)
-
-
-def prepare_for_prediction(
-    raw: str | Path, vocabularies: Mapping[str, Sequence[str]], settings: Mapping[str, Any]
-) -> tuple[dict[str, Column], pl.DataFrame]:
-    """New unit stays as a trained model's inputs; whether the patient came back need not be known.
-
-    Parameters
-    ----------
-    raw : path
-    vocabularies, settings : dict
-        ``info["vocabularies"]`` and ``info["settings"]`` of the training dataset. Codes that are not in its vocabulary
-        count as unknown, and tables it did without are not read.
-
-    Returns
-    -------
-    columns : dict
-        ``event_kind``, ``event_time``, ``event_codes``, ``event_values`` and ``static``.
-    rows : DataFrame
-        ``patientunitstayid``, ``patienthealthsystemstayid``, ``uniquepid`` and ``order`` of each row.
-    """
-    if settings.get("source", "eicu") != "eicu":
-        raise DataError(f"the model was trained on {settings['source']} data; these are eICU tables")
-    left_out = settings.get("without", [])
-    tables = find_tables(raw, ("patient", *EVENT_TABLES), source="eicu", without=left_out)
-    flow = CohortFlow()
-    stays = read_stays(tables["patient"], flow)
-    store = EventStore(FIELDS, stays.height)
-    for table in _event_tables(tables):
-        EventReader(store, *_ids_and_ends(stays)).read(table)
-    vocabulary = Vocabulary(list(vocabularies["events"]), list(settings["code_fields"]))
-    limits = {"min_events": settings.get("min_events", 1), "max_events": settings.get("max_events")}
-    samples, columns = join_blocks(store.blocks(vocabulary, **limits))
-    if not len(samples):
-        raise DataError(f"{raw}: no unit stay has an event, so there is nothing to predict from")
-    rows = stays[samples].select("patientunitstayid", "patienthealthsystemstayid", "uniquepid", "order")
-    return columns | {"static": _tensor(static_features(stays[samples]))}, rows
-
-
-def _tensor(array: npt.NDArray[np.float32]) -> Column:
-    import torch
-
-    return torch.from_numpy(array)
-
-
-def _check(
-    limit: int | None, within_days: float, min_gap: float, min_events: int, max_events: int | None, min_count: int
-) -> None:
-    counts = {"limit_patients": limit, "min_events": min_events, "max_events": max_events, "min_count": min_count}
-    for name, value in counts.items():
-        if value is not None and value < 1:
-            raise ConfigError(f"{name} must be at least 1, not {value}")
-    if max_events is not None and max_events < min_events:
-        raise ConfigError(f"max_events ({max_events}) is smaller than min_events ({min_events})")
-    if not within_days > 0 or not min_gap >= 0:
-        raise ConfigError(f"within_days must be above 0 and min_gap not below 0; they are {within_days} and {min_gap}")
-
-
-def _left_out_tables(without: Sequence[str]) -> list[str]:
-    names = sorted({name.lower().replace("_", "") for name in without})
-    for name in names:
-        if name not in EVENT_TABLES:
-            raise unknown_name("event table to do without", name, EVENT_TABLES)
-    if len(names) == len(EVENT_TABLES):
-        raise ConfigError("without any event table there is nothing to learn from: keep at least one")
-    return names
+# The dataset folder
 
 
 def _limit(stays: pl.DataFrame, limit: int | None, flow: CohortFlow) -> pl.DataFrame:
@@ -541,12 +549,12 @@ def _limit(stays: pl.DataFrame, limit: int | None, flow: CohortFlow) -> pl.DataF
 
 @dataclass(frozen=True)
 class _TableTask:
-    """A table to read: the stays' ids and last minutes ``(stays,)``, and where its rows are to be kept."""
+    """A table to read: the stays' ids and last minutes ``(stays,)``, and the file to keep its rows in."""
 
     table: Table
     stays: npt.NDArray[np.int64]
     last: npt.NDArray[np.int64]
-    place: Path
+    out: Path
 
 
 def _read_table(task: _TableTask) -> dict[str, Any]:
@@ -554,7 +562,7 @@ def _read_table(task: _TableTask) -> dict[str, Any]:
     fields = [field for field in FIELDS if field.name in FIELDS_OF[task.table.name]]
     store = EventStore(fields, len(task.stays))
     counts = EventReader(store, task.stays, task.last).read(task.table)
-    return {"counts": counts, **keep_events(store, task.place)}
+    return {"counts": counts, **keep_events(store, task.out)}
 
 
 def _read_events(
@@ -567,9 +575,9 @@ def _read_events(
         tasks.append(_TableTask(table, ids, last, work.room_for(table.name, files)))
         jobs.append(Job(table.name, files, tasks[-1]))
     store = EventStore(FIELDS, stays.height)
-    for task, found in zip(tasks, run_jobs(_read_table, jobs, work, workers=workers, title="tables"), strict=True):
-        flow.add(f"rows of {task.table.name}", **found["counts"])
-        put_back(store, found, task.place)
+    for task, kept in zip(tasks, run_jobs(_read_table, jobs, work, workers=workers, title="tables"), strict=True):
+        flow.add(f"rows of {task.table.name}", **kept["counts"])
+        put_back(store, kept, task.out)
     return store
 
 
@@ -581,21 +589,18 @@ def _ids_and_ends(stays: pl.DataFrame) -> tuple[npt.NDArray[np.int64], npt.NDArr
     return stays["patientunitstayid"].to_numpy(), stays["unitdischargeoffset"].fill_null(_NO_END).to_numpy()
 
 
-def _settings(
-    vocabulary: Vocabulary, without: Sequence[str], min_events: int, max_events: int | None
-) -> dict[str, Any]:
+def _settings(vocabulary: Vocabulary, options: EicuOptions) -> dict[str, Json]:
     return {
-        "source": "eicu",
         "event_kinds": list(KINDS),
         "code_fields": [field for field in vocabulary.fields if field["stop"] > field["start"]],
         "static_names": list(STATIC_NAMES),
-        "without": list(without),
-        "min_events": min_events,
-        "max_events": max_events,
+        "without": list(options.without),
+        "min_events": options.min_events,
+        "max_events": options.max_events,
     }
 
 
-def _write(
+def _write_blocks(
     writer: DatasetWriter,
     blocks: Iterator[EventBlock],
     stays: pl.DataFrame,

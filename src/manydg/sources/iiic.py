@@ -1,4 +1,10 @@
-"""IIIC seizure patterns: ten-second EEG samples with the votes of several experts."""
+"""IIIC: ten seconds of EEG with expert votes.
+
+The seizure patterns of the ictal-interictal-injury continuum: 16 bipolar channels at 200 Hz, each sample classified by
+several experts. The arrays are handed out by the authors on request. Jing et al., "Interrater reliability of expert
+electroencephalographers identifying seizures and rhythmic and periodic patterns in EEGs", Neurology 100(17), 2023;
+Yang, Westover and Sun, "ManyDG: many-domain generalization for healthcare applications", ICLR 2023.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +16,7 @@ import tokenize
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +25,6 @@ import numpy.typing as npt
 import polars as pl
 import torch
 
-from manydg.data.columns import Column
 from manydg.data.info import DatasetInfo, SourceFile, TargetSpec
 from manydg.data.storage import DatasetWriter
 from manydg.errors import ConfigError, DataError, ManyDGWarning, StorageError
@@ -37,70 +42,22 @@ from manydg.sources._preparing import (
     with_provenance,
     wrong_folder,
 )
-from manydg.synthetic.iiic import synthesize
-
-# Which IIIC samples are used: the vote rule, values that are not finite, and artefacts.
-
+from manydg.sources._source import NewSamples, Options, PublishedCounts, Source, SourceDocs, TrainedOn, option
 
 CLASSES = ("OTHER", "ESZ", "LPD", "GPD", "LRDA", "GRDA")
-KEPT, FEW_VOTES, NOT_FINITE, LOUD, FLAT = range(5)
-
-
-@dataclass(frozen=True)
-class Rules:
-    """Which rows become samples, and how values become microvolts."""
-
-    min_votes: int = 5
-    unvoted: str = "refuse"
-    scale: float = 1.0
-    max_amplitude: float | None = None
-    flat_below: float | None = None
-    vote_order: tuple[str, ...] = CLASSES
-
-    def __post_init__(self) -> None:
-        if self.min_votes < 1:
-            raise ConfigError(f"the least number of votes must be 1 or more, not {self.min_votes}")
-        if self.unvoted not in ("refuse", "skip"):
-            raise ConfigError(f"rows without votes can be met with 'refuse' or 'skip', not '{self.unvoted}'")
-        if not (np.isfinite(self.scale) and self.scale > 0):
-            raise ConfigError(f"the scale must be a positive number, not {self.scale}")
-        if sorted(self.vote_order) != sorted(CLASSES):
-            raise ConfigError(f"the vote order must name each of {', '.join(CLASSES)} once")
-        for name, value in (("amplitude", self.max_amplitude), ("flatness", self.flat_below)):
-            if value is not None and not value > 0:
-                raise ConfigError(f"the {name} limit is a positive number of microvolts, not {value}")
-
-
-def judge(stored: npt.NDArray[Any], rules: Rules) -> npt.NDArray[np.uint8]:
-    """Whether the signals of a block are fit to use, ``(rows,)``: values that are not finite, artefacts, or kept."""
-    verdicts = np.full(len(stored), KEPT, np.uint8)
-    if stored.dtype.kind == "f":
-        # A sum is finite only if every term is: one fast pass finds the few rows that need a closer look.
-        with np.errstate(invalid="ignore", over="ignore"):
-            suspects = np.nonzero(~np.isfinite(stored.sum(axis=(1, 2))))[0]
-        verdicts[suspects[~np.isfinite(stored[suspects]).all(axis=(1, 2))]] = NOT_FINITE
-    usable = np.nonzero(verdicts == KEPT)[0]
-    signals = stored if len(usable) == len(stored) else stored[usable]
-    if rules.flat_below is not None:
-        flat = signals.std(axis=2, dtype=np.float32) < rules.flat_below / rules.scale
-        verdicts[usable[flat.any(axis=1)]] = FLAT
-    if rules.max_amplitude is not None:
-        most = rules.max_amplitude / rules.scale
-        verdicts[usable[(signals.max(axis=(1, 2)) > most) | (signals.min(axis=(1, 2)) < -most)]] = LOUD
-    return verdicts
-
-
-# The IIIC hand-out: which arrays belong together, what they must look like, and which rows are samples.
-#
-# This module does not import torch, so that worker processes start quickly.
-
-
 CHANNELS = (
     "Fp1-F7", "F7-T3", "T3-T5", "T5-O1", "Fp2-F8", "F8-T4", "T4-T6", "T6-O2",
     "Fp1-F3", "F3-C3", "C3-P3", "P3-O1", "Fp2-F4", "F4-C4", "C4-P4", "P4-O2",
 )  # fmt: skip
 RATE, SAMPLES = 200.0, 2000
-
+SETTINGS: dict[str, Json] = {"rate": RATE, "channels": list(CHANNELS), "unit": "uV"}
+KEPT, FEW_VOTES, NOT_FINITE, LOUD, FLAT = range(5)
+"""What becomes of a row."""
+_LIMITED = 9
+BLOCK = 32
+"""Rows at a time: a few megabytes, which stay in the processor's cache between reading, checking and writing."""
+DROP_EVERY = 1 << 27
+"""Bytes of a large file after which what was read is dropped from the file cache."""
 _ROLES = {"signals": "signals", "x": "signals", "votes": "votes", "y": "votes"} | dict.fromkeys(
     ("patients", "patient", "keys", "key"), "patients"
 )
@@ -120,6 +77,116 @@ _DAMAGED_HEADER = (
     tokenize.TokenError,
 )
 _ALIASES = {"seizure": "ESZ", "sz": "ESZ", "others": "OTHER"}
+Block = tuple[slice, npt.NDArray[Any], npt.NDArray[np.uint8]]
+
+
+@dataclass(frozen=True)
+class IiicOptions(Options):
+    """Which rows become samples, and how values become microvolts."""
+
+    limit_patients: int | None = option(None, help="Take only the first so many patients.", low=1, shown_default="all")
+    min_votes: int = option(5, help="Leave out samples with fewer votes.", low=1)
+    unvoted: str = option("refuse", help="refuse or skip rows without a single vote.", choices=("refuse", "skip"))
+    max_amplitude: float | None = option(
+        None, help="Leave out samples that exceed this anywhere.", metavar="UV", shown_default="off"
+    )
+    flat_below: float | None = option(
+        None, help="Leave out samples with a channel that varies less.", metavar="UV", shown_default="off"
+    )
+    scale: float = option(1.0, help="Microvolts per stored unit; 1e6 for volts.")
+    vote_order: tuple[str, ...] = option(
+        CLASSES, help="Classes of the vote columns.", metavar="A,B,...", shown_default=",".join(CLASSES), commas=True
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "vote_order", tuple(name.upper() for name in self.vote_order))
+        if not (np.isfinite(self.scale) and self.scale > 0):
+            raise ConfigError(f"the scale must be a positive number, not {self.scale}")
+        if sorted(self.vote_order) != sorted(CLASSES):
+            raise ConfigError(f"the vote order must name each of {', '.join(CLASSES)} once")
+        for name, value in (("amplitude", self.max_amplitude), ("flatness", self.flat_below)):
+            if value is not None and not value > 0:
+                raise ConfigError(f"the {name} limit is a positive number of microvolts, not {value}")
+
+
+class Iiic(Source[IiicOptions, Options]):
+    """Arrays of signals, votes and patients.
+
+    A folder holds ``signals.npy`` ``(rows, 16, 2000)``, ``votes`` ``(rows, 6)`` and ``patients`` ``(rows,)`` as
+    ``.npy`` or ``.csv``; or several such sets, in subfolders or with a common prefix (``training_signals.npy``). A set
+    without a file of patients belongs to the one patient it is named after. The column ``signal`` is
+    ``(rows, 16, 2000)`` float32 in microvolts; the targets are vote counts over six classes.
+    """
+
+    name = "iiic"
+    options_class = IiicOptions
+    published = PublishedCounts(
+        "IIIC seizure patterns, samples with five or more votes",
+        {"patients": 2_702, "samples": 165_309},
+        {"OTHER": 0.264, "ESZ": 0.037, "LPD": 0.197, "GPD": 0.242, "LRDA": 0.144, "GRDA": 0.117},
+    )
+    docs = SourceDocs(
+        predicts="seizure patterns from sixteen channels",
+        target="six classes, expert votes",
+        page="[iiic](datasets/iiic.md)",
+        task="seizure patterns",
+        files="[IIIC](docs/datasets/iiic.md): signals and expert votes",
+    )
+
+    def looks_like(self, folder: Path) -> bool:
+        # Patients may have folders of their own; a single folder of arrays is recognised by itself.
+        return _has_arrays(folder) or sum(_has_arrays(path) for path in folder.iterdir() if path.is_dir()) > 1
+
+    def prepare(self, raw: Path, out: Path, options: IiicOptions, *, workers: int = 1, overwrite: bool = False) -> Path:
+        raw, rules = raw.absolute(), replace(options, limit_patients=None)
+        make_ready(out, overwrite=overwrite)
+        parts = find_parts(raw)
+        if not parts:
+            raise wrong_folder(raw, "IIIC arrays (signals.npy, votes.npy, patients.npy)")
+        work = WorkFolder(out, self.name, rules.to_json())
+        jobs = [Job(part.name, part.files, (part, rules)) for part in parts]
+        patients = [_check_part(part, rules) for part in parts]
+        if spreads(workers):
+            run_jobs(plan_part, jobs, work, workers=workers, title="checking samples")
+        most = options.limit_patients
+        chosen = None if most is None else np.unique(np.concatenate(patients))[:most]
+        info = DatasetInfo(settings=SETTINGS | {"scale": options.scale})
+        with DatasetWriter(out, TargetSpec("votes", CLASSES), info, overwrite=overwrite) as writer:
+            plans = _copy(writer, jobs, patients, chosen, work)
+            limited = [_limit(verdicts_in(plan), keys, chosen) for plan, keys in zip(plans, patients, strict=True)]
+            flow = _flow(np.concatenate(limited), np.concatenate(patients), rules)
+            files = [SourceFile.from_json(entry) for plan in plans for entry in plan["files"]]
+            writer.info = with_provenance(writer.info, self.name, files, options.to_json(), flow)
+        work.remove()
+        return out
+
+    def for_prediction(self, raw: Path, trained: TrainedOn, options: Options) -> Iterator[NewSamples]:
+        """All samples that are finite throughout; where nothing says whose they are, a set is of one patient."""
+        self.check_trained_on(trained)
+        scale = float(trained.settings.get("scale", 1.0))
+        groups = {name: files for name, files in group_files(raw).items() if "signals" in files}
+        if not groups:
+            raise wrong_folder(raw, "IIIC signals (signals.npy)")
+        parts = [
+            Part(name or raw.resolve().name, files["signals"], None, files.get("patients"))
+            for name, files in sorted(groups.items())
+        ]
+        signals, rows, patients = zip(*(_read_part(part, scale) for part in parts), strict=True)
+        numbered = pl.concat(rows)
+        if not numbered.height:
+            raise DataError(f"{raw}: not one sample is finite throughout, so there is nothing to predict from")
+        whole = signals[0] if len(signals) == 1 else np.concatenate(signals)
+        yield NewSamples({"signal": torch.from_numpy(whole)}, numbered, np.concatenate(patients))
+
+
+def _has_arrays(folder: Path) -> bool:
+    names = [path.name.lower() for path in folder.iterdir() if path.is_file()]
+    votes = any(name.endswith(("votes.npy", "votes.csv")) for name in names)
+    return votes and any(name.endswith("signals.npy") for name in names)
+
+
+# Which arrays belong together, and what they must look like
 
 
 @dataclass(frozen=True)
@@ -210,7 +277,7 @@ def _load(path: Path) -> npt.NDArray[Any]:
         raise DataError(f"{path} is truncated or not a .npy file: copy it again") from error
 
 
-def read_votes(part: Part, rows: int, rules: Rules) -> npt.NDArray[np.float32]:
+def read_votes(part: Part, rows: int, options: IiicOptions) -> npt.NDArray[np.float32]:
     """Vote counts ``(rows, 6)`` in the order of ``CLASSES``."""
     path = part.votes
     assert path is not None
@@ -225,7 +292,7 @@ def read_votes(part: Part, rows: int, rules: Rules) -> npt.NDArray[np.float32]:
         votes = np.asarray(_load(path))
     if votes.dtype.kind not in "fiu" or votes.ndim != 2:
         raise DataError(f"{path} has shape {votes.shape} and type {votes.dtype}; expected numbers (rows, 6)")
-    order = _columns(path, header, votes.shape[1], rules)
+    order = _columns(path, header, votes.shape[1], options)
     _check_rows(path, len(votes), rows, part.signals)
     votes = votes[:, order].astype(np.float64)
     bad = ~np.isfinite(votes) | (votes < 0) | (votes != np.round(votes))
@@ -233,7 +300,7 @@ def read_votes(part: Part, rows: int, rules: Rules) -> npt.NDArray[np.float32]:
         row, column = np.argwhere(bad)[0]
         raise DataError(f"{path}, row {row}: {votes[row, column]:g} is no number of votes")
     empty = np.nonzero(votes.sum(axis=1) == 0)[0]
-    if len(empty) and rules.unvoted == "refuse":
+    if len(empty) and options.unvoted == "refuse":
         raise DataError(
             f"{path}, row {empty[0]}: no expert voted ({len(empty)} such rows). "
             "Mend the file, or leave such rows out with '--unvoted skip'"
@@ -241,7 +308,7 @@ def read_votes(part: Part, rows: int, rules: Rules) -> npt.NDArray[np.float32]:
     return votes.astype(np.float32)
 
 
-def _columns(path: Path, header: Sequence[str], columns: int, rules: Rules) -> list[int]:
+def _columns(path: Path, header: Sequence[str], columns: int, options: IiicOptions) -> list[int]:
     if header:
         plain = [name.strip().lower().removesuffix("_vote").removesuffix("_votes") for name in header]
         names = [_ALIASES.get(name, name.upper()) for name in plain]
@@ -250,8 +317,8 @@ def _columns(path: Path, header: Sequence[str], columns: int, rules: Rules) -> l
             raise DataError(f"{path} has no column {missing[0]}; its columns are {', '.join(header)}")
         return [names.index(name) for name in CLASSES]
     if columns != len(CLASSES):
-        raise DataError(f"{path} has {columns} columns; expected six: {', '.join(rules.vote_order)}")
-    return [rules.vote_order.index(name) for name in CLASSES]
+        raise DataError(f"{path} has {columns} columns; expected six: {', '.join(options.vote_order)}")
+    return [options.vote_order.index(name) for name in CLASSES]
 
 
 def read_patients(part: Part, rows: int) -> npt.NDArray[np.str_]:
@@ -260,8 +327,8 @@ def read_patients(part: Part, rows: int) -> npt.NDArray[np.str_]:
         return np.full(rows, part.name)
     if part.patients.suffix.lower() == ".csv":
         header, cells = _read_csv(part.patients, text=True)
-        place = next((k for k, name in enumerate(header) if "patient" in name.lower() or "key" in name.lower()), 0)
-        keys = np.array([row[place] if len(row) > place else "" for row in cells], dtype=str)
+        column = next((k for k, name in enumerate(header) if "patient" in name.lower() or "key" in name.lower()), 0)
+        keys = np.array([row[column] if len(row) > column else "" for row in cells], dtype=str)
     else:
         stored = np.asarray(_load(part.patients))
         if stored.ndim != 1 or stored.dtype.kind not in "iuUS":
@@ -289,9 +356,9 @@ def _as_text(path: Path, stored: npt.NDArray[Any]) -> npt.NDArray[np.str_]:
     return stored.astype(str)
 
 
-def _check_rows(path: Path, found: int, expected: int, signals: Path) -> None:
-    if found != expected:
-        raise DataError(f"{path} has {found} rows, but {signals.name} has {expected}: they do not belong together")
+def _check_rows(path: Path, rows: int, expected: int, signals: Path) -> None:
+    if rows != expected:
+        raise DataError(f"{path} has {rows} rows, but {signals.name} has {expected}: they do not belong together")
 
 
 def _read_csv(path: Path, *, text: bool = False) -> tuple[list[str], list[list[str]]]:
@@ -318,15 +385,29 @@ def _is_number(cell: str) -> bool:
     return True
 
 
-# The rows of an IIIC part read in blocks: hashed, judged and handed on in one pass.
-#
-# This module does not import torch, so that worker processes start quickly.
+# Which samples are used
 
 
-BLOCK = 32
-"""Rows at a time: a few megabytes, which stay in the processor's cache between reading, judging and writing."""
-LET_GO = 1 << 27
-Block = tuple[slice, npt.NDArray[Any], npt.NDArray[np.uint8]]
+def check_signals(stored: npt.NDArray[Any], options: IiicOptions) -> npt.NDArray[np.uint8]:
+    """Whether the signals of a block are fit to use, ``(rows,)``: values that are not finite, artefacts, or kept."""
+    verdicts = np.full(len(stored), KEPT, np.uint8)
+    if stored.dtype.kind == "f":
+        # A sum is finite only if every term is: one fast pass finds the few rows that need a closer look.
+        with np.errstate(invalid="ignore", over="ignore"):
+            suspects = np.nonzero(~np.isfinite(stored.sum(axis=(1, 2))))[0]
+        verdicts[suspects[~np.isfinite(stored[suspects]).all(axis=(1, 2))]] = NOT_FINITE
+    usable = np.nonzero(verdicts == KEPT)[0]
+    signals = stored if len(usable) == len(stored) else stored[usable]
+    if options.flat_below is not None:
+        flat = signals.std(axis=2, dtype=np.float32) < options.flat_below / options.scale
+        verdicts[usable[flat.any(axis=1)]] = FLAT
+    if options.max_amplitude is not None:
+        most = options.max_amplitude / options.scale
+        verdicts[usable[(signals.max(axis=(1, 2)) > most) | (signals.min(axis=(1, 2)) < -most)]] = LOUD
+    return verdicts
+
+
+# A part read in blocks: hashed, checked and passed on at once
 
 
 class PartReading:
@@ -335,27 +416,27 @@ class PartReading:
     Parameters
     ----------
     part : Part
-    rules : Rules
+    options : IiicOptions
     """
 
-    def __init__(self, part: Part, rules: Rules) -> None:
-        self._part, self._rules = part, rules
+    def __init__(self, part: Part, options: IiicOptions) -> None:
+        self._part, self._options = part, options
         self._signals = open_signals(part)
-        votes = read_votes(part, len(self._signals), rules)
-        self._verdicts = np.where(votes.sum(axis=1) < rules.min_votes, FEW_VOTES, KEPT).astype(np.uint8)
+        votes = read_votes(part, len(self._signals), options)
+        self._verdicts = np.where(votes.sum(axis=1) < options.min_votes, FEW_VOTES, KEPT).astype(np.uint8)
         self._digest = hashlib.sha256()
 
     def blocks(self) -> Iterator[Block]:
         """Rows, their stored signals and verdicts, a block at a time.
 
-        Blocks are hashed behind the caller's back, so that nobody may change them.
+        Blocks are hashed by a background thread meanwhile, so that they must not be changed.
         """
         with closing(HashingThread()) as hashing:
             for rows, stored in self._stored_blocks(hashing):
                 if rows.start == 0:
-                    check_unit(self._part, stored, self._rules)
-                block, judged = self._verdicts[rows], judge(stored, self._rules)
-                block[block == KEPT] = judged[block == KEPT]
+                    check_unit(self._part, stored, self._options.scale)
+                block, checked = self._verdicts[rows], check_signals(stored, self._options)
+                block[block == KEPT] = checked[block == KEPT]
                 yield rows, stored, block
             hashing.wait()
 
@@ -366,10 +447,10 @@ class PartReading:
             return
         head = int(getattr(self._signals, "offset", 0))
         # Where a file is too large to stay in memory, what has been read of it makes room for what comes.
-        step = LET_GO if self._part.signals.stat().st_size >= LARGE_FILE else math.inf
+        step = DROP_EVERY if self._part.signals.stat().st_size >= LARGE_FILE else math.inf
         with reading_errors(self._part.signals), self._part.signals.open("rb", buffering=0) as file:
             self._digest.update(file.read(head))
-            at = gone = head
+            at = dropped = head
             for start in every:
                 rows = slice(start, min(start + BLOCK, len(self._signals)))
                 # Read, not mapped: a copy costs less than a fault for every few pages.
@@ -377,15 +458,15 @@ class PartReading:
                 data = stored.reshape(-1).view(np.uint8).data
                 read_into(file, data)
                 at += len(data)
-                if at - gone >= step:
-                    drop_from_cache(file.fileno(), gone, at)
-                    gone = at
+                if at - dropped >= step:
+                    drop_from_cache(file.fileno(), dropped, at)
+                    dropped = at
                 hashing.update(self._digest, data)
                 yield rows, stored
             hashing.update(self._digest, memoryview(file.read()))
 
     def plan(self) -> dict[str, Any]:
-        """What was found, once all blocks are read, as JSON values: ``verdicts`` (a digit for each row) and ``files``
+        """The outcome, once all blocks are read, as JSON values: ``verdicts`` (a digit for each row) and ``files``
         with their checksums."""
         path = self._part.signals
         entry = SourceFile(path.name, path.stat().st_size, self._digest.hexdigest())
@@ -397,7 +478,7 @@ class PartReading:
         return {"verdicts": "".join(map(str, self._verdicts.tolist())), "files": files}
 
 
-def plan_part(argument: tuple[Part, Rules]) -> dict[str, Any]:
+def plan_part(argument: tuple[Part, IiicOptions]) -> dict[str, Any]:
     """Read a part for its :meth:`PartReading.plan` alone."""
     reading = PartReading(*argument)
     for _ in reading.blocks():
@@ -428,9 +509,9 @@ def verdicts_in(plan: Mapping[str, Any]) -> npt.NDArray[np.uint8]:
     return np.frombuffer(plan["verdicts"].encode(), np.uint8) - np.uint8(ord("0"))
 
 
-def check_unit(part: Part, stored: npt.NDArray[Any], rules: Rules) -> None:
+def check_unit(part: Part, stored: npt.NDArray[Any], scale: float) -> None:
     """Raise if values are far too small for microvolts."""
-    typical = float(np.nanmedian(np.abs(stored[:64].astype(np.float64)))) * rules.scale
+    typical = float(np.nanmedian(np.abs(stored[:64].astype(np.float64)))) * scale
     if 0 < typical < 1e-2:
         raise DataError(
             f"{part.signals}: a typical value is {typical:.1e}, far too small for microvolts. "
@@ -438,48 +519,9 @@ def check_unit(part: Part, stored: npt.NDArray[Any], rules: Rules) -> None:
         )
 
 
-# New EEG samples without votes: from arrays to a model's inputs.
-
-
-def prepare_for_prediction(
-    raw: str | Path, settings: Mapping[str, Any]
-) -> tuple[dict[str, Column], pl.DataFrame, npt.NDArray[np.str_]]:
-    """New samples as a trained model's inputs.
-
-    Parameters
-    ----------
-    raw : path
-        As for preparing, but without votes. Where nothing says whose the samples are, they are of one patient.
-    settings : dict
-        ``info["settings"]`` of the training dataset; its ``scale`` turns stored values into microvolts.
-
-    Returns
-    -------
-    columns : dict
-        ``signal``, ``(rows, 16, 2000)``.
-    rows : DataFrame
-        ``part`` (where there are several) and ``row`` of each sample; those that are not finite are left out.
-    patients : array ``(rows,)``
-    """
-    folder, scale = Path(raw), float(settings.get("scale", 1.0))
-    groups = {name: files for name, files in group_files(folder).items() if "signals" in files}
-    if not groups:
-        raise wrong_folder(folder, "IIIC signals (signals.npy)")
-    parts = [
-        Part(name or folder.resolve().name, files["signals"], None, files.get("patients"))
-        for name, files in sorted(groups.items())
-    ]
-    signals, rows, patients = zip(*(_read_part(part, scale) for part in parts), strict=True)
-    numbered = pl.concat(rows)
-    if not numbered.height:
-        raise DataError(f"{folder}: not one sample is finite throughout, so there is nothing to predict from")
-    whole = signals[0] if len(signals) == 1 else np.concatenate(signals)
-    return {"signal": torch.from_numpy(whole)}, numbered, np.concatenate(patients)
-
-
 def _read_part(part: Part, scale: float) -> tuple[npt.NDArray[np.float32], pl.DataFrame, npt.NDArray[np.str_]]:
     stored = open_signals(part)
-    check_unit(part, stored[:32], Rules(scale=scale))
+    check_unit(part, stored[:32], scale)
     finite = np.array([bool(np.isfinite(sample).all()) for sample in stored], bool)
     if not finite.all():
         note = f"{part.signals}: {int((~finite).sum())} of {len(stored)} samples hold values that are not finite"
@@ -490,80 +532,10 @@ def _read_part(part: Part, scale: float) -> tuple[npt.NDArray[np.float32], pl.Da
     return signal, pl.DataFrame({"part": [part.name] * len(rows), "row": rows}), patients
 
 
-__all__ = ["prepare", "prepare_for_prediction", "synthesize"]
-
-SETTINGS: dict[str, Json] = {"rate": RATE, "channels": list(CHANNELS), "unit": "uV"}
-_LIMITED = 9
-
-
-def prepare(
-    raw: Path,
-    out: Path,
-    *,
-    workers: int = 1,
-    limit_patients: int | None = None,
-    overwrite: bool = False,
-    min_votes: int = 5,
-    unvoted: str = "refuse",
-    max_amplitude: float | None = None,
-    flat_below: float | None = None,
-    scale: float = 1.0,
-    vote_order: Sequence[str] = CLASSES,
-) -> Path:
-    """Make a dataset folder from arrays of signals, votes and patient keys.
-
-    The column ``signal`` is ``(rows, 16, 2000)`` float32 in microvolts; the targets are vote counts over six classes.
-
-    Parameters
-    ----------
-    raw : path
-        Holds ``signals.npy`` ``(rows, 16, 2000)``, ``votes`` ``(rows, 6)`` and ``patients`` ``(rows,)`` as ``.npy`` or
-        ``.csv``; or several such sets, in subfolders or with a common prefix (``training_signals.npy``). A set without
-        a file of patients belongs to the one patient it is named after.
-    min_votes : int
-        Samples with fewer votes are left out (the paper: five).
-    unvoted : {"refuse", "skip"}
-        What to do about a row without a single vote.
-    max_amplitude : float, optional
-        Artefact filter: leave out samples that exceed so many microvolts anywhere.
-    flat_below : float, optional
-        Artefact filter: leave out samples in which a channel's standard deviation is under so many microvolts.
-    scale : float
-        Microvolts per unit of the stored signals.
-    vote_order : sequence of str
-        Which class each column of the votes is, where the file does not say.
-    """
-    raw, out = Path(raw).absolute(), Path(out)
-    rules = Rules(min_votes, unvoted, scale, max_amplitude, flat_below, tuple(vote_order))
-    if limit_patients is not None and limit_patients < 1:
-        raise ConfigError(f"the limit on patients must be 1 or more, not {limit_patients}")
-    make_ready(out, overwrite=overwrite)
-    parts = find_parts(raw)
-    if not parts:
-        raise wrong_folder(raw, "IIIC arrays (signals.npy, votes.npy, patients.npy)")
-    work = WorkFolder(out, "iiic", asdict(rules))
-    jobs = [Job(part.name, part.files, (part, rules)) for part in parts]
-    patients = [_check_part(part, rules) for part in parts]
-    if spreads(workers):
-        run_jobs(plan_part, jobs, work, workers=workers, title="checking samples")
-    chosen = None if limit_patients is None else np.unique(np.concatenate(patients))[:limit_patients]
-    with DatasetWriter(
-        out, TargetSpec("votes", CLASSES), DatasetInfo(settings=SETTINGS | {"scale": scale}), overwrite=overwrite
-    ) as writer:
-        plans = _copy(writer, jobs, patients, chosen, work)
-        limited = [_limit(verdicts_in(plan), keys, chosen) for plan, keys in zip(plans, patients, strict=True)]
-        flow = _flow(np.concatenate(limited), np.concatenate(patients), rules)
-        options = asdict(rules) | {"vote_order": list(rules.vote_order), "limit_patients": limit_patients}
-        files = [SourceFile.from_json(entry) for plan in plans for entry in plan["files"]]
-        writer.info = with_provenance(writer.info, "iiic", files, options, flow)
-    work.remove()
-    return out
-
-
-def _check_part(part: Part, rules: Rules) -> npt.NDArray[np.str_]:
+def _check_part(part: Part, options: IiicOptions) -> npt.NDArray[np.str_]:
     """Whose each row is, once the part's files are known to fit together."""
     rows = len(open_signals(part))
-    read_votes(part, rows, rules)
+    read_votes(part, rows, options)
     return read_patients(part, rows)
 
 
@@ -573,19 +545,19 @@ def _limit(
     return verdicts if chosen is None else np.where(np.isin(keys, chosen), verdicts, _LIMITED).astype(np.uint8)
 
 
-def _flow(verdicts: npt.NDArray[np.uint8], patients: npt.NDArray[np.str_], rules: Rules) -> CohortFlow:
+def _flow(verdicts: npt.NDArray[np.uint8], patients: npt.NDArray[np.str_], options: IiicOptions) -> CohortFlow:
     flow = CohortFlow()
     left = np.ones(len(verdicts), bool)
     flow.add("samples found", patients=len(np.unique(patients)), samples=len(verdicts))
     steps = {
         "limit on patients": _LIMITED,
-        f"at least {rules.min_votes} votes": FEW_VOTES,
+        f"at least {options.min_votes} votes": FEW_VOTES,
         "finite signal": NOT_FINITE,
     }
-    if rules.flat_below is not None:
-        steps[f"no channel flat (under {rules.flat_below:g} uV)"] = FLAT
-    if rules.max_amplitude is not None:
-        steps[f"amplitude up to {rules.max_amplitude:g} uV"] = LOUD
+    if options.flat_below is not None:
+        steps[f"no channel flat (under {options.flat_below:g} uV)"] = FLAT
+    if options.max_amplitude is not None:
+        steps[f"amplitude up to {options.max_amplitude:g} uV"] = LOUD
     for step, reason in steps.items():
         if reason == _LIMITED and not (verdicts == _LIMITED).any():
             continue
@@ -606,14 +578,14 @@ def _copy(
     plans = []
     with Progress("copying signals", total=sum(map(len, patients))) as progress:
         for job, keys in zip(jobs, patients, strict=True):
-            part, rules = job.argument
-            votes = read_votes(part, len(keys), rules)
+            part, options = job.argument
+            votes = read_votes(part, len(keys), options)
             plan = work.load(job)
-            reading = PartReading(part, rules) if plan is None else PlannedReading(part, plan)
+            reading = PartReading(part, options) if plan is None else PlannedReading(part, plan)
             for rows, stored, verdicts in reading.blocks():
                 kept = _limit(verdicts, keys[rows], chosen) == KEPT
                 if kept.any():
-                    signal = _microvolts(stored, kept, rules)
+                    signal = _microvolts(stored, kept, options)
                     writer.append_immutable({"signal": signal}, votes[rows][kept], keys[rows][kept])
                 progress.advance(len(kept))
             plans.append(reading.plan())
@@ -622,6 +594,6 @@ def _copy(
     return plans
 
 
-def _microvolts(stored: npt.NDArray[Any], kept: npt.NDArray[np.bool_], rules: Rules) -> npt.NDArray[np.float32]:
+def _microvolts(stored: npt.NDArray[Any], kept: npt.NDArray[np.bool_], options: IiicOptions) -> npt.NDArray[np.float32]:
     values = np.asarray(stored if kept.all() else stored[kept], np.float32)
-    return values if rules.scale == 1.0 else values * np.float32(rules.scale)
+    return values if options.scale == 1.0 else values * np.float32(options.scale)

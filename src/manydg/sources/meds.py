@@ -1,8 +1,13 @@
-"""MEDS: any dataset in the Medical Event Data Standard, with any of its label files as the target."""
+"""MEDS: any dataset of the standard, any of its label files.
+
+The Medical Event Data Standard 0.4: events of subjects as parquet files, and label files that say what is to be
+predicted, of whom and when. Arnrich et al., "Medical Event Data Standard (MEDS): facilitating machine learning for
+health", ICLR 2024 Workshop on Learning from Time Series for Health. Each dataset has a licence of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,10 +19,9 @@ import numpy.typing as npt
 import polars as pl
 import torch
 
-from manydg.data.columns import Column
 from manydg.data.info import DatasetInfo, TargetSpec
 from manydg.data.storage import DatasetWriter
-from manydg.errors import ConfigError, DataError, StorageError
+from manydg.errors import DataError, StorageError
 from manydg.files import Json, disk_errors
 from manydg.jobs import Job
 from manydg.sources._events import EventBlock, EventStore, Field, Vocabulary, join_blocks, keep_events, put_back, ranges
@@ -32,14 +36,138 @@ from manydg.sources._preparing import (
     with_provenance,
     work_folder,
 )
+from manydg.sources._source import NewSamples, Options, Source, SourceDocs, TrainedOn, option
 from manydg.sources._tables import Array, CategoryMap, SampleIndex
-from manydg.synthetic.meds import synthesize
-
-# A MEDS dataset's files: found, checked against the format, and scanned lazily.
-
 
 BIRTH = "MEDS_BIRTH"
+OTHER = "<other>"
+STATIC_NAMES = ("age_over_100", "age_missing")
 _VALUES = ("boolean_value", "integer_value", "categorical_value")
+_MOST_KINDS = 32
+_BATCH = 250_000
+_SECOND = 1_000_000
+_HOUR = 3600 * _SECOND
+_CENTURY = 100 * 365.25 * 24 * _HOUR
+_NEVER = np.iinfo(np.int64).min
+
+
+@dataclass(frozen=True)
+class MedsOptions(Options):
+    """The labels, and which events to use."""
+
+    labels: Path = option(help="MEDS label file, or a folder of them.")
+    kinds: str = option(
+        "prefix", help="'prefix': what stands before // is the kind of event; or 'one'.", choices=("prefix", "one")
+    )
+    limit_patients: int | None = option(None, help="Keep only this many patients.", low=1)
+    min_events: int = option(1, help="Leave out samples with fewer events.", low=1)
+    max_events: int | None = option(
+        300, help="Keep only the last so many events of a sample; 0 for all.", low=1, zero=True
+    )
+    min_count: int = option(1, help="A code in fewer rows counts as unknown.", low=1)
+
+
+@dataclass(frozen=True)
+class TimesOptions(Options):
+    """When to predict."""
+
+    times: Path | None = option(None, help="MEDS: parquet file of prediction times.")
+
+
+class Meds(Source[MedsOptions, TimesOptions]):
+    """A MEDS dataset, one sample a label.
+
+    A folder holds ``data/**/*.parquet`` and, where present, ``metadata/``. A label file has ``subject_id``,
+    ``prediction_time`` and one of ``boolean_value``, ``integer_value``, ``categorical_value``. Only events up to the
+    prediction time are used.
+    """
+
+    name = "meds"
+    options_class = MedsOptions
+    prediction_options_class = TimesOptions
+    self_explanatory = False
+    docs = SourceDocs(
+        predicts="whatever the label file asks",
+        target="any of these",
+        page="[meds](datasets/meds.md)",
+        task="any of your own",
+        files="[MEDS](docs/datasets/meds.md) 0.4",
+    )
+
+    def looks_like(self, folder: Path) -> bool:
+        return any((folder / "metadata" / name).is_file() for name in ("codes.parquet", "subject_splits.parquet"))
+
+    def prepare(self, raw: Path, out: Path, options: MedsOptions, *, workers: int = 1, overwrite: bool = False) -> Path:
+        raw, labels = raw.absolute(), options.labels.absolute()
+        make_ready(out, overwrite=overwrite)
+        files, flow = data_files(raw), CohortFlow()
+        samples = _limit(read_labels(labels, flow), options.limit_patients, flow)
+        spec, codes = _encode(samples["label"])
+        read = [*files, *label_files(labels)]
+        # A subject's first event and the most frequent kinds are known from all files, so that one which changes
+        # changes what is read of the others.
+        decisive = {
+            "limit_patients": options.limit_patients,
+            "kinds": options.kinds,
+            "version": 1,
+            "files": states_of(read),
+        }
+        with work_folder(out, self.name, decisive) as work, ThreadPoolExecutor(1) as pool:
+            described = pool.submit(describe_files, read)
+            shards = Shards(raw, files, work, workers)
+            fields, clock = shards.survey(samples, options.kinds)
+            store = shards.read(fields, clock, flow)
+            vocabulary = store.vocabulary(options.min_count)
+            settings = {"source": self.name, **_settings(vocabulary, options)}
+            words = {"events": vocabulary.words}
+            info = DatasetInfo(name=raw.resolve().name, vocabularies=words, settings=settings)
+            with DatasetWriter(out, spec, info, overwrite=overwrite) as writer:
+                blocks = store.blocks(
+                    vocabulary, min_events=options.min_events, max_events=options.max_events, ticks_per_minute=60
+                )
+                _write(writer, blocks, samples, codes, clock, flow, options.min_events)
+                writer.info = with_provenance(writer.info, self.name, described.result(), options.to_json(), flow)
+        return out
+
+    def for_prediction(self, raw: Path, trained: TrainedOn, options: TimesOptions) -> Iterator[NewSamples]:
+        """Every subject at the times asked for, or else at the time of its last event."""
+        self.check_trained_on(trained)
+        settings, events = trained.settings, scan_events(data_files(raw))
+        samples = _last_events(events, raw) if options.times is None else read_prediction_times(options.times)
+        if samples.is_empty():
+            raise DataError(f"{raw} holds no subject with an event in time, so there is nothing to predict from")
+        fields = [Field(name, kind) for kind, name in enumerate(settings["event_kinds"])]
+        store = EventStore(fields, samples.height)
+        clock = Clock.of(samples, survey(events, raw)[1])
+        read_events(store, events, raw, clock)
+        vocabulary = Vocabulary(list(trained.vocabularies["events"]), list(settings["code_fields"]))
+        limits = {"min_events": settings.get("min_events", 1), "max_events": settings.get("max_events")}
+        rows, columns = join_blocks(store.blocks(vocabulary, **limits, ticks_per_minute=60))
+        if not len(rows):
+            raise DataError(f"{raw}: no subject has an event up to its prediction time")
+        columns["static"] = torch.from_numpy(clock.static[rows])
+        kept = samples[rows].select("subject_id", "prediction_time")
+        yield NewSamples(columns, kept, kept["subject_id"].to_numpy())
+
+
+def _settings(vocabulary: Vocabulary, options: MedsOptions) -> dict[str, Json]:
+    return {
+        "event_kinds": [field["name"] for field in vocabulary.fields],
+        "code_fields": vocabulary.fields,
+        "static_names": list(STATIC_NAMES),
+        "kinds": options.kinds,
+        "min_events": options.min_events,
+        "max_events": options.max_events,
+    }
+
+
+def _last_events(events: pl.LazyFrame, raw: Path) -> pl.DataFrame:
+    with reading(raw):
+        last = events.group_by("subject_id").agg(prediction_time=pl.col("time").max())
+        return last.drop_nulls().sort("subject_id").collect(engine="streaming")
+
+
+# The files: checked against the standard, and scanned lazily
 
 
 def data_files(raw: str | Path) -> list[Path]:
@@ -80,14 +208,14 @@ def _scan_shard(file: Path) -> pl.LazyFrame:
 
 
 @contextmanager
-def reading(place: str | Path) -> Iterator[None]:
-    """Turn what goes wrong while parquet files are read into an error that names the place."""
+def reading(path: str | Path) -> Iterator[None]:
+    """Turn what goes wrong while parquet files are read into an error that names them."""
     try:
         yield
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
-        raise DataError(f"{place} cannot be read as parquet ({str(error).splitlines()[0][:120]})") from None
+        raise DataError(f"{path} cannot be read as parquet ({str(error).splitlines()[0][:120]})") from None
     except OSError as error:
-        raise StorageError(f"cannot read {place}: {error.strerror or error}") from None
+        raise StorageError(f"cannot read {path}: {error.strerror or error}") from None
 
 
 def read_labels(path: str | Path, flow: CohortFlow) -> pl.DataFrame:
@@ -126,37 +254,27 @@ def read_prediction_times(path: str | Path) -> pl.DataFrame:
 
 
 def _read_times(path: str | Path) -> pl.DataFrame:
-    place = Path(path)
-    files = sorted(place.rglob("*.parquet")) if place.is_dir() else [place]
+    files = label_files(path)
     if not files or not files[0].is_file():
-        raise StorageError(f"no label file at {place}: name a parquet file or a folder of them")
-    with reading(place):
+        raise StorageError(f"no label file at {path}: name a parquet file or a folder of them")
+    with reading(path):
         frame = pl.concat([pl.read_parquet(file) for file in files], how="diagonal_relaxed")
     for name in ("subject_id", "prediction_time"):
         if name not in frame.columns:
-            raise DataError(f"{place} has no column '{name}': it is not a MEDS label file")
+            raise DataError(f"{path} has no column '{name}': it is not a MEDS label file")
     if not isinstance(frame.schema["prediction_time"], pl.Datetime) or not frame.schema["subject_id"].is_integer():
-        raise DataError(f"{place}: subject_id must be whole numbers and prediction_time time stamps, as MEDS has them")
+        raise DataError(f"{path}: subject_id must be whole numbers and prediction_time time stamps, as MEDS has them")
     time = pl.col("prediction_time").dt.replace_time_zone(None).cast(pl.Datetime("us"))
     return frame.with_columns(pl.col("subject_id").cast(pl.Int64), time)
 
 
 def label_files(path: str | Path) -> list[Path]:
     """The files behind a label path."""
-    place = Path(path)
-    return sorted(place.rglob("*.parquet")) if place.is_dir() else [place]
+    given = Path(path)
+    return sorted(given.rglob("*.parquet")) if given.is_dir() else [given]
 
 
-# MEDS events read in batches into an EventStore, each sample up to its prediction time and never beyond.
-
-
-OTHER = "<other>"
-STATIC_NAMES = ("age_over_100", "age_missing")
-_BATCH = 250_000
-_SECOND = 1_000_000
-_HOUR = 3600 * _SECOND
-_CENTURY = 100 * 365.25 * 24 * _HOUR
-_NEVER = np.iinfo(np.int64).min
+# Events read in batches, each sample up to its prediction time and never beyond
 
 
 @dataclass(frozen=True)
@@ -182,12 +300,12 @@ class Clock:
 
     @staticmethod
     def of(samples: pl.DataFrame, known: pl.DataFrame) -> Clock:
-        """From ``subject_id`` and ``prediction_time``, sorted by subject, and what :func:`survey` found."""
+        """From ``subject_id`` and ``prediction_time``, sorted by subject, and the subjects of :func:`survey`."""
         subjects, begins, counts = np.unique(samples["subject_id"].to_numpy(), return_index=True, return_counts=True)
         when = samples["prediction_time"].dt.epoch("us").to_numpy()
         merged = known.group_by("subject_id").agg(pl.col("first", "birth").min())
-        found = pl.DataFrame({"subject_id": subjects}).join(merged, on="subject_id", how="left", maintain_order="left")
-        first, birth = (found[name].fill_null(_NEVER).to_numpy() for name in ("first", "birth"))
+        known = pl.DataFrame({"subject_id": subjects}).join(merged, on="subject_id", how="left", maintain_order="left")
+        first, birth = (known[name].fill_null(_NEVER).to_numpy() for name in ("first", "birth"))
         beginning = np.where(first == _NEVER, when[begins], np.minimum(first, when[begins]))
         return Clock(subjects, begins, counts, when, beginning, birth)
 
@@ -206,7 +324,7 @@ class Clock:
         return np.stack([age, ~known], axis=1).astype(np.float32)
 
 
-def survey(events: pl.LazyFrame, place: str | Path) -> tuple[pl.DataFrame, pl.DataFrame]:
+def survey(events: pl.LazyFrame, path: str | Path) -> tuple[pl.DataFrame, pl.DataFrame]:
     """What must be known of all events before any of them can be laid out.
 
     Returns
@@ -218,14 +336,14 @@ def survey(events: pl.LazyFrame, place: str | Path) -> tuple[pl.DataFrame, pl.Da
     """
     time, code = pl.col("time").dt.epoch("us"), pl.col("code")
     born = time.filter((code == BIRTH) | code.str.starts_with(f"{BIRTH}//")).min()
-    with reading(place):
+    with reading(path):
         prefix = code.str.split("//").list.first()
         prefixes = events.group_by(prefix.alias("prefix")).len().collect(engine="streaming")
         subjects = events.group_by("subject_id").agg(first=time.min(), birth=born).collect()
     return prefixes.drop_nulls(), subjects
 
 
-def read_events(store: EventStore, events: pl.LazyFrame, place: str | Path, clock: Clock) -> dict[str, int]:
+def read_events(store: EventStore, events: pl.LazyFrame, path: str | Path, clock: Clock) -> dict[str, int]:
     """Read the events of the samples' subjects; returns counts by reason.
 
     Parameters
@@ -234,39 +352,39 @@ def read_events(store: EventStore, events: pl.LazyFrame, place: str | Path, cloc
         Its fields are the kinds of events; times go in as seconds before the prediction.
     events : LazyFrame
         ``subject_id``, ``time``, ``code``, ``numeric_value``.
-    place : path
-        Where they lie, for messages.
+    path : path
+        Where they are stored, for messages.
     clock : Clock
     """
     index = SampleIndex(clock.subjects)
     fields, words = _code_maps(store)
     category = pl.col("code").fill_null("").cast(pl.Categorical(pl.Categories.random()))
     time, value = pl.col("time").dt.epoch("us"), pl.col("numeric_value")
-    noted = {"rows": 0, "left_out_other_subject": 0, "left_out_after_prediction": 0, "left_out_unknown_kind": 0}
-    with reading(place):
+    counts = {"rows": 0, "left_out_other_subject": 0, "left_out_after_prediction": 0, "left_out_unknown_kind": 0}
+    with reading(path):
         scan = events.select("subject_id", category, time, value)
         for batch in scan.collect_batches(chunk_size=_BATCH, engine="streaming"):
-            noted["rows"] += batch.height
+            counts["rows"] += batch.height
             subject = index(batch["subject_id"].fill_null(-1).to_numpy())
             batch, subject = batch.filter(pl.Series(subject >= 0)), subject[subject >= 0]
-            noted["left_out_other_subject"] -= batch.height
+            counts["left_out_other_subject"] -= batch.height
             # A row without a time says what always holds: it stands with the subject's first event.
             stamp = batch["time"].fill_null(_NEVER).to_numpy()
             stamp = np.where(stamp == _NEVER, clock.beginning[subject], stamp)
             row = np.repeat(np.arange(len(subject)), clock.counts[subject])
             sample = ranges(clock.begins[subject], clock.counts[subject])
             seen = stamp[row] <= clock.when[sample]
-            noted["left_out_after_prediction"] += int((~seen).sum())
+            counts["left_out_after_prediction"] += int((~seen).sum())
             row, sample = row[seen], sample[seen]
             second = np.floor_divide(stamp[row] - clock.when[sample], _SECOND)
             field, word = fields(batch["code"])[row], words(batch["code"])[row]
-            noted["left_out_unknown_kind"] += int((field < 0).sum())
+            counts["left_out_unknown_kind"] += int((field < 0).sum())
             number = batch["numeric_value"].fill_null(np.nan).to_numpy()[row]
             for at in np.unique(field[field >= 0]):
                 of = field == at
                 store.add(store.fields[at].name, sample[of], second[of], word[of], _finite(number[of]))
-    noted["left_out_other_subject"] += noted["rows"]
-    return noted
+    counts["left_out_other_subject"] += counts["rows"]
+    return counts
 
 
 def _code_maps(store: EventStore) -> tuple[CategoryMap, CategoryMap]:
@@ -276,8 +394,8 @@ def _code_maps(store: EventStore) -> tuple[CategoryMap, CategoryMap]:
     other = number_of.get(OTHER, -1)
 
     def fields(codes: pl.Series) -> Array:
-        found = [number_of.get(code.split("//")[0], other) if only is None else only for code in codes]
-        return np.array([number if code else -1 for number, code in zip(found, codes, strict=True)], np.int32)
+        numbers = [number_of.get(code.split("//")[0], other) if only is None else only for code in codes]
+        return np.array([number if code else -1 for number, code in zip(numbers, codes, strict=True)], np.int32)
 
     def words(codes: pl.Series) -> Array:
         numbers = fields(codes)
@@ -294,42 +412,39 @@ def _finite(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     return np.where(np.isfinite(values), values, np.float32(np.nan))
 
 
-# A MEDS dataset file by file: each is looked through and read on its own, so that a killed run goes on from there.
-
-
-_MOST_KINDS = 32
+# File by file, so that a killed run goes on from there
 
 
 @dataclass(frozen=True)
 class _Look:
-    """A file to look through, and where to keep what is found."""
+    """A file to look through, and the file to keep the result in."""
 
     file: Path
-    place: Path
+    out: Path
 
 
 @dataclass(frozen=True)
 class _Read:
-    """A file to read, and where to keep its events."""
+    """A file to read, and the file to keep its events in."""
 
     file: Path
-    place: Path
+    out: Path
     fields: tuple[Field, ...]
     clock: Clock
 
 
 def _look_through(task: _Look) -> dict[str, Any]:
     prefixes, subjects = survey(scan_events([task.file]), task.file)
-    with disk_errors(task.place.parent):
-        subjects.write_ipc(task.place)
+    with disk_errors(task.out.parent):
+        subjects.write_ipc(task.out)
     counts = dict(zip(prefixes["prefix"].to_list(), prefixes["len"].to_list(), strict=True))
-    return {"prefixes": counts, "kept": {task.place.name: task.place.stat().st_size}}
+    return {"prefixes": counts, "kept": {task.out.name: task.out.stat().st_size}}
 
 
 def _read_file(task: _Read) -> dict[str, Any]:
     store = EventStore(task.fields, len(task.clock.when))
     counts = read_events(store, scan_events([task.file]), task.file, task.clock)
-    return {"counts": counts, **keep_events(store, task.place)}
+    return {"counts": counts, **keep_events(store, task.out)}
 
 
 @dataclass(frozen=True)
@@ -361,12 +476,12 @@ class Shards:
             ``subject_id`` and ``prediction_time``, sorted by subject.
         kinds : {"prefix", "one"}
         """
-        jobs = [self._job("survey", file, lambda place, file=file: _Look(file, place)) for file in self.files]
-        found = run_jobs(_look_through, jobs, self.work, workers=self.workers, title="looking through files")
+        jobs = [self._job("survey", file, lambda out, file=file: _Look(file, out)) for file in self.files]
+        pieces = run_jobs(_look_through, jobs, self.work, workers=self.workers, title="looking through files")
         with disk_errors(self.work.path):
-            known = pl.concat([pl.read_ipc(job.argument.place) for job in jobs])
+            known = pl.concat([pl.read_ipc(job.argument.out) for job in jobs])
         counts: dict[str, int] = {}
-        for piece in found:
+        for piece in pieces:
             for prefix, count in piece["prefixes"].items():
                 counts[prefix] = counts.get(prefix, 0) + count
         return _fields(counts, kinds), Clock.of(samples, known)
@@ -374,13 +489,13 @@ class Shards:
     def read(self, fields: Sequence[Field], clock: Clock, flow: CohortFlow) -> EventStore:
         """All events of the samples."""
         jobs = [
-            self._job("events", file, lambda place, file=file: _Read(file, place, tuple(fields), clock))
+            self._job("events", file, lambda out, file=file: _Read(file, out, tuple(fields), clock))
             for file in self.files
         ]
-        found = run_jobs(_read_file, jobs, self.work, workers=self.workers, title="reading files")
+        pieces = run_jobs(_read_file, jobs, self.work, workers=self.workers, title="reading files")
         store, counts = EventStore(fields, len(clock.when)), dict[str, int]()
-        for job, piece in zip(jobs, found, strict=True):
-            put_back(store, piece, job.argument.place)
+        for job, piece in zip(jobs, pieces, strict=True):
+            put_back(store, piece, job.argument.out)
             for name, count in piece["counts"].items():
                 counts[name] = counts.get(name, 0) + count
         flow.add("rows of the data", **counts)
@@ -401,90 +516,7 @@ def _fields(counts: dict[str, int], kinds: str) -> list[Field]:
     return [Field(name, kind) for kind, name in enumerate(names)]
 
 
-__all__ = ["prepare", "prepare_for_prediction", "synthesize"]
-
-KIND_RULES = ("prefix", "one")
-
-
-def prepare(
-    raw: str | Path,
-    out: str | Path,
-    *,
-    labels: str | Path,
-    workers: int = 1,
-    limit_patients: int | None = None,
-    overwrite: bool = False,
-    kinds: str = "prefix",
-    min_events: int = 1,
-    max_events: int | None = 300,
-    min_count: int = 1,
-) -> Path:
-    """Make a dataset folder from a MEDS dataset, one sample a label.
-
-    Parameters
-    ----------
-    raw : path
-        The root of the dataset: ``data/**/*.parquet`` and, where present, ``metadata/``.
-    out : path
-        The dataset folder to write.
-    labels : path
-        A label file, or a folder of them: ``subject_id``, ``prediction_time`` and one of ``boolean_value``,
-        ``integer_value``, ``categorical_value``. Only events up to the prediction time are used.
-    workers : int
-        Processes, each of which reads a file; polars uses threads of its own within one.
-    kinds : {"prefix", "one"}
-        Whether what stands before ``//`` in a code is its kind of event, or all codes are of one kind.
-    min_events, max_events, min_count : int
-        As for eICU.
-
-    Returns
-    -------
-    Path
-        The dataset folder.
-    """
-    raw, out, labels = Path(raw).absolute(), Path(out), Path(labels).absolute()
-    make_ready(out, overwrite=overwrite)
-    _check(kinds, limit_patients, min_events, max_events, min_count)
-    files, flow = data_files(raw), CohortFlow()
-    samples = _limit(read_labels(labels, flow), limit_patients, flow)
-    spec, codes = _encode(samples["label"])
-    options = {
-        "labels": labels.name,
-        "kinds": kinds,
-        "limit_patients": limit_patients,
-        "min_events": min_events,
-        "max_events": max_events,
-        "min_count": min_count,
-    }
-    read = [*files, *label_files(labels)]
-    # A subject's first event and the most frequent kinds are known from all files, so that one which changes changes
-    # what is read of the others.
-    decisive = {"limit_patients": limit_patients, "kinds": kinds, "version": 1, "files": states_of(read)}
-    with work_folder(out, "meds", decisive) as work, ThreadPoolExecutor(1) as pool:
-        described = pool.submit(describe_files, read)
-        shards = Shards(raw, files, work, workers)
-        fields, clock = shards.survey(samples, kinds)
-        store = shards.read(fields, clock, flow)
-        vocabulary = store.vocabulary(min_count)
-        info = _info(raw.resolve().name, vocabulary, kinds, min_events, max_events)
-        with DatasetWriter(out, spec, info, overwrite=overwrite) as writer:
-            blocks = store.blocks(vocabulary, min_events=min_events, max_events=max_events, ticks_per_minute=60)
-            _write(writer, blocks, samples, codes, clock, flow, min_events)
-            writer.info = with_provenance(writer.info, "meds", described.result(), options, flow)
-    return out
-
-
-def _info(name: str, vocabulary: Vocabulary, kinds: str, min_events: int, max_events: int | None) -> DatasetInfo:
-    settings: dict[str, Json] = {
-        "source": "meds",
-        "event_kinds": [field["name"] for field in vocabulary.fields],
-        "code_fields": vocabulary.fields,
-        "static_names": list(STATIC_NAMES),
-        "kinds": kinds,
-        "min_events": min_events,
-        "max_events": max_events,
-    }
-    return DatasetInfo(name=name, vocabularies={"events": vocabulary.words}, settings=settings)
+# The dataset folder
 
 
 def _write(
@@ -510,62 +542,6 @@ def _write(
     flow.add(step, patients=len(np.unique(patients[chosen])), samples=len(chosen))
 
 
-def prepare_for_prediction(
-    raw: str | Path,
-    vocabularies: Mapping[str, Sequence[str]],
-    settings: Mapping[str, Any],
-    *,
-    times: str | Path | None = None,
-) -> tuple[dict[str, Column], pl.DataFrame]:
-    """New subjects as a trained model's inputs.
-
-    Parameters
-    ----------
-    raw : path
-    vocabularies, settings : dict
-        ``info["vocabularies"]`` and ``info["settings"]`` of the training dataset.
-    times : path, optional
-        Parquet file with ``subject_id`` and ``prediction_time``; without it, each subject's last event is the time.
-
-    Returns
-    -------
-    columns : dict
-    rows : DataFrame
-        ``subject_id`` and ``prediction_time`` of each row.
-    """
-    if settings.get("source", "meds") != "meds":
-        raise DataError(f"the model was trained on {settings['source']} data; these are MEDS files")
-    events = scan_events(data_files(raw))
-    if times is not None:
-        samples = read_prediction_times(times)
-    else:
-        with reading(raw):
-            last = events.group_by("subject_id").agg(prediction_time=pl.col("time").max())
-            samples = last.drop_nulls().sort("subject_id").collect(engine="streaming")
-    if samples.is_empty():
-        raise DataError(f"{raw} holds no subject with an event in time, so there is nothing to predict from")
-    names = settings["event_kinds"]
-    store = EventStore([Field(name, kind) for kind, name in enumerate(names)], samples.height)
-    clock = Clock.of(samples, survey(events, raw)[1])
-    read_events(store, events, raw, clock)
-    vocabulary = Vocabulary(list(vocabularies["events"]), list(settings["code_fields"]))
-    limits = {"min_events": settings.get("min_events", 1), "max_events": settings.get("max_events")}
-    rows, columns = join_blocks(store.blocks(vocabulary, **limits, ticks_per_minute=60))
-    if not len(rows):
-        raise DataError(f"{raw}: no subject has an event up to its prediction time")
-    columns["static"] = torch.from_numpy(clock.static[rows])
-    return columns, samples[rows].select("subject_id", "prediction_time")
-
-
-def _check(kinds: str, limit: int | None, min_events: int, max_events: int | None, min_count: int) -> None:
-    if kinds not in KIND_RULES:
-        raise ConfigError(f"kinds must be one of {', '.join(KIND_RULES)}, not '{kinds}'")
-    counts = {"limit_patients": limit, "min_events": min_events, "max_events": max_events, "min_count": min_count}
-    for name, value in counts.items():
-        if value is not None and value < 1:
-            raise ConfigError(f"{name} must be at least 1, not {value}")
-
-
 def _limit(samples: pl.DataFrame, limit: int | None, flow: CohortFlow) -> pl.DataFrame:
     if limit is None:
         return samples
@@ -576,12 +552,12 @@ def _limit(samples: pl.DataFrame, limit: int | None, flow: CohortFlow) -> pl.Dat
 
 def _encode(labels: pl.Series) -> tuple[TargetSpec, npt.NDArray[np.int64]]:
     """Target and class codes ``(rows,)`` of a label column."""
-    found = labels.unique().sort().to_list()
-    if len(found) < 2:
-        raise DataError(f"all {len(labels)} labels are {found[0]}: there is nothing to learn")
+    values = labels.unique().sort().to_list()
+    if len(values) < 2:
+        raise DataError(f"all {len(labels)} labels are {values[0]}: there is nothing to learn")
     if labels.dtype == pl.Boolean:
         return TargetSpec("binary", ("false", "true")), labels.cast(pl.Int64).to_numpy()
-    names = tuple(str(value) for value in found)
+    names = tuple(str(value) for value in values)
     kind = "binary" if names == ("0", "1") else "classes"
-    codes = labels.replace_strict({value: code for code, value in enumerate(found)}, return_dtype=pl.Int64)
+    codes = labels.replace_strict({value: code for code, value in enumerate(values)}, return_dtype=pl.Int64)
     return TargetSpec(kind, names), codes.to_numpy()

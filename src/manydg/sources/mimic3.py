@@ -1,8 +1,15 @@
-"""MIMIC-III: which drugs a visit's prescriptions hold, from its diagnoses, its procedures and earlier visits."""
+"""MIMIC-III: which drugs a visit's prescriptions hold.
+
+MIMIC-III 1.4 (PhysioNet, credentialed access; the demo of 100 patients is open under the Open Database License 1.0):
+diagnoses, procedures and prescriptions of hospital admissions, from which the drugs of a visit are predicted. Johnson
+et al., "MIMIC-III, a freely accessible critical care database", Scientific Data 3, 2016; Goldberger et al.,
+"PhysioBank, PhysioToolkit, and PhysioNet", Circulation 101(23), 2000.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import gzip
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,170 +36,142 @@ from manydg.sources._preparing import (
     with_provenance,
     work_folder,
 )
-from manydg.sources._tables import Array, CategoryMap, SampleIndex, Table, find_tables, open_table
-from manydg.synthetic.mimic3 import synthesize
-
-# Drug codes: NDC to ATC by a table the user names, and pairs of drugs that interact.
-
-
-ATC_CHARACTERS = 4
-_ATC_COLUMNS = ("atc", "atc4", "atc_code", "atc_4", "atc3", "atc5")
-_NDC_COLUMNS = ("ndc", "ndc11", "ndc_code")
-
-
-def normalise_ndc(column: pl.Expr) -> pl.Expr:
-    """Eleven digits: hyphened parts are padded to 5-4-2, and leading zeros that a spreadsheet ate come back.
-
-    Zero, which MIMIC-III writes for an unknown product, and anything that is not a code become null.
-
-    Examples
-    --------
-    >>> codes = pl.DataFrame({"ndc": ["0002-3235-60", "2323560", "0", "n/a"]})
-    >>> codes.select(normalise_ndc(pl.col("ndc")))["ndc"].to_list()
-    ['00002323560', '00002323560', None, None]
-    """
-    text = column.str.strip_chars().str.strip_suffix(".0")
-    parts = [text.str.extract(r"^(\d{1,5})-(\d{1,4})-(\d{1,2})$", group) for group in (1, 2, 3)]
-    joined = pl.concat_str(part.str.zfill(width) for part, width in zip(parts, (5, 4, 2), strict=True))
-    digits = pl.coalesce(joined, text)
-    valid = digits.str.contains(r"^\d{1,11}$") & ~digits.str.contains(r"^0+$")
-    return pl.when(valid).then(digits.str.zfill(11)).alias("ndc")
-
-
-def cut_atc(column: pl.Expr) -> pl.Expr:
-    """The first four characters of an ATC code in upper case (``A12CA01`` is ``A12C``); null for what is none."""
-    return column.str.strip_chars().str.to_uppercase().str.extract(r"^([A-Z]\d{2}[A-Z])(?:[A-Z](?:\d{2})?)?$")
-
-
-def read_ndc_map(path: str | Path) -> pl.DataFrame:
-    """Read a mapping from product codes to drug classes.
-
-    Parameters
-    ----------
-    path : path
-        A CSV file (plain or gzipped) with a column ``ndc`` and a column ``atc`` (or ``atc4``, ``atc_code``), in any
-        case; other columns are ignored. The first row with a valid class counts where a code stands in several.
-
-    Returns
-    -------
-    DataFrame
-        Columns ``ndc`` (eleven digits) and ``atc`` (four characters), one row a code.
-    """
-    table = _open_map(path, "NDC to ATC mapping")
-    ndc, atc = _column(table, _NDC_COLUMNS), _column(table, _ATC_COLUMNS)
-    with table.reading():
-        rows = table.scan(texts=[ndc, atc]).collect(engine="streaming")
-    frame = rows.select(normalise_ndc(pl.col(ndc)), cut_atc(pl.col(atc)).alias("atc"))
-    frame = frame.drop_nulls().unique("ndc", keep="first", maintain_order=True)
-    if frame.is_empty():
-        raise DataError(f"{path} maps no NDC to an ATC code: it needs rows such as 00002323560,N06AX")
-    return frame
-
-
-def read_interactions(
-    path: str | Path, drugs: list[str], *, compounds: str | Path | None = None, side_effects: int = 40
-) -> list[list[int]]:
-    """Read which pairs of drugs interact.
-
-    Parameters
-    ----------
-    path : path
-        Either a CSV file with the columns ``atc_1`` and ``atc_2``, or a table of STITCH compound pairs with the columns
-        ``stitch 1`` and ``stitch 2`` (as TWOSIDES is distributed), which needs ``compounds``.
-    drugs : list of str
-        The dataset's drugs, four characters each, in label order.
-    compounds : path, optional
-        A CSV file without header: a STITCH compound, then its ATC codes.
-    side_effects : int
-        Where the table names side effects, only pairs with one of this many rarest of them count: nearly any two drugs
-        share a common one.
-
-    Returns
-    -------
-    list of [int, int]
-        Pairs of label indices, the smaller first, sorted.
-    """
-    table = _open_map(path, "drug-interaction table")
-    if "atc_1" in table.columns:
-        pairs = _atc_pairs(table)
-    elif "stitch 1" in table.columns:
-        if compounds is None:
-            raise DataError(f"{path} names STITCH compounds: name the table that gives their ATC codes too (--ddi-atc)")
-        pairs = _compound_pairs(table, Path(compounds), side_effects)
-    else:
-        raise DataError(f"{path} has neither the columns atc_1, atc_2 nor STITCH 1, STITCH 2: see the docs on --ddi")
-    index = pl.DataFrame({"atc": drugs, "label": range(len(drugs))}, schema={"atc": pl.String, "label": pl.Int64})
-    found = pairs.join(index.rename({"atc": "first", "label": "i"}), on="first").join(
-        index.rename({"atc": "second", "label": "j"}), on="second"
-    )
-    low, high = pl.min_horizontal("i", "j"), pl.max_horizontal("i", "j")
-    unique = found.filter(pl.col("i") != pl.col("j")).select(i=low, j=high).unique().sort("i", "j")
-    return [[int(i), int(j)] for i, j in unique.iter_rows()]
-
-
-def _open_map(path: str | Path, what: str) -> Table:
-    file = Path(path)
-    if not file.is_file():
-        raise DataError(f"there is no {what} at {file}")
-    return open_table(file, file.name)
-
-
-def _column(table: Table, names: tuple[str, ...]) -> str:
-    for name in names:
-        if name in table.columns:
-            return name
-    raise DataError(f"{table.path} has no column '{names[0]}'; its columns are {', '.join(table.columns)}")
-
-
-def _atc_pairs(table: Table) -> pl.DataFrame:
-    with table.reading():
-        rows = table.scan(texts=["atc_1", "atc_2"]).collect(engine="streaming")
-    return rows.select(first=cut_atc(pl.col("atc_1")), second=cut_atc(pl.col("atc_2"))).drop_nulls().unique()
-
-
-def _compound_pairs(table: Table, compounds: Path, side_effects: int) -> pl.DataFrame:
-    atc = _read_compounds(compounds)
-    texts = ["stitch 1", "stitch 2"]
-    with table.reading():
-        if "side effect name" in table.columns:
-            rows = table.scan(texts=[*texts, "side effect name"]).collect(engine="streaming")
-            effect = pl.col("side effect name")
-            rarest = rows.group_by(effect).len().sort("len", "side effect name").head(side_effects)
-            rows = rows.join(rarest.select(effect), on="side effect name", how="semi")
-        else:
-            rows = table.scan(texts=texts).collect(engine="streaming")
-    named = rows.select(one="stitch 1", two="stitch 2").unique()
-    first = named.join(atc.rename({"compound": "one", "atc": "first"}), on="one")
-    both = first.join(atc.rename({"compound": "two", "atc": "second"}), on="two")
-    return both.select("first", "second").unique()
-
-
-def _read_compounds(path: Path) -> pl.DataFrame:
-    if not path.is_file():
-        raise DataError(f"there is no table of compounds at {path}")
-    try:
-        lines = pl.Series("line", path.read_text(encoding="utf-8").splitlines(), dtype=pl.String)
-    except (OSError, UnicodeDecodeError):
-        raise DataError(f"{path} cannot be read as text") from None
-    frame = pl.DataFrame(lines).select(
-        compound=pl.col("line").str.split(",").list.first().str.strip_chars(),
-        atc=pl.col("line").str.split(",").list.slice(1),
-    )
-    frame = frame.explode("atc").select("compound", cut_atc(pl.col("atc")).alias("atc")).drop_nulls().unique()
-    if frame.is_empty():
-        raise DataError(f"{path} gives no compound an ATC code: a line reads CID000003015,G03HA01")
-    return frame
-
-
-# MIMIC-III's four tables read into visits and their codes, every row that is left out counted.
-
+from manydg.sources._source import (
+    NewSamples,
+    Options,
+    PublishedCounts,
+    Reporter,
+    Source,
+    SourceDocs,
+    TrainedOn,
+    option,
+)
+from manydg.sources._tables import Array, CategoryMap, SampleIndex, Table, find_tables, open_table, table_names
 
 TABLES = ("admissions", "diagnoses_icd", "procedures_icd", "prescriptions")
 LEAST_COVERAGE = 0.5
+"""Share of the prescriptions that a mapping of drugs must know."""
+IntArray = npt.NDArray[np.int64]
+_ATC_COLUMNS = ("atc", "atc4", "atc_code", "atc_4", "atc3", "atc5")
+_NDC_COLUMNS = ("ndc", "ndc11", "ndc_code")
 _BATCH = 250_000
+_PIECE = 20_000
 _NO_ID = -(1 << 62)
 _KEYS = ["subject_id", "hadm_id"]
 _TIME_FORMATS = ("%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M", "%Y-%m-%d")
+
+
+@dataclass(frozen=True)
+class Mimic3Options(Options):
+    """Which patients and codes to use."""
+
+    ndc_map: Path = option(help="CSV table with the columns ndc and atc.")
+    limit_patients: int | None = option(None, help="Keep only this many patients.", low=1)
+    min_visits: int = option(2, help="Complete visits a patient must have.", low=1)
+    max_diagnoses: int | None = option(
+        2000, help="Keep the most frequent diagnosis codes of the table; 0 for all.", low=1, zero=True
+    )
+    drugs: Path | None = option(None, help="Text file of the drug classes to keep.")
+    ddi: Path | None = option(None, help="Table of drug interactions.")
+    ddi_atc: Path | None = option(None, help="ATC codes of the compounds in --ddi.")
+
+
+@dataclass(frozen=True)
+class DrugMapOptions(Options):
+    """What new tables need besides themselves."""
+
+    ndc_map: Path | None = option(None, help="MIMIC-III: mapping from NDC to ATC.")
+
+
+class Mimic3(Source[Mimic3Options, DrugMapOptions]):
+    """Hospital visits, one sample each, with the patient's earlier visits as history.
+
+    A folder holds ADMISSIONS, DIAGNOSES_ICD, PROCEDURES_ICD and PRESCRIPTIONS, ``.csv`` or ``.csv.gz``, in any case.
+    Complete visits have a diagnosis, a procedure and a mapped drug each. The columns ``diagnoses`` and ``procedures``
+    hold earlier visits and the current one, last; ``history_drugs`` earlier ones only; the target is the visit's drugs.
+    """
+
+    name = "mimic3"
+    options_class = Mimic3Options
+    prediction_options_class = DrugMapOptions
+    published = PublishedCounts(
+        "MIMIC-III 1.4, patients with two or more visits",
+        {"patients": 6_350, "samples": 15_032, "diagnoses": 1_958, "procedures": 1_430, "drugs": 112},
+        labels_per_sample={"mean": 11.65, "most": 64},
+        notes={"drugs": "which drugs remain hangs on the NDC to ATC mapping that is used"},
+    )
+    docs = SourceDocs(
+        predicts="drugs of a hospital visit",
+        target="many labels",
+        page="[mimic3](datasets/mimic3.md)",
+        task="drug recommendation",
+        files="[MIMIC-III](docs/datasets/mimic3.md), full or demo",
+    )
+
+    def looks_like(self, folder: Path) -> bool:
+        return len({*TABLES, "icustays"} & table_names(folder)) >= 2
+
+    def prepare(
+        self, raw: Path, out: Path, options: Mimic3Options, *, workers: int = 1, overwrite: bool = False
+    ) -> Path:
+        make_ready(out, overwrite=overwrite)
+        tables = find_tables(raw.absolute(), TABLES, source=self.name)
+        read_ndc_map(options.ndc_map)  # A mapping that cannot be read is better known before the tables are.
+        extra = [file for file in (options.ndc_map, options.drugs, options.ddi, options.ddi_atc) if file is not None]
+        flow = CohortFlow()
+        with (
+            work_folder(out, self.name, {"max_diagnoses": options.max_diagnoses, "version": 1}) as work,
+            ThreadPoolExecutor(1) as pool,
+        ):
+            files = pool.submit(describe_files, [*(table.path for table in tables.values()), *extra])
+            records = _read(tables, options, workers, flow, work)
+            if options.drugs is not None:
+                records = replace(records, drugs=keep_listed_drugs(records.drugs, options.drugs, flow))
+            records = _cohort(records, options.min_visits, options.limit_patients, flow)
+            vocabularies = _vocabularies(records)
+            pairs: list[list[int]] = []
+            if options.ddi is not None:
+                pairs = read_interactions(options.ddi, vocabularies["drugs"], compounds=options.ddi_atc)
+            settings: dict[str, Json] = {"source": self.name, "drug_interactions": pairs}
+            info = DatasetInfo(name=self.name, vocabularies=vocabularies, settings=settings)
+            info = with_provenance(info, self.name, files.result(), options.to_json(), flow)
+            _write(records, vocabularies, out, info, overwrite)
+        return out
+
+    def for_prediction(self, raw: Path, trained: TrainedOn, options: DrugMapOptions) -> Iterator[NewSamples]:
+        """Every visit with a diagnosis and a procedure; its history is the patient's earlier complete visits.
+
+        Its own prescriptions are not needed, those of earlier visits are. Unknown codes count as unknown.
+        """
+        self.check_trained_on(trained)
+        if options.ndc_map is None:
+            raise ConfigError("the drugs of earlier visits need a mapping from NDC to ATC: name it (--ndc-map)")
+        records = _read_new(find_tables(raw, TABLES, source=self.name), options.ndc_map)
+        visits = records.visits
+        for frame in (records.diagnoses, records.procedures):
+            visits = visits.join(frame, on="hadm_id", how="semi", maintain_order="left")
+        if visits.is_empty():
+            raise DataError(
+                f"{raw}: no visit has both a diagnosis and a procedure, so there is nothing to predict from"
+            )
+        codes = {
+            name: codes_by_visit(visits, getattr(records, name), trained.vocabularies[name])
+            for name in ("diagnoses", "procedures", "drugs")
+        }
+        complete = (codes["drugs"].lengths > 0).numpy()
+        patients, rows = visits["subject_id"].to_numpy(), np.arange(visits.height)
+        columns = visit_columns(patients, complete, rows, codes)
+        history = columns["history_drugs"]
+        assert isinstance(history, Ragged)
+        shown = visits.drop("subject_id").with_columns(earlier_visits=pl.Series(history.lengths.numpy()))
+        yield NewSamples(columns, shown, patients)
+
+    def options_for(self, raw: Path, nearby: Path, report: Reporter) -> Mimic3Options:
+        """Any mapping of drugs that lies with the tables, or nearby."""
+        return Mimic3Options(find_drug_mapping(raw, nearby))
+
+
+# The tables read into visits and their codes, every row that is left out counted
 
 
 @dataclass(frozen=True)
@@ -226,7 +205,7 @@ class TableTask:
         Keep only so many most frequent codes.
     ndc_map : path, optional
         Where given, the table holds prescriptions.
-    place : path, optional
+    out : path, optional
         File to keep the codes in.
     """
 
@@ -234,7 +213,7 @@ class TableTask:
     visits: pl.DataFrame
     most: int | None = None
     ndc_map: Path | None = None
-    place: Path | None = None
+    out: Path | None = None
 
 
 def read_table(task: TableTask, flow: CohortFlow) -> pl.DataFrame:
@@ -246,19 +225,19 @@ def read_table(task: TableTask, flow: CohortFlow) -> pl.DataFrame:
 
 def keep_table(task: TableTask) -> dict[str, Any]:
     """Read a table and keep its codes in a file; returns the steps of its cohort flow."""
-    assert task.place is not None
+    assert task.out is not None
     flow = CohortFlow()
     codes = read_table(task, flow)
-    with disk_errors(task.place.parent):
-        codes.write_ipc(task.place)
-    return {"flow": flow.to_json(), "kept": {task.place.name: task.place.stat().st_size}}
+    with disk_errors(task.out.parent):
+        codes.write_ipc(task.out)
+    return {"flow": flow.to_json(), "kept": {task.out.name: task.out.stat().st_size}}
 
 
 def kept_table(task: TableTask) -> pl.DataFrame:
     """The codes that :func:`keep_table` kept."""
-    assert task.place is not None
-    with disk_errors(task.place.parent):
-        return pl.read_ipc(task.place)
+    assert task.out is not None
+    with disk_errors(task.out.parent):
+        return pl.read_ipc(task.out)
 
 
 def read_admissions(table: Table, flow: CohortFlow) -> pl.DataFrame:
@@ -371,15 +350,15 @@ class _Prescribed:
         self._class_of = CategoryMap(self._look_up, np.int32)
         self._visit_of = SampleIndex(visits["hadm_id"].to_numpy())
         self._admissions, self._subjects = visits["hadm_id"], visits["subject_id"].to_numpy()
-        self._found: list[npt.NDArray[np.int64]] = []
+        self._keys: list[npt.NDArray[np.int64]] = []
         self.counts = {"rows": 0, "with_ndc": 0, "mapped": 0, "known": 0}
 
     def _look_up(self, products: pl.Series) -> Array:
         """The number of each product's class; -1 for a product outside the mapping, -2 for what is no product."""
         ndc = pl.DataFrame({"ndc": products}).select(normalise_ndc(pl.col("ndc")))
-        found = ndc.join(self._mapping, on="ndc", how="left", maintain_order="left")
+        matched = ndc.join(self._mapping, on="ndc", how="left", maintain_order="left")
         number = pl.when(pl.col("ndc").is_null()).then(-2).otherwise(pl.col("class").cast(pl.Int32).fill_null(-1))
-        return found.select(number.alias("number"))["number"].to_numpy()
+        return matched.select(number.alias("number"))["number"].to_numpy()
 
     def add(self, batch: pl.DataFrame) -> None:
         drug = self._class_of(batch["ndc"])
@@ -392,11 +371,11 @@ class _Prescribed:
         self.counts["mapped"] += len(rows)
         self.counts["known"] += int(known.sum())
         key = visit[known].astype(np.int64) * len(self._classes) + drug[rows[known]]
-        self._found.append(pl.Series(key).unique().to_numpy())
+        self._keys.append(pl.Series(key).unique().to_numpy())
 
     def pairs(self) -> pl.DataFrame:
         """``hadm_id`` and ``code``, each pair once."""
-        key = pl.Series(np.concatenate([*self._found, np.zeros(0, np.int64)])).unique().to_numpy()
+        key = pl.Series(np.concatenate([*self._keys, np.zeros(0, np.int64)])).unique().to_numpy()
         visit, drug = np.divmod(key, max(1, len(self._classes)))
         return pl.DataFrame({"hadm_id": self._admissions.gather(visit), "code": self._classes.gather(drug)})
 
@@ -426,10 +405,178 @@ def _count_visits(flow: CohortFlow, step: str, visits: pl.DataFrame, **left_out:
     flow.add(step, patients=visits["subject_id"].n_unique(), samples=visits.height, **left_out)
 
 
-# Hospital visits with their history as ragged columns.
+# Drugs: NDC to ATC by a table the user names, and pairs of drugs that interact
 
 
-IntArray = npt.NDArray[np.int64]
+def find_drug_mapping(*folders: Path) -> Path:
+    """A CSV table with the columns ndc and atc, in or under the folders."""
+    for folder in folders:
+        for path in sorted(folder.rglob("*.csv*")):
+            columns = {name.strip().strip('"').lower() for name in _first_line(path).split(",")}
+            if {"ndc", "atc"} <= columns:
+                return path
+    raise DataError(
+        f"mimic3 needs a mapping of drugs: put a CSV table with the columns ndc and atc into {folders[-1]} "
+        "(docs/datasets.md says where to get one)"
+    )
+
+
+def _first_line(path: Path) -> str:
+    try:
+        if path.suffix == ".gz":
+            with gzip.open(path, "rt", encoding="utf-8", errors="replace") as packed:
+                return packed.readline(10_000)
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return file.readline(10_000)
+    except (OSError, EOFError):
+        return ""
+
+
+def normalise_ndc(column: pl.Expr) -> pl.Expr:
+    """Eleven digits: hyphened parts are padded to 5-4-2, and leading zeros that a spreadsheet ate come back.
+
+    Zero, which MIMIC-III writes for an unknown product, and anything that is not a code become null.
+
+    Examples
+    --------
+    >>> codes = pl.DataFrame({"ndc": ["0002-3235-60", "2323560", "0", "n/a"]})
+    >>> codes.select(normalise_ndc(pl.col("ndc")))["ndc"].to_list()
+    ['00002323560', '00002323560', None, None]
+    """
+    text = column.str.strip_chars().str.strip_suffix(".0")
+    parts = [text.str.extract(r"^(\d{1,5})-(\d{1,4})-(\d{1,2})$", group) for group in (1, 2, 3)]
+    joined = pl.concat_str(part.str.zfill(width) for part, width in zip(parts, (5, 4, 2), strict=True))
+    digits = pl.coalesce(joined, text)
+    valid = digits.str.contains(r"^\d{1,11}$") & ~digits.str.contains(r"^0+$")
+    return pl.when(valid).then(digits.str.zfill(11)).alias("ndc")
+
+
+def cut_atc(column: pl.Expr) -> pl.Expr:
+    """The first four characters of an ATC code in upper case (``A12CA01`` is ``A12C``); null for what is none."""
+    return column.str.strip_chars().str.to_uppercase().str.extract(r"^([A-Z]\d{2}[A-Z])(?:[A-Z](?:\d{2})?)?$")
+
+
+def read_ndc_map(path: str | Path) -> pl.DataFrame:
+    """Read a mapping from product codes to drug classes.
+
+    Parameters
+    ----------
+    path : path
+        A CSV file (plain or gzipped) with a column ``ndc`` and a column ``atc`` (or ``atc4``, ``atc_code``), in any
+        case; other columns are ignored. The first row with a valid class counts where a code stands in several.
+
+    Returns
+    -------
+    DataFrame
+        Columns ``ndc`` (eleven digits) and ``atc`` (four characters), one row a code.
+    """
+    table = _open_map(path, "NDC to ATC mapping")
+    ndc, atc = _column(table, _NDC_COLUMNS), _column(table, _ATC_COLUMNS)
+    with table.reading():
+        rows = table.scan(texts=[ndc, atc]).collect(engine="streaming")
+    frame = rows.select(normalise_ndc(pl.col(ndc)), cut_atc(pl.col(atc)).alias("atc"))
+    frame = frame.drop_nulls().unique("ndc", keep="first", maintain_order=True)
+    if frame.is_empty():
+        raise DataError(f"{path} maps no NDC to an ATC code: it needs rows such as 00002323560,N06AX")
+    return frame
+
+
+def read_interactions(
+    path: str | Path, drugs: list[str], *, compounds: str | Path | None = None, side_effects: int = 40
+) -> list[list[int]]:
+    """Read which pairs of drugs interact.
+
+    Parameters
+    ----------
+    path : path
+        Either a CSV file with the columns ``atc_1`` and ``atc_2``, or a table of STITCH compound pairs with the columns
+        ``stitch 1`` and ``stitch 2`` (as TWOSIDES is distributed), which needs ``compounds``.
+    drugs : list of str
+        The dataset's drugs, four characters each, in label order.
+    compounds : path, optional
+        A CSV file without header: a STITCH compound, then its ATC codes.
+    side_effects : int
+        Where the table names side effects, only pairs with one of this many rarest of them count: nearly any two drugs
+        share a common one.
+
+    Returns
+    -------
+    list of [int, int]
+        Pairs of label indices, the smaller first, sorted.
+    """
+    table = _open_map(path, "drug-interaction table")
+    if "atc_1" in table.columns:
+        pairs = _atc_pairs(table)
+    elif "stitch 1" in table.columns:
+        if compounds is None:
+            raise DataError(f"{path} names STITCH compounds: name the table that gives their ATC codes too (--ddi-atc)")
+        pairs = _compound_pairs(table, Path(compounds), side_effects)
+    else:
+        raise DataError(f"{path} has neither the columns atc_1, atc_2 nor STITCH 1, STITCH 2: see the docs on --ddi")
+    index = pl.DataFrame({"atc": drugs, "label": range(len(drugs))}, schema={"atc": pl.String, "label": pl.Int64})
+    labelled = pairs.join(index.rename({"atc": "first", "label": "i"}), on="first").join(
+        index.rename({"atc": "second", "label": "j"}), on="second"
+    )
+    low, high = pl.min_horizontal("i", "j"), pl.max_horizontal("i", "j")
+    unique = labelled.filter(pl.col("i") != pl.col("j")).select(i=low, j=high).unique().sort("i", "j")
+    return [[int(i), int(j)] for i, j in unique.iter_rows()]
+
+
+def _open_map(path: str | Path, what: str) -> Table:
+    file = Path(path)
+    if not file.is_file():
+        raise DataError(f"there is no {what} at {file}")
+    return open_table(file, file.name)
+
+
+def _column(table: Table, names: tuple[str, ...]) -> str:
+    for name in names:
+        if name in table.columns:
+            return name
+    raise DataError(f"{table.path} has no column '{names[0]}'; its columns are {', '.join(table.columns)}")
+
+
+def _atc_pairs(table: Table) -> pl.DataFrame:
+    with table.reading():
+        rows = table.scan(texts=["atc_1", "atc_2"]).collect(engine="streaming")
+    return rows.select(first=cut_atc(pl.col("atc_1")), second=cut_atc(pl.col("atc_2"))).drop_nulls().unique()
+
+
+def _compound_pairs(table: Table, compounds: Path, side_effects: int) -> pl.DataFrame:
+    atc = _read_compounds(compounds)
+    texts = ["stitch 1", "stitch 2"]
+    with table.reading():
+        if "side effect name" in table.columns:
+            rows = table.scan(texts=[*texts, "side effect name"]).collect(engine="streaming")
+            effect = pl.col("side effect name")
+            rarest = rows.group_by(effect).len().sort("len", "side effect name").head(side_effects)
+            rows = rows.join(rarest.select(effect), on="side effect name", how="semi")
+        else:
+            rows = table.scan(texts=texts).collect(engine="streaming")
+    named = rows.select(one="stitch 1", two="stitch 2").unique()
+    first = named.join(atc.rename({"compound": "one", "atc": "first"}), on="one")
+    both = first.join(atc.rename({"compound": "two", "atc": "second"}), on="two")
+    return both.select("first", "second").unique()
+
+
+def _read_compounds(path: Path) -> pl.DataFrame:
+    if not path.is_file():
+        raise DataError(f"there is no table of compounds at {path}")
+    try:
+        lines = pl.Series("line", path.read_text().splitlines(), dtype=pl.String)
+    except (OSError, UnicodeDecodeError):
+        raise DataError(f"{path} cannot be read as text") from None
+    frame = pl.DataFrame(lines).select(
+        compound=pl.col("line").str.split(",").list.first().str.strip_chars(),
+        atc=pl.col("line").str.split(",").list.slice(1),
+    )
+    frame = frame.explode("atc").select("compound", cut_atc(pl.col("atc")).alias("atc")).drop_nulls().unique()
+    if frame.is_empty():
+        raise DataError(f"{path} gives no compound an ATC code: a line reads CID000003015,G03HA01")
+    return frame
+
+
+# Visits with their history as ragged columns
 
 
 def codes_by_visit(visits: pl.DataFrame, codes: pl.DataFrame, words: Sequence[str]) -> Ragged:
@@ -452,11 +599,11 @@ def codes_by_visit(visits: pl.DataFrame, codes: pl.DataFrame, words: Sequence[st
     """
     numbered = visits.select("hadm_id").with_row_index("visit")
     index = pl.DataFrame({"code": list(words), "index": range(len(words))}, {"code": pl.String, "index": pl.Int64})
-    found = codes.join(numbered, on="hadm_id").join(index, on="code", how="left")
-    found = found.with_columns(pl.col("index").fill_null(0)) if list(words[:1]) == ["<unknown>"] else found.drop_nulls()
-    found = found.select(pl.col("visit").cast(pl.Int64), "index").unique().sort("visit", "index")
-    lengths = np.bincount(found["visit"].to_numpy(), minlength=visits.height)
-    return Ragged(torch.from_numpy(found["index"].to_numpy().copy()), offsets_of(lengths))
+    coded = codes.join(numbered, on="hadm_id").join(index, on="code", how="left")
+    coded = coded.with_columns(pl.col("index").fill_null(0)) if list(words[:1]) == ["<unknown>"] else coded.drop_nulls()
+    coded = coded.select(pl.col("visit").cast(pl.Int64), "index").unique().sort("visit", "index")
+    lengths = np.bincount(coded["visit"].to_numpy(), minlength=visits.height)
+    return Ragged(torch.from_numpy(coded["index"].to_numpy().copy()), offsets_of(lengths))
 
 
 def visit_columns(
@@ -516,142 +663,7 @@ def _first_of(groups: IntArray) -> IntArray:
     return starts
 
 
-__all__ = ["prepare", "prepare_for_prediction", "synthesize"]
-
-_PIECE = 20_000
-
-
-def prepare(
-    raw: str | Path,
-    out: str | Path,
-    *,
-    ndc_map: str | Path,
-    workers: int = 1,
-    limit_patients: int | None = None,
-    overwrite: bool = False,
-    min_visits: int = 2,
-    max_diagnoses: int | None = 2000,
-    drugs: str | Path | None = None,
-    ddi: str | Path | None = None,
-    ddi_atc: str | Path | None = None,
-) -> Path:
-    """Make a dataset folder from MIMIC-III's tables, one sample a visit.
-
-    Parameters
-    ----------
-    raw : path
-        Folder with ADMISSIONS, DIAGNOSES_ICD, PROCEDURES_ICD and PRESCRIPTIONS, ``.csv`` or ``.csv.gz``, any case.
-    out : path
-        The dataset folder to write.
-    ndc_map : path
-        CSV table with the columns ``ndc`` and ``atc``.
-    workers : int
-        Processes, each of which reads a table; polars uses threads of its own within one.
-    limit_patients : int, optional
-        Keep only this many patients of the cohort, the lowest numbers first.
-    min_visits : int
-        Complete visits (a diagnosis, a procedure and a mapped drug each) a patient must have.
-    max_diagnoses : int, optional
-        Keep only the diagnosis codes that are most frequent in the whole table, as the literature does; None for all.
-    drugs : path, optional
-        Text file with the drug classes to keep, one a line.
-    ddi, ddi_atc : path, optional
-        Drug-interaction table, and the ATC codes of its compounds; see :func:`manydg.sources.mimic3.read_interactions`.
-
-    Returns
-    -------
-    Path
-        The dataset folder.
-    """
-    raw, out = Path(raw).absolute(), Path(out)
-    make_ready(out, overwrite=overwrite)
-    _check(min_visits, limit_patients, max_diagnoses)
-    tables = find_tables(raw, TABLES, source="mimic3")
-    read_ndc_map(ndc_map)  # A mapping that cannot be read is better known before the tables are.
-    options = {
-        "ndc_map": Path(ndc_map).name,
-        "min_visits": min_visits,
-        "max_diagnoses": max_diagnoses,
-        "drugs": None if drugs is None else Path(drugs).name,
-        "ddi": None if ddi is None else Path(ddi).name,
-        "limit_patients": limit_patients,
-    }
-    named = [Path(file) for file in (ndc_map, drugs, ddi, ddi_atc) if file is not None]
-    flow = CohortFlow()
-    with (
-        work_folder(out, "mimic3", {"max_diagnoses": max_diagnoses, "version": 1}) as work,
-        ThreadPoolExecutor(1) as pool,
-    ):
-        files = pool.submit(describe_files, [*(table.path for table in tables.values()), *named])
-        records = _read(tables, Path(ndc_map).absolute(), max_diagnoses, workers, flow, work)
-        if drugs is not None:
-            records = replace(records, drugs=keep_listed_drugs(records.drugs, drugs, flow))
-        records = _cohort(records, min_visits, limit_patients, flow)
-        vocabularies = _vocabularies(records)
-        pairs = [] if ddi is None else read_interactions(ddi, vocabularies["drugs"], compounds=ddi_atc)
-        settings: dict[str, Json] = {"source": "mimic3", "drug_interactions": pairs}
-        info = DatasetInfo(name="mimic3", vocabularies=vocabularies, settings=settings)
-        info = with_provenance(info, "mimic3", files.result(), options, flow)
-        _write(records, vocabularies, out, info, overwrite)
-    return out
-
-
-def prepare_for_prediction(
-    raw: str | Path,
-    vocabularies: Mapping[str, Sequence[str]],
-    settings: Mapping[str, Any],
-    *,
-    ndc_map: str | Path | None = None,
-) -> tuple[dict[str, Column], pl.DataFrame]:
-    """New visits as a trained model's inputs; labels are not needed, prescriptions of earlier visits are.
-
-    Every visit with a diagnosis and a procedure is a row; its history is the patient's earlier complete visits.
-
-    Parameters
-    ----------
-    raw : path
-    vocabularies : dict
-        ``info["vocabularies"]`` of the training dataset. Codes that are not in it count as unknown.
-    settings : dict
-        ``info["settings"]`` of the training dataset.
-    ndc_map : path
-        As for :func:`prepare`.
-
-    Returns
-    -------
-    columns : dict of str to Ragged
-    rows : DataFrame
-        ``subject_id``, ``hadm_id``, ``hours`` and ``earlier_visits`` of each row.
-    """
-    if settings.get("source", "mimic3") != "mimic3":
-        raise DataError(f"the model was trained on {settings['source']} data; these are MIMIC-III tables")
-    if ndc_map is None:
-        raise ConfigError("the drugs of earlier visits need a mapping from NDC to ATC: name it (--ndc-map)")
-    tables = find_tables(raw, TABLES, source="mimic3")
-    visits = read_admissions(tables["admissions"], CohortFlow())
-    found = [read_table(task, CohortFlow()) for task in _tasks(tables, visits, Path(ndc_map), None)]
-    records = Records(visits, *found)
-    usable = records.visits
-    for frame in (records.diagnoses, records.procedures):
-        usable = usable.join(frame, on="hadm_id", how="semi", maintain_order="left")
-    if usable.is_empty():
-        raise DataError(f"{raw}: no visit has both a diagnosis and a procedure, so there is nothing to predict from")
-    codes = {
-        name: codes_by_visit(usable, getattr(records, name), vocabularies[name])
-        for name in ("diagnoses", "procedures", "drugs")
-    }
-    complete = (codes["drugs"].lengths > 0).numpy()
-    patients, rows = usable["subject_id"].to_numpy(), np.arange(usable.height)
-    columns = visit_columns(patients, complete, rows, codes)
-    history = columns["history_drugs"]
-    assert isinstance(history, Ragged)
-    return columns, usable.with_columns(earlier_visits=pl.Series(history.lengths.numpy()))
-
-
-def _check(min_visits: int, limit: int | None, max_diagnoses: int | None) -> None:
-    for name, value in (("min_visits", min_visits), ("limit_patients", limit), ("max_diagnoses", max_diagnoses)):
-        if value is not None and value < 1:
-            raise ConfigError(f"{name} must be at least 1, not {value}")
+# The cohort and the dataset folder
 
 
 def _tasks(
@@ -665,37 +677,36 @@ def _tasks(
 
 
 def _read(
-    tables: Mapping[str, Table],
-    ndc_map: Path,
-    max_diagnoses: int | None,
-    workers: int,
-    flow: CohortFlow,
-    work: WorkFolder,
+    tables: Mapping[str, Table], options: Mimic3Options, workers: int, flow: CohortFlow, work: WorkFolder
 ) -> Records:
     visits = read_admissions(tables["admissions"], flow)
     jobs = []
-    for task in _tasks(tables, visits, ndc_map, max_diagnoses):
+    for task in _tasks(tables, visits, options.ndc_map.absolute(), options.max_diagnoses):
         files = tuple(filter(None, (task.table.path, tables["admissions"].path, task.ndc_map)))
-        place = work.room_for(task.table.name, files)
-        jobs.append(Job(task.table.name, files, replace(task, place=place)))
+        jobs.append(Job(task.table.name, files, replace(task, out=work.room_for(task.table.name, files))))
     frames = []
-    for job, found in zip(jobs, run_jobs(keep_table, jobs, work, workers=workers, title="tables"), strict=True):
-        flow.extend(found["flow"])
+    for job, kept in zip(jobs, run_jobs(keep_table, jobs, work, workers=workers, title="tables"), strict=True):
+        flow.extend(kept["flow"])
         frames.append(kept_table(job.argument))
     return Records(visits, *frames)
+
+
+def _read_new(tables: Mapping[str, Table], ndc_map: Path) -> Records:
+    visits = read_admissions(tables["admissions"], CohortFlow())
+    return Records(visits, *(read_table(task, CohortFlow()) for task in _tasks(tables, visits, ndc_map, None)))
 
 
 def _cohort(records: Records, min_visits: int, limit: int | None, flow: CohortFlow) -> Records:
     visits = records.visits
     for name in ("diagnoses", "procedures", "drugs"):
         visits = visits.join(getattr(records, name), on="hadm_id", how="semi", maintain_order="left")
-        _note(flow, f"visits with {'mapped drugs' if name == 'drugs' else name}", visits)
+        _count_visits(flow, f"visits with {'mapped drugs' if name == 'drugs' else name}", visits)
     visits = visits.filter(pl.len().over("subject_id") >= min_visits)
-    _note(flow, f"patients with {min_visits} or more complete visits", visits)
+    _count_visits(flow, f"patients with {min_visits} or more complete visits", visits)
     if limit is not None:
         first = visits["subject_id"].unique().sort().head(limit)
         visits = visits.filter(pl.col("subject_id").is_in(first.to_list()))
-        _note(flow, f"limited to {limit} patients", visits)
+        _count_visits(flow, f"limited to {limit} patients", visits)
     if visits.is_empty():
         raise DataError(f"no patient has {min_visits} or more complete visits: there is nothing to learn from")
     kept = visits.select("hadm_id")
@@ -724,7 +735,3 @@ def _write(
             rows = np.arange(start, min(start + _PIECE, visits.height))
             columns = visit_columns(patients, complete, rows, codes)
             writer.append(columns, multi_hot(codes["drugs"], rows, target.size), patients[rows], hours[rows])
-
-
-def _note(flow: CohortFlow, step: str, visits: pl.DataFrame) -> None:
-    flow.add(step, patients=visits["subject_id"].n_unique(), samples=visits.height)

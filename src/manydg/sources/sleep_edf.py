@@ -1,11 +1,19 @@
-"""Sleep-EDF (PhysioNet sleep-edfx): PSG and Hypnogram pairs to 30 s epochs with a sleep stage each."""
+"""Sleep-EDF: nights of EEG to 30 s epochs of five stages.
+
+Sleep-EDF Expanded (PhysioNet ``sleep-edfx`` 1.0.0): polysomnograms of two nights a person as EDF files, each with a
+hypnogram as EDF+ annotations. Open Data Commons Attribution License 1.0. Kemp, Zwinderman, Tuk, Kamphuisen and Oberyé,
+"Analysis of a sleep-dependent neuronal feedback loop", IEEE Transactions on Biomedical Engineering 47(9), 2000;
+Goldberger et al., "PhysioBank, PhysioToolkit, and PhysioNet", Circulation 101(23), 2000.
+"""
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from fractions import Fraction
@@ -14,9 +22,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 import torch
 
-from manydg.data.dataset import DomainDataset
 from manydg.data.info import DatasetInfo, SourceFile, TargetSpec
 from manydg.data.storage import DatasetWriter
 from manydg.errors import ConfigError, DataError, StorageError
@@ -26,14 +34,11 @@ from manydg.sources._edf import (
     Annotation,
     EdfChannel,
     EdfHeader,
-    draw_hypnogram,
-    epoch_table,
     microvolts_per_unit,
     read_annotations,
     read_epochs,
     read_header,
     require_rate,
-    stage_words,
     write_annotations,
 )
 from manydg.sources._preparing import (
@@ -49,18 +54,23 @@ from manydg.sources._preparing import (
     with_provenance,
     wrong_folder,
 )
-from manydg.synthetic.sleep_edf import synthesize
-
-# One night of Sleep-EDF: which files belong together, and which of its epochs are samples.
-#
-# This module imports neither torch nor polars, so that worker processes start quickly.
-
+from manydg.sources._source import (
+    NewSamples,
+    Options,
+    PublishedCounts,
+    SamplePredictions,
+    Source,
+    SourceDocs,
+    TrainedOn,
+    option,
+)
 
 CHANNELS = ("EEG Fpz-Cz", "EEG Pz-Oz")
 RATE = 100.0
 EPOCH_SECONDS = 30
 EPOCH_SAMPLES = 3000
 STAGES = ("W", "N1", "N2", "N3", "REM")
+SETTINGS: dict[str, Json] = {"rate": RATE, "channels": list(CHANNELS), "unit": "uV", "epoch_seconds": EPOCH_SECONDS}
 UNSCORED, MOVEMENT = -1, -2
 
 _CODES = {
@@ -78,6 +88,118 @@ _CODES = {
 }
 _NAME = re.compile(r"(?P<study>SC4|ST7)(?P<subject>\d\d)(?P<night>\d)\w\w-(?P<part>PSG|Hypnogram)\.edf", re.IGNORECASE)
 _STUDIES = {"cassette": ("SC4",), "telemetry": ("ST7",), "both": ("SC4", "ST7")}
+_WORDS = {name: f"Sleep stage {name}" for name in ("W", "N1", "N2", "N3")} | {"REM": "Sleep stage R"}
+_HEIGHT = {"W": 4, "REM": 3, "N1": 2, "N2": 1, "N3": 0}
+_BLOCK = 128
+
+
+@dataclass(frozen=True)
+class SleepEdfOptions(Options):
+    """Which recordings and epochs to use."""
+
+    limit_patients: int | None = option(None, help="Take only the first so many patients.", low=1, shown_default="all")
+    wake_margin: float | None = option(
+        None, help="Wakefulness to keep on either side of sleep.", metavar="MINUTES", shown_default="all"
+    )
+    study: str = option("cassette", help="cassette, telemetry or both.")
+    unpaired: str = option("refuse", help="refuse or skip a PSG without hypnogram, or the reverse.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.wake_margin is not None and not 0 <= self.wake_margin < 10_000:
+            raise ConfigError(f"the wake margin is a number of minutes, 0 or more; not {self.wake_margin:g}")
+        if self.unpaired not in ("refuse", "skip"):
+            raise ConfigError(f"unpaired files can be met with 'refuse' or 'skip', not '{self.unpaired}'")
+        if self.study not in _STUDIES:
+            raise ConfigError(f"unknown study '{self.study}'; known: {', '.join(_STUDIES)}")
+
+
+@dataclass(frozen=True)
+class RecordingOptions(Options):
+    """How to read new recordings."""
+
+    resample: bool = option(False, help="EDF: bring another rate to the model's.")
+
+
+class SleepEdf(Source[SleepEdfOptions, RecordingOptions]):
+    """PSG and Hypnogram pairs to 30 s epochs with a sleep stage each.
+
+    The column ``signal`` is ``(rows, 2, 3000)`` float32 in microvolts (Fpz-Cz, Pz-Oz); the target is one of five stages
+    (N3 is stages 3 and 4); a person's nights are one patient. Only the two channels are read.
+    """
+
+    name = "sleep-edf"
+    options_class = SleepEdfOptions
+    prediction_options_class = RecordingOptions
+    published = PublishedCounts(
+        "Sleep-EDF Expanded 1.0.0, Cassette: 153 nights",
+        {"patients": 78, "samples": 415_089},
+        {"W": 0.688, "N1": 0.052, "N2": 0.166, "N3": 0.032, "REM": 0.062},
+        notes={
+            "samples": "the published features of the same 153 nights hold 414,961 scored epochs, 128 fewer than the "
+            "paper prints"
+        },
+    )
+    docs = SourceDocs(
+        predicts="sleep stages from two EEG channels",
+        target="five classes",
+        page="[sleep-edf](datasets/sleep-edf.md)",
+        task="sleep staging",
+        files="[Sleep-EDF](docs/datasets/sleep-edf.md): PSG and hypnogram EDF pairs",
+    )
+
+    def looks_like(self, folder: Path) -> bool:
+        return any(_NAME.fullmatch(path.name) for path in folder.iterdir())
+
+    def prepare(
+        self, raw: Path, out: Path, options: SleepEdfOptions, *, workers: int = 1, overwrite: bool = False
+    ) -> Path:
+        """Make a dataset folder; the files are ``SC4ssNE0-PSG.edf`` and ``SC4ssNEC-Hypnogram.edf`` at any depth."""
+        raw = raw.absolute()
+        make_ready(out, overwrite=overwrite)
+        folder = find_nights(raw, options.study)
+        _check_folder(raw, folder, options)
+        nights = limit(folder.nights, options.limit_patients)
+        work = WorkFolder(out, self.name, {"wake_margin": options.wake_margin})
+        jobs = [Job(night.name, (night.psg, night.hypnogram), (night, options.wake_margin)) for night in nights]
+        plans = run_jobs(plan_night, jobs, work, workers=workers, title="checking nights")
+        sums = [Job(f"checksums of {night.name}", (night.psg, night.hypnogram), night) for night in nights]
+        if spreads(workers):
+            run_jobs(describe_night, sums, work, workers=workers, title="checksums")
+        info = DatasetInfo(settings=SETTINGS)
+        with DatasetWriter(out, TargetSpec("classes", STAGES), info, overwrite=overwrite) as writer:
+            files = _copy(writer, sums, plans, work)
+            flow = _flow(folder, nights, plans, options.wake_margin)
+            writer.info = with_provenance(writer.info, self.name, files, options.to_json(), flow)
+        work.remove()
+        return out
+
+    def for_prediction(self, raw: Path, trained: TrainedOn, options: RecordingOptions) -> Iterator[Recording]:
+        """One recording after the other, cut into the epochs the model knows; hypnograms are not needed."""
+        self.check_trained_on(trained)
+        for path in find_recordings(raw):
+            yield read_recording(path, trained.settings, resample=options.resample)
+
+    def write_predictions(self, folder: Path, samples: NewSamples, predictions: SamplePredictions) -> list[Path]:
+        """Write stages as ``NAME.csv``, as EDF+ annotations ``NAME-Hypnogram.edf`` and as a plot ``NAME.png``."""
+        assert isinstance(samples, Recording)
+        names, probabilities = predictions.target.names, predictions.probabilities
+        if probabilities.shape != (len(samples.patients), len(names)):
+            raise DataError(
+                f"{len(samples.patients)} epochs and {len(names)} stages, but probabilities of {probabilities.shape}"
+            )
+        table, notes, plot = (folder / f"{samples.name}{end}" for end in (".csv", "-Hypnogram.edf", ".png"))
+        best = [names[k] for k in probabilities.argmax(axis=1)]
+        write_atomically(table, epoch_table(names, probabilities, samples.epoch_seconds, predictions.trust))
+        try:
+            write_annotations(notes, [_WORDS.get(name, name) for name in best], samples.start, samples.epoch_seconds)
+            plot_hypnogram(plot, names, probabilities, samples.name, samples.epoch_seconds)
+        except OSError as error:
+            raise disk_error(error, folder) from error
+        return [table, notes, plot]
+
+
+# Which files belong together, and which epochs of a night are samples
 
 
 @dataclass(frozen=True)
@@ -92,17 +214,15 @@ class Night:
 
 
 @dataclass(frozen=True)
-class Found:
+class RawFolder:
     """What a folder of raw files holds."""
 
     nights: tuple[Night, ...]
     unpaired: tuple[Path, ...]
 
 
-def find_nights(raw: Path, study: str) -> Found:
+def find_nights(raw: Path, study: str) -> RawFolder:
     """Pair the PSG and Hypnogram files of a folder and its subfolders, sorted by person and night."""
-    if study not in _STUDIES:
-        raise ConfigError(f"unknown study '{study}'; known: {', '.join(_STUDIES)}")
     parts: dict[str, dict[str, Path]] = {}
     for path in sorted(raw.rglob("*")) if raw.is_dir() else []:
         match = _NAME.fullmatch(path.name)
@@ -123,7 +243,7 @@ def find_nights(raw: Path, study: str) -> Found:
         if len(files) == 2
     ]
     unpaired = [path for files in parts.values() if len(files) == 1 for path in files.values()]
-    return Found(tuple(nights), tuple(sorted(unpaired)))
+    return RawFolder(tuple(nights), tuple(sorted(unpaired)))
 
 
 def stages_from_annotations(annotations: Iterable[Annotation], path: Path) -> npt.NDArray[np.int8]:
@@ -245,89 +365,21 @@ def night_offsets(nights: Sequence[Night], plans: Sequence[Mapping[str, Any]]) -
     return offsets
 
 
-__all__ = ["prepare", "synthesize"]
-
-_BLOCK = 128
-SETTINGS: dict[str, Json] = {"rate": RATE, "channels": list(CHANNELS), "unit": "uV", "epoch_seconds": EPOCH_SECONDS}
-
-
-def prepare(
-    raw: Path,
-    out: Path,
-    *,
-    workers: int = 1,
-    limit_patients: int | None = None,
-    overwrite: bool = False,
-    wake_margin: float | None = None,
-    study: str = "cassette",
-    unpaired: str = "refuse",
-) -> Path:
-    """Make a dataset folder from Sleep-EDF's files.
-
-    The column ``signal`` is ``(rows, 2, 3000)`` float32 in microvolts (Fpz-Cz, Pz-Oz); the target is one of five stages
-    (N3 is stages 3 and 4); a person's nights are one patient. Only the two channels are read.
-
-    Parameters
-    ----------
-    raw : path
-        A folder with ``SC4ssNE0-PSG.edf`` and ``SC4ssNEC-Hypnogram.edf`` pairs (or ``ST7...``), at any depth.
-    out : path
-    workers : int
-        Processes that check and score the nights.
-    limit_patients : int, optional
-        Take only the first so many people.
-    wake_margin : float, optional
-        Keep this many minutes of wakefulness before the first and after the last sleep epoch; without it, all.
-    study : {"cassette", "telemetry", "both"}
-    unpaired : {"refuse", "skip"}
-        What to do about a PSG without its hypnogram, or the reverse.
-    """
-    raw, out = Path(raw).absolute(), Path(out)
-    _check_options(wake_margin, limit_patients, unpaired)
-    make_ready(out, overwrite=overwrite)
-    found = find_nights(raw, study)
-    _check_found(raw, found, study, unpaired)
-    nights = limit(found.nights, limit_patients)
-    options = {"study": study, "wake_margin": wake_margin, "limit_patients": limit_patients, "unpaired": unpaired}
-    work = WorkFolder(out, "sleep-edf", {"wake_margin": wake_margin})
-    jobs = [Job(night.name, (night.psg, night.hypnogram), (night, wake_margin)) for night in nights]
-    plans = run_jobs(plan_night, jobs, work, workers=workers, title="checking nights")
-    sums = [Job(f"checksums of {night.name}", (night.psg, night.hypnogram), night) for night in nights]
-    if spreads(workers):
-        run_jobs(describe_night, sums, work, workers=workers, title="checksums")
-    with DatasetWriter(
-        out, TargetSpec("classes", STAGES), DatasetInfo(settings=SETTINGS), overwrite=overwrite
-    ) as writer:
-        files = _copy(writer, sums, plans, work)
-        writer.info = with_provenance(
-            writer.info, "sleep-edf", files, options, _flow(found, nights, plans, wake_margin)
-        )
-    work.remove()
-    return out
-
-
-def _check_options(wake_margin: float | None, limit_patients: int | None, unpaired: str) -> None:
-    if wake_margin is not None and not 0 <= wake_margin < 10_000:
-        raise ConfigError(f"the wake margin is a number of minutes, 0 or more; not {wake_margin:g}")
-    if limit_patients is not None and limit_patients < 1:
-        raise ConfigError(f"the limit on patients must be 1 or more, not {limit_patients}")
-    if unpaired not in ("refuse", "skip"):
-        raise ConfigError(f"unpaired files can be met with 'refuse' or 'skip', not '{unpaired}'")
-
-
-def _check_found(raw: Path, found: Found, study: str, unpaired: str) -> None:
-    if not found.nights and not found.unpaired:
-        if study != "both" and find_nights(raw, "both").nights:
-            raise ConfigError(f"{raw} holds no {study} recordings, but others of Sleep-EDF: ask for '--study both'")
+def _check_folder(raw: Path, folder: RawFolder, options: SleepEdfOptions) -> None:
+    if not folder.nights and not folder.unpaired:
+        if options.study != "both" and find_nights(raw, "both").nights:
+            raise ConfigError(
+                f"{raw} holds no {options.study} recordings, but others of Sleep-EDF: ask for '--study both'"
+            )
         raise wrong_folder(raw, "Sleep-EDF files (SC4001E0-PSG.edf, SC4001EC-Hypnogram.edf, ...)")
-    if found.unpaired and unpaired == "refuse":
-        first = found.unpaired[0]
+    if folder.unpaired and options.unpaired == "refuse":
+        first = folder.unpaired[0]
         part, other = ("PSG", "Hypnogram") if "psg" in first.name.lower() else ("Hypnogram", "PSG")
         raise DataError(
-            f"{first.name} is a {part} without its {other} ({len(found.unpaired)} such files in {raw}): "
+            f"{first.name} is a {part} without its {other} ({len(folder.unpaired)} such files in {raw}): "
             "download the missing files, or leave these out with '--unpaired skip'"
         )
-    if not found.nights:
+    if not folder.nights:
         raise DataError(f"{raw} holds not one pair of a PSG and its Hypnogram")
 
 
@@ -338,7 +390,7 @@ def limit(nights: Sequence[Night], patients: int | None) -> tuple[Night, ...]:
 
 
 def _flow(
-    found: Found, nights: Sequence[Night], plans: Sequence[Mapping[str, Any]], wake_margin: float | None
+    folder: RawFolder, nights: Sequence[Night], plans: Sequence[Mapping[str, Any]], wake_margin: float | None
 ) -> CohortFlow:
     def people(nights: Sequence[Night]) -> int:
         return len({night.patient for night in nights})
@@ -347,8 +399,8 @@ def _flow(
         return sum(int(plan["counts"][reason]) for plan in plans)
 
     flow = CohortFlow()
-    pairs, alone = len(found.nights), len(found.unpaired)
-    flow.add("recordings with a hypnogram", patients=people(found.nights), recordings=pairs, left_out=alone)
+    pairs, alone = len(folder.nights), len(folder.unpaired)
+    flow.add("recordings with a hypnogram", patients=people(folder.nights), recordings=pairs, left_out=alone)
     if len(nights) < pairs:
         flow.add("limit on patients", patients=people(nights), recordings=len(nights), left_out=pairs - len(nights))
     left = total("overlap")
@@ -417,44 +469,46 @@ def _copy_night(
         writer.append_immutable({"signal": signal}, stages[part], [night.patient] * len(signal), times)
 
 
-# New nights without a hypnogram: from an EDF recording to a model's inputs, and from probabilities to files.
+# New recordings, which have no hypnogram
 
 
 @dataclass(frozen=True)
-class Recording:
-    """A new recording, cut into the epochs a model knows.
+class Recording(NewSamples):
+    """The epochs of a new recording.
 
     Parameters
     ----------
-    path : path
     start : datetime, optional
-    signal : array ``(epochs, channels, samples)`` float32
-        Microvolts at the model's rate.
+        When it began.
     epoch_seconds : float
     """
 
-    path: Path
-    start: datetime | None
-    signal: npt.NDArray[np.float32]
-    epoch_seconds: float
+    start: datetime | None = None
+    epoch_seconds: float = EPOCH_SECONDS
 
     @property
     def name(self) -> str:
-        return self.path.stem
+        """The file's, without its ending."""
+        return str(self.patients[0])
+
+    @property
+    def signal(self) -> npt.NDArray[np.float32]:
+        """``(epochs, channels, samples)`` in microvolts at the model's rate."""
+        return np.asarray(self.columns["signal"])
 
 
 def find_recordings(raw: str | Path) -> list[Path]:
-    """The EDF recordings a path names: itself, or all in a folder; files of annotations only are passed by."""
-    place = Path(raw)
-    if not place.exists():
-        raise StorageError(f"there is no file or folder {place}")
-    if place.is_file():
-        return [place]
-    files = sorted(path for path in place.rglob("*") if path.suffix.lower() == ".edf")
-    found = [path for path in files if read_header(path).labels]
-    if not found:
-        raise StorageError(f"{place} holds no EDF recordings")
-    return found
+    """The EDF recordings a path names: itself, or all in a folder; files of annotations only are skipped."""
+    path = Path(raw)
+    if not path.exists():
+        raise StorageError(f"there is no file or folder {path}")
+    if path.is_file():
+        return [path]
+    files = sorted(file for file in path.rglob("*") if file.suffix.lower() == ".edf")
+    recordings = [file for file in files if read_header(file).labels]
+    if not recordings:
+        raise StorageError(f"{path} holds no EDF recordings")
+    return recordings
 
 
 def read_recording(path: str | Path, settings: Mapping[str, Any], *, resample: bool = False) -> Recording:
@@ -482,19 +536,19 @@ def read_recording(path: str | Path, settings: Mapping[str, Any], *, resample: b
         microvolts_per_unit(header, channel)
     rates = {header.rate(channel) for channel in channels}
     samples = round(rate * seconds)
-    if all(abs(found - rate) <= 1e-6 * rate for found in rates):
+    if all(abs(given - rate) <= 1e-6 * rate for given in rates):
         epochs = int((header.seconds + 1e-6) // seconds)
         _check_length(header, epochs, seconds)
         signal = read_epochs(header, channels, np.arange(epochs), samples)
     elif resample:
         signal = _resampled(header, channels, rate, seconds, samples)
     else:
-        found = ", ".join(f"{value:g}" for value in sorted(rates))
+        given = ", ".join(f"{value:g}" for value in sorted(rates))
         raise DataError(
-            f"{header.path} is sampled at {found} Hz; the model was trained on {rate:g} Hz. "
+            f"{header.path} is sampled at {given} Hz; the model was trained on {rate:g} Hz. "
             "Ask for resampling ('--resample') if that is what you want"
         )
-    return Recording(header.path, header.start, signal, seconds)
+    return _recording(header, signal, seconds)
 
 
 def _channel(header: EdfHeader, label: str, settings: Mapping[str, Any]) -> EdfChannel:
@@ -518,73 +572,73 @@ def _resampled(
     epochs = int((header.seconds + 1e-6) // seconds)
     _check_length(header, epochs, seconds)
     signal = np.empty((epochs, len(channels), samples), np.float32)
-    for place, channel in enumerate(channels):
+    for row, channel in enumerate(channels):
         whole = read_epochs(header, [channel], np.arange(header.records), channel.samples_per_record).reshape(-1)
         ratio = Fraction(rate / header.rate(channel)).limit_denominator(1000)
         changed = resample_poly(whole, ratio.numerator, ratio.denominator)[: epochs * samples]
         changed = np.pad(changed, (0, epochs * samples - len(changed)), mode="edge")
-        signal[:, place] = changed.reshape(epochs, samples)
+        signal[:, row] = changed.reshape(epochs, samples)
     return signal
 
 
-def as_dataset(recording: Recording, settings: Mapping[str, Any], target: TargetSpec) -> DomainDataset:
-    """A recording as a dataset of one patient, to hand to a trained model; its targets mean nothing.
-
-    Parameters
-    ----------
-    recording : Recording
-    settings : dict
-        The same that the recording was read with.
-    target : TargetSpec
-        The target of the model.
-    """
-    epochs = len(recording.signal)
-    return DomainDataset(
-        columns={"signal": torch.from_numpy(recording.signal)},
-        targets=torch.zeros(epochs, dtype=torch.int64),
-        target=target,
-        domains=torch.zeros(epochs, dtype=torch.int64),
-        patients=np.array([recording.name]),
-        times=torch.arange(epochs, dtype=torch.float64) * recording.epoch_seconds,
-        info=DatasetInfo(settings=dict(settings)),
+def _recording(header: EdfHeader, signal: npt.NDArray[np.float32], seconds: float) -> Recording:
+    times = np.arange(len(signal), dtype=np.float64) * seconds
+    return Recording(
+        columns={"signal": torch.from_numpy(signal)},
+        rows=pl.DataFrame({"epoch": np.arange(len(signal)), "seconds": times}),
+        patients=np.full(len(signal), header.path.stem),
+        times=times,
+        origin=header.path,
+        start=header.start,
+        epoch_seconds=seconds,
     )
 
 
-def write_stages(
-    folder: str | Path,
-    recording: Recording,
+# Predictions for people to read
+
+
+def epoch_table(
     names: Sequence[str],
     probabilities: npt.NDArray[np.floating],
+    seconds: float,
     more: Mapping[str, Sequence[Any]] | None = None,
-) -> list[Path]:
-    """Write a recording's stages as CSV, as an EDF+ annotation file and as a picture.
+) -> str:
+    """CSV text: epoch, its start in seconds, the most probable stage, each stage's probability, and further columns."""
+    further = more or {}
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["epoch", "seconds", "stage", *(f"p_{name}" for name in names), *further])
+    for epoch, (row, best) in enumerate(zip(probabilities, probabilities.argmax(axis=1), strict=True)):
+        more_cells = [column[epoch] for column in further.values()]
+        writer.writerow([epoch, f"{epoch * seconds:g}", names[best], *(f"{value:.6f}" for value in row), *more_cells])
+    return text.getvalue()
 
-    Parameters
-    ----------
-    folder : path
-    recording : Recording
-    names : sequence of str
-        The stages, in the order of the probabilities.
-    probabilities : array ``(epochs, stages)``
-    more : dict, optional
-        Further columns of the CSV file, an entry per epoch each.
 
-    Returns
-    -------
-    list of path
-        ``NAME.csv``, ``NAME-Hypnogram.edf`` and ``NAME.png`` in the folder.
-    """
-    if probabilities.shape != (len(recording.signal), len(names)):
-        raise DataError(
-            f"{len(recording.signal)} epochs and {len(names)} stages, but probabilities of {probabilities.shape}"
-        )
-    place = Path(folder)
-    table, notes, picture = (place / f"{recording.name}{end}" for end in (".csv", "-Hypnogram.edf", ".png"))
-    best = [names[k] for k in probabilities.argmax(axis=1)]
-    write_atomically(table, epoch_table(names, probabilities, recording.epoch_seconds, more))
-    try:
-        write_annotations(notes, stage_words(best), recording.start, recording.epoch_seconds)
-        draw_hypnogram(picture, names, probabilities, recording.name, recording.epoch_seconds)
-    except OSError as error:
-        raise disk_error(error, place) from error
-    return [table, notes, picture]
+def plot_hypnogram(
+    path: Path,
+    names: Sequence[str],
+    probabilities: npt.NDArray[np.floating],
+    title: str,
+    seconds: float,
+) -> None:
+    """Stages over the hours of the night, and below it how sure the model is."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    order = sorted(range(len(names)), key=lambda k: _HEIGHT.get(names[k], -k))
+    level = np.empty(len(names))
+    level[order] = np.arange(len(names))
+    hours = np.arange(len(probabilities) + 1) * seconds / 3600
+    best = level[probabilities.argmax(axis=1)]
+    figure = Figure(figsize=(12, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
+    upper.stairs(best, hours, baseline=None, color="#1f4e79", linewidth=1)
+    upper.set_yticks(range(len(names)), [names[k] for k in order])
+    upper.set_ylim(-0.5, len(names) - 0.5)
+    upper.set_title(title, loc="left")
+    edges = np.repeat(hours, 2)[1:-1]
+    lower.stackplot(edges, np.repeat(probabilities[:, order].T, 2, axis=1), labels=[names[k] for k in order])
+    lower.set(xlabel="hours since the recording began", ylabel="probability", ylim=(0, 1), xlim=(0, float(hours[-1])))
+    lower.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), reverse=True, frameon=False)
+    figure.savefig(path, dpi=120)

@@ -1,10 +1,13 @@
-"""A table of your own: one row a sample, with a patient, a target and features (parquet or CSV)."""
+"""Any table: CSV or parquet, one row per sample.
+
+One column says whose sample a row is, one (or several) what is to be predicted, and the rest are features.
+"""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -13,13 +16,215 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+import torch
 
 from manydg.data.info import DatasetInfo
 from manydg.errors import ConfigError, DataError, StorageError
-from manydg.sources._dense import write_dense
+from manydg.sources._dense import MISSING, write_dense
 from manydg.sources._preparing import CohortFlow, with_provenance
+from manydg.sources._source import NewSamples, Options, RawArgument, Source, SourceDocs, TrainedOn, option
 
-# Columns of a table as arrays; what does not fit is named by file, column and row.
+_DIGITS = re.compile(r"(\d+)")
+_NULLS = ["", "NA", "N/A", "null", "NULL"]
+_SHOWN = 12
+_PATTERNED = ("feature", "target")
+
+
+@dataclass(frozen=True)
+class TableOptions(Options):
+    """What the columns are.
+
+    ``features`` and ``target`` may be patterns such as ``EEG_*``; the patient, target, time and session columns are
+    never features. A patient's sessions follow each other in the order of their values (numbers, dates, or names such
+    as ``N2``, ``N10``), and no context takes a neighbour over their borders.
+    """
+
+    patient: str = option(help="Column of the patient.", metavar="COL")
+    target: tuple[str, ...] = option(help="Column of the class; repeat it for votes or labels.", metavar="COL")
+    features: tuple[str, ...] = option(
+        help="Columns of the inputs, such as 'EEG_*'.", metavar="PATTERN...", greedy=True
+    )
+    time: str | None = option(None, help="Column of the time of a sample.", metavar="COL")
+    session: str | None = option(None, help="Column of the night or stay that times are counted within.", metavar="COL")
+    kind: str | None = option(
+        None, help="classes, votes, binary or multilabel, where it cannot be told from the values."
+    )
+    classes: tuple[str, ...] | None = option(
+        None, help="Names of the classes in code order.", metavar="A,B,...", commas=True
+    )
+    missing: str = option(
+        "refuse", help="refuse empty values, or keep them as measurements not taken.", choices=MISSING
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.session is not None and self.time is None:
+            raise ConfigError(
+                "a session column needs a time column, which orders the samples within a session: give time"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        target = self.target[0] if len(self.target) == 1 else list(self.target)
+        shown = super().to_json() | {"target": target}
+        return {name: value for name, value in shown.items() if name not in ("kind", "classes")}
+
+
+class TableFile(Source[TableOptions, Options]):
+    """A table of your own; the features become the input column ``x``, ``(rows, features)`` float32."""
+
+    name = "table"
+    options_class = TableOptions
+    raw = RawArgument("Table: parquet, CSV or TSV, one row a sample.", "file")
+    parallel = False
+    self_explanatory = False
+    docs = SourceDocs(predicts="your own", target="any of these", page="[table](datasets/table.md)")
+
+    def looks_like(self, folder: Path) -> bool:
+        """Never: any file may be a table."""
+        return False
+
+    def prepare(
+        self, raw: Path, out: Path, options: TableOptions, *, workers: int = 1, overwrite: bool = False
+    ) -> Path:
+        table, columns = _open(raw)
+        roles = _choose(columns, raw, options)
+        frame = _collect(table.select(roles.columns()), raw)
+        flow = CohortFlow()
+        flow.add("rows of the table", patients=frame[roles.patient].n_unique(), samples=frame.height)
+        patients = numbers_or_text(frame, roles.patient, "patient", raw)
+        times = None if roles.time is None else times_of(frame, roles.time, raw)
+        settings: dict[str, Any] = {"features": roles.features}
+        if roles.session is not None and times is not None:
+            sessions = sessions_of(frame, roles.session, raw)
+            settings["session_gap"] = session_gap(patients, sessions, times)
+            times = lay_out(patients, sessions, times, settings["session_gap"])
+        described = options.to_json() | {"left_out_of_features": roles.left_out}
+        return write_dense(
+            out,
+            feature_values(frame, roles.features, raw),
+            labels_of(frame, roles.targets, raw),
+            patients,
+            position_name=lambda position: f"feature '{roles.features[position[0]]}'",
+            files={"target": raw, "patient": raw},
+            kind=options.kind,
+            classes=options.classes if options.classes is not None or len(roles.targets) == 1 else roles.targets,
+            times=times,
+            missing=options.missing,
+            info=with_provenance(DatasetInfo(settings=settings), self.name, [raw], described, flow),
+            overwrite=overwrite,
+        )
+
+    def for_prediction(self, raw: Path, trained: TrainedOn, options: Options) -> Iterator[NewSamples]:
+        """Every row; where no column says whose it is, each is taken for a patient of its own."""
+        self.check_trained_on(trained)
+        values = read_features(raw, trained.settings["features"])
+        gaps = np.isnan(values).any(axis=1)
+        if gaps.any() and not trained.settings.get("missing"):
+            row = int(np.flatnonzero(gaps)[0])
+            raise DataError(
+                f"{raw}: {int(gaps.sum())} rows have empty features, the first is row {row}, but the model was trained "
+                "on complete rows: fill them in or leave those rows out"
+            )
+        patients, times = read_roles(raw, trained.roles, trained.settings.get("session_gap"))
+        rows = np.arange(len(values))
+        whose = rows if patients is None else patients
+        yield NewSamples({"x": torch.from_numpy(values)}, pl.DataFrame({"row": rows}), whose, times)
+
+    def notes_on(self, options: Mapping[str, Any]) -> list[str]:
+        left_out = options.get("left_out_of_features")
+        if not left_out:
+            return []
+        return [f"not used as features, being patient, target, time or session: {', '.join(left_out)}"]
+
+
+# Which column is what
+
+
+@dataclass(frozen=True)
+class _Roles:
+    """What each column is for."""
+
+    patient: str
+    targets: list[str]
+    time: str | None
+    session: str | None
+    features: list[str]
+    left_out: list[str]
+
+    def columns(self) -> list[str]:
+        """Every column that is needed, once."""
+        others = [self.patient, *self.targets, *(name for name in (self.time, self.session) if name is not None)]
+        return list(dict.fromkeys([*self.features, *others]))
+
+
+def _choose(columns: Sequence[str], path: Path, options: TableOptions) -> _Roles:
+    (patient,) = _columns([options.patient], columns, path, "patient")
+    targets = _columns(options.target, columns, path, "target")
+    time = None if options.time is None else _columns([options.time], columns, path, "time")[0]
+    session = None if options.session is None else _columns([options.session], columns, path, "session")[0]
+    chosen = _columns(options.features, columns, path, "feature")
+    reserved = {patient, *targets, time, session}
+    names = [name for name in chosen if name not in reserved]
+    if not names:
+        raise DataError(
+            f"{path}: the patterns {list(options.features)} leave no feature besides patient, target and time"
+        )
+    return _Roles(patient, targets, time, session, names, [name for name in chosen if name in reserved])
+
+
+def _open(path: Path) -> tuple[pl.LazyFrame, list[str]]:
+    """A table whose rows are not read yet, and its columns."""
+    if path.is_dir():
+        raise StorageError(f"{path} is a folder: name the table, a .parquet, .csv, .csv.gz or .tsv file")
+    if not path.is_file():
+        raise StorageError(f"there is no file {path}")
+    name = path.name.lower().removesuffix(".gz")
+    if not name.endswith((".parquet", ".pq", ".csv", ".tsv")):
+        raise DataError(f"{path} is not a table this command reads: .parquet, .csv, .csv.gz or .tsv")
+    try:
+        if name.endswith((".parquet", ".pq")):
+            table = pl.scan_parquet(path)
+        else:
+            separator = "\t" if name.endswith(".tsv") else ","
+            table = pl.scan_csv(path, separator=separator, null_values=_NULLS, infer_schema_length=None)
+        return table, table.collect_schema().names()
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise StorageError(f"cannot read {path}: {_first_line(error)}") from error
+
+
+def _collect(table: pl.LazyFrame, path: Path) -> pl.DataFrame:
+    try:
+        frame = table.collect()
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise StorageError(f"cannot read {path}: {_first_line(error)}") from error
+    if frame.height == 0:
+        raise DataError(f"{path} has no rows")
+    return frame
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def _columns(patterns: Iterable[str], columns: Sequence[str], path: Path, role: str) -> list[str]:
+    """The columns that names or patterns mean, in the table's order, each once."""
+    chosen: set[str] = set()
+    for pattern in patterns:
+        matches = [pattern] if pattern in columns else []
+        if not matches and role in _PATTERNED and re.search(r"[*?\[]", pattern):
+            matches = [name for name in columns if fnmatchcase(name, pattern)]
+        if not matches:
+            near = difflib.get_close_matches(pattern, columns, n=1, cutoff=0.4)
+            hint = f": did you mean '{near[0]}'?" if near else "."
+            known = ", ".join(columns[:_SHOWN]) + (
+                f" and {len(columns) - _SHOWN} more" if len(columns) > _SHOWN else ""
+            )
+            raise DataError(f"{path} has no {role} column '{pattern}'{hint} It has {known}")
+        chosen.update(matches)
+    return [name for name in columns if name in chosen]
+
+
+# Columns as arrays; errors name the file, the column and the row
 
 
 def feature_values(frame: pl.DataFrame, names: Sequence[str], path: Path) -> npt.NDArray[np.float32]:
@@ -99,10 +304,7 @@ def times_of(frame: pl.DataFrame, name: str, path: Path) -> npt.NDArray[np.float
     return column.to_numpy().astype(np.float64)
 
 
-# Several sessions of one patient (nights, stays) on one time axis: one after the other, never overlapping.
-
-
-_DIGITS = re.compile(r"(\d+)")
+# Several sessions of one patient (nights, stays) on one time axis: one after the other, never overlapping
 
 
 def session_gap(patients: npt.NDArray[Any], sessions: npt.NDArray[Any], times: npt.NDArray[np.float64]) -> float:
@@ -138,19 +340,19 @@ def lay_out(
     start, end = _bounds(session, times)
     offset = np.zeros(len(start))
     # Added up patient by patient, so that no rounding depends on other patients.
-    for place in range(1, len(start)):
-        if patient_of[place] == patient_of[place - 1]:
-            offset[place] = offset[place - 1] + end[place - 1] - start[place - 1] + 2 * gap
+    for number in range(1, len(start)):
+        if patient_of[number] == patient_of[number - 1]:
+            offset[number] = offset[number - 1] + end[number - 1] - start[number - 1] + 2 * gap
     return np.asarray(times - start[session] + offset[session], dtype=np.float64)
 
 
 def _number(patients: npt.NDArray[Any], sessions: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Each row's session, numbered by patient and then in natural order; and each session's patient."""
     _, who = np.unique(patients, return_inverse=True)
-    values, found = np.unique(sessions, return_inverse=True)
+    values, which = np.unique(sessions, return_inverse=True)
     rank = np.empty(len(values), dtype=np.int64)
-    rank[sorted(range(len(values)), key=lambda place: _natural(values[place]))] = np.arange(len(values))
-    pairs, session = np.unique(who * len(values) + rank[found], return_inverse=True)
+    rank[sorted(range(len(values)), key=lambda number: _natural(values[number]))] = np.arange(len(values))
+    pairs, session = np.unique(who * len(values) + rank[which], return_inverse=True)
     return session, pairs // len(values)
 
 
@@ -168,191 +370,10 @@ def _natural(value: Any) -> tuple[Any, ...]:
     if not isinstance(value, str):
         return (value,)
     parts = _DIGITS.split(value)
-    return (*(int(part) if place % 2 else part for place, part in enumerate(parts)), value)
+    return (*(int(part) if number % 2 else part for number, part in enumerate(parts)), value)
 
 
-_NULLS = ["", "NA", "N/A", "null", "NULL"]
-_SHOWN = 12
-_PATTERNED = ("feature", "target")
-
-
-def prepare(
-    file: str | Path,
-    out: str | Path,
-    *,
-    patient: str,
-    target: str | Sequence[str],
-    features: Sequence[str],
-    kind: str | None = None,
-    classes: Sequence[str] | None = None,
-    time: str | None = None,
-    session: str | None = None,
-    missing: str = "refuse",
-    overwrite: bool = False,
-) -> Path:
-    """Write a table as a dataset folder; the features become the input column ``x``, ``(rows, features)`` float32.
-
-    Parameters
-    ----------
-    file : path
-        ``.parquet``, ``.csv``, ``.csv.gz`` or ``.tsv`` with a header.
-    out : path
-        The dataset folder to write.
-    patient : str
-        Column that says whose sample a row is.
-    target : str or sequence of str
-        Column of the class. Several columns, or patterns such as ``vote_*``, are expert votes or several labels.
-    features : sequence of str
-        Columns, or patterns such as ``EEG_*``. The patient, target, time and session columns are never among them.
-    kind : {"classes", "votes", "binary", "multilabel"}, optional
-        What the target is, where it cannot be told from its values.
-    classes : sequence of str, optional
-        Names of the classes in the order of their codes; otherwise sorted.
-    time : str, optional
-        Column of the time of a sample, a number or a date.
-    session : str, optional
-        Column of the night, stay or recording that a sample belongs to, where times are counted within it. A patient's
-        sessions follow each other in the order of their values (numbers, dates, or names such as ``N2``, ``N10``), and
-        no context takes a neighbour over their borders.
-    missing : {"refuse", "keep"}
-        Whether an empty value among the features is an error, or a measurement not taken.
-    overwrite : bool
-        Replace a dataset folder that is already there.
-
-    Returns
-    -------
-    Path
-        The dataset folder.
-    """
-    path = Path(file)
-    table, columns = _open(path)
-    if session is not None and time is None:
-        raise ConfigError("a session column needs a time column, which orders the samples within a session: give time")
-    targets = [target] if isinstance(target, str) else target
-    roles = _choose(columns, path, patient, targets, features, time, session)
-    frame = _collect(table.select(roles.columns()), path)
-    flow = CohortFlow()
-    flow.add("rows of the table", patients=frame[roles.patient].n_unique(), samples=frame.height)
-    options = {
-        "patient": patient,
-        "target": target if isinstance(target, str) else list(target),
-        "features": list(features),
-        "time": time,
-        "session": session,
-        "missing": missing,
-        "left_out_of_features": roles.left_out,
-    }
-    patients = numbers_or_text(frame, roles.patient, "patient", path)
-    times = None if roles.time is None else times_of(frame, roles.time, path)
-    settings: dict[str, Any] = {"features": roles.features}
-    if roles.session is not None and times is not None:
-        sessions = sessions_of(frame, roles.session, path)
-        settings["session_gap"] = session_gap(patients, sessions, times)
-        times = lay_out(patients, sessions, times, settings["session_gap"])
-    return write_dense(
-        out,
-        feature_values(frame, roles.features, path),
-        labels_of(frame, roles.targets, path),
-        patients,
-        place=lambda position: f"feature '{roles.features[position[0]]}'",
-        files={"target": path, "patient": path},
-        kind=kind,
-        classes=classes if classes is not None or len(roles.targets) == 1 else roles.targets,
-        times=times,
-        missing=missing,
-        info=with_provenance(DatasetInfo(settings=settings), "table", [path], options, flow),
-        overwrite=overwrite,
-    )
-
-
-@dataclass(frozen=True)
-class _Roles:
-    """What each column is for."""
-
-    patient: str
-    targets: list[str]
-    time: str | None
-    session: str | None
-    features: list[str]
-    left_out: list[str]
-
-    def columns(self) -> list[str]:
-        """Every column that is needed, once."""
-        others = [self.patient, *self.targets, *(name for name in (self.time, self.session) if name is not None)]
-        return list(dict.fromkeys([*self.features, *others]))
-
-
-def _choose(
-    columns: Sequence[str],
-    path: Path,
-    patient: str,
-    targets: Sequence[str],
-    features: Sequence[str],
-    time: str | None,
-    session: str | None,
-) -> _Roles:
-    (who,) = _columns([patient], columns, path, "patient")
-    labels = _columns(targets, columns, path, "target")
-    when = None if time is None else _columns([time], columns, path, "time")[0]
-    sitting = None if session is None else _columns([session], columns, path, "session")[0]
-    chosen = _columns(features, columns, path, "feature")
-    reserved = {who, *labels, when, sitting}
-    names = [name for name in chosen if name not in reserved]
-    if not names:
-        raise DataError(f"{path}: the patterns {list(features)} leave no feature besides patient, target and time")
-    return _Roles(who, labels, when, sitting, names, [name for name in chosen if name in reserved])
-
-
-def _open(path: Path) -> tuple[pl.LazyFrame, list[str]]:
-    """A table whose rows are not read yet, and its columns."""
-    if path.is_dir():
-        raise StorageError(f"{path} is a folder: name the table, a .parquet, .csv, .csv.gz or .tsv file")
-    if not path.is_file():
-        raise StorageError(f"there is no file {path}")
-    name = path.name.lower().removesuffix(".gz")
-    if not name.endswith((".parquet", ".pq", ".csv", ".tsv")):
-        raise DataError(f"{path} is not a table this command reads: .parquet, .csv, .csv.gz or .tsv")
-    try:
-        if name.endswith((".parquet", ".pq")):
-            table = pl.scan_parquet(path)
-        else:
-            separator = "\t" if name.endswith(".tsv") else ","
-            table = pl.scan_csv(path, separator=separator, null_values=_NULLS, infer_schema_length=None)
-        return table, table.collect_schema().names()
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise StorageError(f"cannot read {path}: {_first_line(error)}") from error
-
-
-def _collect(table: pl.LazyFrame, path: Path) -> pl.DataFrame:
-    try:
-        frame = table.collect()
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise StorageError(f"cannot read {path}: {_first_line(error)}") from error
-    if frame.height == 0:
-        raise DataError(f"{path} has no rows")
-    return frame
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
-
-
-def _columns(patterns: Iterable[str], columns: Sequence[str], path: Path, role: str) -> list[str]:
-    """The columns that names or patterns mean, in the table's order, each once."""
-    found: set[str] = set()
-    for pattern in patterns:
-        matches = [pattern] if pattern in columns else []
-        if not matches and role in _PATTERNED and re.search(r"[*?\[]", pattern):
-            matches = [name for name in columns if fnmatchcase(name, pattern)]
-        if not matches:
-            near = difflib.get_close_matches(pattern, columns, n=1, cutoff=0.4)
-            hint = f": did you mean '{near[0]}'?" if near else "."
-            known = ", ".join(columns[:_SHOWN]) + (
-                f" and {len(columns) - _SHOWN} more" if len(columns) > _SHOWN else ""
-            )
-            raise DataError(f"{path} has no {role} column '{pattern}'{hint} It has {known}")
-        found.update(matches)
-    return [name for name in columns if name in found]
+# New tables
 
 
 def read_features(file: str | Path, names: Sequence[str]) -> npt.NDArray[np.float32]:
@@ -385,13 +406,13 @@ def read_roles(
     if not named:
         return None, None
     frame = _collect(table.select(list(dict.fromkeys(named.values()))), path)
-    whose = numbers_or_text(frame, named["patient"], "patient", path) if "patient" in named else None
+    patients = numbers_or_text(frame, named["patient"], "patient", path) if "patient" in named else None
     times = times_of(frame, named["time"], path) if "time" in named else None
-    if whose is None or times is None or gap is None or roles.get("session") is None:
-        return whose, times
+    if patients is None or times is None or gap is None or roles.get("session") is None:
+        return patients, times
     if "session" not in named:
         raise DataError(
             f"{path} has no column '{roles['session']}': the model was trained on samples of several sessions of a "
             "patient, and times in the table are counted within a session; add the column"
         )
-    return whose, lay_out(whose, sessions_of(frame, named["session"], path), times, gap)
+    return patients, lay_out(patients, sessions_of(frame, named["session"], path), times, gap)

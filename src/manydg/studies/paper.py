@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,28 +10,23 @@ import numpy as np
 
 from manydg.data.dataset import open_dataset
 from manydg.data.storage import read_description
-from manydg.errors import ConfigError, DataError, ManyDGError, StorageError, unknown_name
+from manydg.errors import DataError, ManyDGError, StorageError, unknown_name
+from manydg.sources import SOURCES, TWINS, find_source, find_twin, recognize
 from manydg.studies.conduct import conduct, fitting, make_request, plan_experiment
 from manydg.studies.experiment import Request
 from manydg.studies.settings import Options, changed, preset_names, read_preset
 from manydg.studies.study import Board, Study
 
-# Finding the paper's datasets in a folder by what is in it, and making dataset folders of them.
+# Finding datasets in a folder by what is in it, and making dataset folders of raw files
 
 
 PREPARED, RAW = "prepared", "raw"
-SOURCES = ("iiic", "sleep-edf", "mimic3", "eicu")
 _DEPTH = 3
-_TABLES = {
-    "mimic3": {"admissions", "diagnoses_icd", "procedures_icd", "prescriptions"},
-    "eicu": {"patient", "diagnosis", "medication"},
-}
-_EICU_EVENTS = ("diagnosis", "lab", "medication", "physicalexam", "treatment")
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Found:
+class DataFolder:
     """A dataset in a folder.
 
     Parameters
@@ -40,165 +34,83 @@ class Found:
     name : str
         What to call it: the source's name for raw files, the folder's for a dataset folder.
     state : {"prepared", "raw"}
-    place : Path
+    path : Path
     """
 
     name: str
     state: str
-    place: Path
+    path: Path
 
 
-def find_datasets(folder: str | Path) -> list[Found]:
-    """Every dataset folder and every set of raw files of a known source in a folder and below.
+def find_datasets(folder: str | Path) -> list[DataFolder]:
+    """Every dataset folder, and every folder of raw files that can be prepared without asking, in a folder and below.
 
     A source that is there both ways is used as it was prepared. Names are different from one another.
     """
     root = Path(folder)
     if not root.is_dir():
         raise StorageError(f"there is no folder {root}: name the folder that holds datasets or raw files")
-    found = list(_walk(root, _DEPTH))
-    made_of = {_source(entry.place) for entry in found if entry.state == PREPARED}
-    kept = [entry for entry in found if entry.state == PREPARED or entry.name not in made_of]
-    named: dict[str, Found] = {}
-    for entry in sorted(kept, key=lambda entry: (entry.name, str(entry.place))):
+    folders = list(_walk(root, _DEPTH))
+    made_of = {_source(entry.path) for entry in folders if entry.state == PREPARED}
+    kept = [entry for entry in folders if entry.state == PREPARED or entry.name not in made_of]
+    named: dict[str, DataFolder] = {}
+    for entry in sorted(kept, key=lambda entry: (entry.name, str(entry.path))):
         if entry.name in named:
-            entry = Found("-".join(entry.place.relative_to(root).parts) or entry.name, entry.state, entry.place)
+            entry = DataFolder("-".join(entry.path.relative_to(root).parts) or entry.name, entry.state, entry.path)
         named[entry.name] = entry
     return list(named.values())
 
 
-def _walk(folder: Path, depth: int) -> Iterator[Found]:
+def _walk(folder: Path, depth: int) -> Iterator[DataFolder]:
     if (folder / "dataset.json").is_file():
-        yield Found(folder.resolve().name, PREPARED, folder)
+        yield DataFolder(folder.resolve().name, PREPARED, folder)
         return
-    source = source_of(folder)
+    source = recognize(folder)
     if source is not None:
-        yield Found(source, RAW, folder)
+        if source.self_explanatory:
+            yield DataFolder(source.name, RAW, folder)
         return
     if depth:
         for child in sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")):
             yield from _walk(child, depth - 1)
 
 
-def source_of(folder: Path) -> str | None:
-    """Which source a folder's files are of; ``None`` where they are of none, or lie further down."""
-    names = {path.name.lower() for path in folder.iterdir() if path.is_file()}
-    tables = {name.removesuffix(".gz").removesuffix(".csv") for name in names if ".csv" in name}
-    for source, needed in _TABLES.items():
-        if needed <= tables:
-            return source
-    if any(name.endswith("-psg.edf") for name in names):
-        return "sleep-edf"
-    # The patients' own folders of IIIC lie side by side; a single folder of arrays is found by itself.
-    patients = [path for path in folder.iterdir() if path.is_dir() and _has_signals(path)]
-    return "iiic" if _has_signals(folder) or len(patients) > 1 else None
-
-
-def _has_signals(folder: Path) -> bool:
-    names = [path.name.lower() for path in folder.iterdir() if path.is_file()]
-    votes = any(name.endswith(("votes.npy", "votes.csv")) for name in names)
-    return votes and any(name.endswith("signals.npy") for name in names)
-
-
-def _source(place: Path) -> str | None:
+def _source(folder: Path) -> str | None:
     try:
-        return str(read_description(place).info.source)
+        return str(read_description(folder).info.source)
     except ManyDGError:
         return None
 
 
-def prepare_found(found: Found, raw: Path, out: Path, *, workers: int, say: Say) -> Path:
-    """The dataset folder of what was found: itself, or made from raw files in ``out`` unless it was made before.
+def prepare_folder(entry: DataFolder, raw: Path, out: Path, *, workers: int, say: Say) -> Path:
+    """The dataset folder of an entry: itself, or made from raw files in ``out`` unless it was made before.
 
     Parameters
     ----------
     raw : Path
         Where else to look for what the files alone do not say: a mapping of drugs, for one.
     """
-    if found.state == PREPARED:
-        return found.place
+    if entry.state == PREPARED:
+        return entry.path
     if (out / "dataset.json").is_file():
         return out
-    say(f"preparing {found.name} from {found.place}")
-    source = source_of(found.place)
-    if source == "sleep-edf":
-        from manydg.sources import sleep_edf
-
-        return sleep_edf.prepare(found.place, out, workers=workers)
-    if source == "iiic":
-        from manydg.sources import iiic
-
-        return iiic.prepare(found.place, out, workers=workers)
-    if source == "mimic3":
-        from manydg.sources import mimic3
-
-        return mimic3.prepare(found.place, out, ndc_map=find_drug_mapping(found.place, raw), workers=workers)
-    return _prepare_eicu(found.place, out, workers, say)
+    say(f"preparing {entry.name} from {entry.path}")
+    source = recognize(entry.path)
+    assert source is not None
+    return source.prepare(entry.path, out, source.options_for(entry.path, raw, say), workers=workers)
 
 
-def _prepare_eicu(place: Path, out: Path, workers: int, say: Say) -> Path:
-    from manydg.sources import eicu
-
-    tables = {path.name.lower().removesuffix(".gz").removesuffix(".csv") for path in place.iterdir()}
-    absent = [name for name in _EICU_EVENTS if name not in tables]
-    if absent:
-        say(f"eicu: done without the tables {', '.join(absent)}, which are not in {place}")
-    return eicu.prepare(place, out, workers=workers, without=absent)
-
-
-def find_drug_mapping(*folders: Path) -> Path:
-    """A CSV table with the columns ndc and atc, in or under the folders."""
-    for folder in folders:
-        for path in sorted(folder.rglob("*.csv*")):
-            columns = {name.strip().strip('"').lower() for name in _first_line(path).split(",")}
-            if {"ndc", "atc"} <= columns:
-                return path
-    raise DataError(
-        f"mimic3 needs a mapping of drugs: put a CSV table with the columns ndc and atc into {folders[-1]} "
-        "(docs/datasets.md says where to get one)"
-    )
-
-
-def _first_line(path: Path) -> str:
-    try:
-        if path.suffix == ".gz":
-            with gzip.open(path, "rt", encoding="utf-8", errors="replace") as packed:
-                return packed.readline(10_000)
-        with path.open(encoding="utf-8", errors="replace") as file:
-            return file.readline(10_000)
-    except (OSError, EOFError):
-        return ""
-
-
-def synthesize_all(folder: Path, patients: dict[str, int], *, hours: float, samples: int, say: Say) -> None:
-    """Write twins of the sources, those that are not there yet, each in a folder of its name.
-
-    Parameters
-    ----------
-    patients : dict of str to int
-        People by source.
-    hours : float
-        Length of a night of Sleep-EDF.
-    samples : int
-        Samples of a patient of IIIC, on average.
-    """
-    from manydg.sources import eicu, iiic, mimic3, sleep_edf
-
-    makers: dict[str, Callable[[Path, int], object]] = {
-        "iiic": lambda place, count: iiic.synthesize(place, patients=count, samples_per_patient=samples),
-        "sleep-edf": lambda place, count: sleep_edf.synthesize(place, patients=count, hours=hours, nights=1),
-        "mimic3": lambda place, count: mimic3.synthesize(place, patients=count),
-        "eicu": lambda place, count: eicu.synthesize(place, patients=count),
-    }
-    for source, count in patients.items():
-        if source not in makers:
-            raise ConfigError(f"there is no twin of {source}")
-        place = folder / source
-        if place.exists() and any(place.iterdir()):
+def synthesize_all(folder: Path, scale: str, say: Say) -> None:
+    """Write the twins of a scale, those that are not there yet, each in a folder of its source's name."""
+    for name in TWINS.names():
+        twin = find_twin(name)
+        path = folder / name
+        if scale not in twin.scales or (path.exists() and any(path.iterdir())):
             continue
-        say(f"making up {source}: {count} patients")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        makers[source](place, count)
+        options = twin.scales[scale]
+        say(f"making up {name}: {options.to_json()['patients']} patients")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        twin.write(path, options)
 
 
 EXPERIMENTS = (
@@ -235,6 +147,8 @@ class Scale:
 
     Parameters
     ----------
+    name : str
+        By which synthetic twins know how much to write.
     seeds : int
         Patient splits of the main table; ``varied_seeds`` those of the other experiments.
     epochs, timed_epochs : int
@@ -243,49 +157,37 @@ class Scale:
         Most patients of a dataset, drawn at random.
     rivals : tuple of str
         Algorithms of the experiments that compare some.
-    twins : dict
-        Patients of the synthetic twins.
-    hours, samples
-        Length of a twin's night, and samples of a twin's patient in IIIC.
     training : dict
         Other training options.
     """
 
+    name: str
     seeds: int
     varied_seeds: int
     epochs: int | None = None
     timed_epochs: int = 23
     patients: int | None = None
     rivals: tuple[str, ...] = RIVALS
-    twins: Mapping[str, int] = field(
-        default_factory=lambda: {"iiic": 500, "sleep-edf": 78, "mimic3": 6000, "eicu": 3000}
-    )
-    hours: float = 20.0
-    samples: int = 61
     training: Mapping[str, int] = field(default_factory=dict)
 
 
 SCALES = {
-    "full": Scale(seeds=5, varied_seeds=5),
+    "full": Scale("full", seeds=5, varied_seeds=5),
     "small": Scale(
+        "small",
         seeds=3,
         varied_seeds=2,
         epochs=10,
         patients=300,
-        twins={"iiic": 150, "sleep-edf": 40, "mimic3": 1500, "eicu": 400},
-        hours=4.0,
-        samples=20,
     ),
     "smoke": Scale(
+        "smoke",
         seeds=2,
         varied_seeds=1,
         epochs=1,
         timed_epochs=4,
         patients=160,
         rivals=("base", "dann", "manydg"),
-        twins={"iiic": 30, "sleep-edf": 20, "mimic3": 200, "eicu": 160},
-        hours=0.25,
-        samples=6,
         training={"batch_size": 64},
     ),
 }
@@ -312,27 +214,27 @@ def scale_named(name: str) -> Scale:
     return SCALES[name]
 
 
-def gather(raw: Path, synthetic: bool, out: Path, scale: Scale, say: Say) -> list[Found]:
+def gather(raw: Path, synthetic: bool, out: Path, scale: Scale, say: Say) -> list[DataFolder]:
     """The datasets to work on; twins are written first where they are asked for."""
     if synthetic:
         place = out / "synthetic"
-        synthesize_all(place, dict(scale.twins), hours=scale.hours, samples=scale.samples, say=say)
+        synthesize_all(place, scale.name, say)
         return find_datasets(place)
     found = find_datasets(raw)
     if not found:
+        known = ", ".join(name for name in SOURCES.names() if find_source(name).self_explanatory)
         raise DataError(
-            f"{raw} holds neither dataset folders nor raw files of sleep-edf, iiic, mimic3 or eicu; "
-            "'--synthetic' works on made-up data"
+            f"{raw} holds neither dataset folders nor raw files of {known}; '--synthetic' works on made-up data"
         )
     return found
 
 
-def ready(found: Sequence[Found], raw: Path, out: Path, scale: Scale, workers: int, say: Say) -> list[Chapter]:
+def ready(found: Sequence[DataFolder], raw: Path, out: Path, scale: Scale, workers: int, say: Say) -> list[Chapter]:
     """Prepare what is raw and plan each dataset; one that cannot be prepared is named and left out."""
     chapters = []
     for entry in found:
         try:
-            whole = prepare_found(entry, raw, out / "datasets" / entry.name, workers=workers, say=say)
+            whole = prepare_folder(entry, raw, out / "datasets" / entry.name, workers=workers, say=say)
             place = some_patients(whole, out / "datasets" / f"{entry.name}-some", scale.patients, say)
             chapters.append(Chapter(entry.name, place, requests_for(place, scale, say)))
         except ManyDGError as error:
@@ -407,7 +309,7 @@ def run_paper(
     return results
 
 
-def unprepared(found: Sequence[Found], out: Path) -> list[Found]:
+def unprepared(found: Sequence[DataFolder], out: Path) -> list[DataFolder]:
     """Those that are still raw files."""
     return [
         entry for entry in found

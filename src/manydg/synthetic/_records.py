@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,12 +19,38 @@ import polars as pl
 
 from manydg.errors import ConfigError, StorageError
 from manydg.files import new_folder
+from manydg.sources import Options, option
 
 FACTORS = 8
 CHUNK = 2000
 ENDINGS = (".csv", ".csv.gz")
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class PatientsOptions(Options):
+    """How many patients, and which."""
+
+    patients: int = option(help="How many patients.")
+    seed: int = option(0, help="The same seed writes the same files.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.patients < 2:
+            raise ConfigError(f"a synthetic database needs at least 2 patients, not {self.patients}")
+
+
+@dataclass(frozen=True)
+class TablesOptions(PatientsOptions):
+    """The same, of a database of CSV tables."""
+
+    ending: str = option(".csv.gz", help="How the tables are stored: .csv.gz or .csv.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.ending not in ENDINGS:
+            raise ConfigError(f"tables end in one of {', '.join(ENDINGS)}, not '{self.ending}'")
 
 
 class CodeModel:
@@ -68,8 +95,8 @@ class CodeModel:
         # One search over all visits at once: visit i's edges lie between i and i + 1.
         visit = np.repeat(np.arange(len(counts)), counts)
         flat = (edges + np.arange(len(counts))[:, None]).ravel()
-        found = np.searchsorted(flat, visit + rng.random(len(visit)), side="right")
-        return visit, np.minimum(found - visit * self.size, self.size - 1)
+        edge = np.searchsorted(flat, visit + rng.random(len(visit)), side="right")
+        return visit, np.minimum(edge - visit * self.size, self.size - 1)
 
 
 class CsvFiles:
@@ -109,16 +136,8 @@ def synthetic_folder(out: Path) -> Iterator[Path]:
 @contextmanager
 def new_tables(out: Path, ending: str) -> Iterator[CsvFiles]:
     """A new folder of CSV tables."""
-    if ending not in ENDINGS:
-        raise ConfigError(f"tables end in one of {', '.join(ENDINGS)}, not '{ending}'")
     with synthetic_folder(out) as folder, ExitStack() as stack:
         yield CsvFiles(folder, ending, stack)
-
-
-def check_patients(patients: int) -> None:
-    """Raise for a number of patients that makes no database."""
-    if patients < 2:
-        raise ConfigError(f"a synthetic database needs at least 2 patients, not {patients}")
 
 
 def each_once(visit: IntArray, code: IntArray, size: int) -> tuple[IntArray, IntArray]:

@@ -8,13 +8,14 @@ claims about them can be checked.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from scipy import fft
 
-from manydg.errors import ConfigError
+from manydg.errors import ConfigError, StorageError
 
 Array = npt.NDArray[np.float32]
 
@@ -97,8 +98,14 @@ def draw_signals(rng: np.random.Generator, amplitude: Array, samples: int) -> Ar
 
 
 def check_request(patients: int, most: int, what: str) -> None:
-    """Raise if nobody, or more people than the ids can name, are asked for."""
+    """Raise if no patient, or more than the ids can name, are asked for."""
     if patients < 1:
         raise ConfigError(f"the number of patients must be 1 or more, not {patients}")
     if patients > most:
         raise ConfigError(f"{what} has names for at most {most} patients; {patients} were asked for")
+
+
+def require_empty(out: Path) -> None:
+    """Raise unless a folder is new or empty."""
+    if out.exists() and any(out.iterdir()):
+        raise StorageError(f"{out} is not empty: name another folder")

@@ -1,17 +1,22 @@
-"""A synthetic twin of the IIIC hand-out: signals, expert votes and patient keys as arrays, written as a stream."""
+"""Write EEG and expert votes of people who do not exist.
+
+A synthetic twin of the IIIC arrays: signals, expert votes and patient keys, written as a stream.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from manydg.errors import ConfigError, StorageError
+from manydg.errors import ConfigError
 from manydg.files import NpyStream, disk_errors, write_json
+from manydg.sources import Options, Twin, option
 from manydg.sources._preparing import Progress
-from manydg.synthetic._signals import PatientFactors, check_request, draw_factors, draw_signals, spectra
+from manydg.synthetic._signals import PatientFactors, check_request, draw_factors, draw_signals, require_empty, spectra
 
 _CHANNELS, _SAMPLES, _RATE, _CLASSES = 16, 2000, 200, 6
 _LEFT = np.isin(np.arange(16) % 8, (0, 1, 2, 3))
@@ -24,38 +29,53 @@ _RHYTHMS = np.array(
 )
 
 
-def synthesize(
-    out: Path, *, patients: int, seed: int = 0, samples_per_patient: int = 61, layout: str = "array"
-) -> Path:
-    """Write arrays that ``prepare`` reads as if they came from the IIIC team.
+@dataclass(frozen=True)
+class IiicTwinOptions(Options):
+    """How many patients and samples, and in which files."""
 
-    Parameters
-    ----------
-    out : path
-        A new or empty folder; ``truth.json`` in it holds every patient's factors and every sample's true class.
-    patients : int
-    seed : int
-        Decides every byte.
-    samples_per_patient : int
-        On average; people differ widely, some have a single sample.
-    layout : {"array", "patients"}
-        One large array, or a folder for each patient.
+    patients: int = option(help="How many people to make up.")
+    seed: int = option(0, help="Decides every byte.")
+    samples_per_patient: int = option(61, help="On average.")
+    layout: str = option("array", help="array: one large file; patients: a folder each.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_request(self.patients, 1_000_000, "IIIC")
+        if self.layout not in ("array", "patients"):
+            raise ConfigError(f"unknown layout '{self.layout}'; known: array, patients")
+        if self.samples_per_patient < 1:
+            raise ConfigError(f"the samples per patient must be 1 or more, not {self.samples_per_patient}")
+
+
+class IiicTwin(Twin[IiicTwinOptions]):
+    """Arrays that ``prepare`` reads as if they came from the IIIC team.
+
+    ``truth.json`` among them holds every patient's factors and every sample's true class. People differ widely in how
+    many samples they have; some have a single one.
     """
-    check_request(patients, 1_000_000, "IIIC")
-    if layout not in ("array", "patients"):
-        raise ConfigError(f"unknown layout '{layout}'; known: array, patients")
-    if samples_per_patient < 1:
-        raise ConfigError(f"the samples per patient must be 1 or more, not {samples_per_patient}")
-    out = Path(out)
-    if out.exists() and any(out.iterdir()):
-        raise StorageError(f"{out} is not empty: name another folder")
-    rng = np.random.default_rng([seed, patients])
-    counts = 1 + rng.negative_binomial(1, 1 / samples_per_patient, patients) if samples_per_patient > 1 else None
-    sizes = np.ones(patients, np.int64) if counts is None else np.minimum(counts, 20 * samples_per_patient)
-    with disk_errors(out):
-        truth = _write(out, sizes, seed, layout)
-    write_json(out / "truth.json", {"source": "iiic", "seed": seed, "patients": truth}, indent=None)
-    return out
+
+    name = "iiic"
+    options_class = IiicTwinOptions
+    scales: ClassVar = {
+        "full": IiicTwinOptions(500),
+        "small": IiicTwinOptions(150, samples_per_patient=20),
+        "smoke": IiicTwinOptions(30, samples_per_patient=6),
+    }
+
+    def write(self, out: Path, options: IiicTwinOptions) -> Path:
+        require_empty(out)
+        patients, mean = options.patients, options.samples_per_patient
+        rng = np.random.default_rng([options.seed, patients])
+        counts = 1 + rng.negative_binomial(1, 1 / mean, patients) if mean > 1 else None
+        sizes = np.ones(patients, np.int64) if counts is None else np.minimum(counts, 20 * mean)
+        with disk_errors(out):
+            truth = _write(out, sizes, options.seed, options.layout)
+        about = {"source": self.name, "seed": options.seed, "patients": truth}
+        write_json(out / "truth.json", about, indent=None)
+        return out
+
+    def describe(self, out: Path, options: IiicTwinOptions) -> str:
+        return f"wrote the samples of {options.patients} people to {out}"
 
 
 def _write(out: Path, sizes: npt.NDArray[np.int64], seed: int, layout: str) -> dict[str, Any]:
@@ -95,8 +115,8 @@ def _draw_labels(rng: np.random.Generator, size: int, factors: PatientFactors) -
     odds = _SHARES * np.exp(2.0 * np.asarray(factors.preferences))
     runs = rng.choice(_CLASSES, size=size, p=odds / odds.sum())
     follows = rng.random(size) < 0.6
-    place = np.maximum.accumulate(np.where(follows, 0, np.arange(size)))
-    return np.asarray(runs[place], np.int64)
+    start = np.maximum.accumulate(np.where(follows, 0, np.arange(size)))
+    return np.asarray(runs[start], np.int64)
 
 
 def _draw_votes(rng: np.random.Generator, labels: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

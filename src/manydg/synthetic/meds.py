@@ -1,4 +1,7 @@
-"""A synthetic MEDS dataset: data in shards, metadata and a label file, of any size."""
+"""A synthetic MEDS dataset with a label file.
+
+Data in shards, metadata and labels, of any size.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,14 @@ import numpy as np
 import polars as pl
 
 from manydg.files import write_through
+from manydg.sources import Twin
 from manydg.synthetic._records import (
     CHUNK,
     FACTORS,
     CodeModel,
     FloatArray,
     IntArray,
-    check_patients,
+    PatientsOptions,
     pick,
     synthetic_folder,
     write_truth,
@@ -28,46 +32,39 @@ _MICROSECONDS = 1_000_000
 _EVENTS = 60
 
 
-def synthesize(out: str | Path, *, patients: int, seed: int = 0) -> Path:
-    """Write a synthetic MEDS dataset with a yes-or-no label per admission.
+class MedsTwin(Twin[PatientsOptions]):
+    """Subjects who do not exist, with a yes-or-no label per admission in ``labels/readmission.parquet``."""
 
-    Parameters
-    ----------
-    out : path
-        A folder that does not exist yet. ``labels/readmission.parquet`` under it is the label file.
-    patients : int
-    seed : int
+    name = "meds"
+    options_class = PatientsOptions
 
-    Returns
-    -------
-    Path
-        The folder.
-    """
-    check_patients(patients)
-    rng = np.random.default_rng(seed)
-    names = [f"{kind}//{number}" for kind, size in _KINDS.items() for number in range(size)]
-    model = CodeModel(rng, len(names), _STATES)
-    level, of_patient = rng.normal(2, 1, len(names)), 0.3 * rng.normal(size=(FACTORS, len(names)))
-    factors = rng.normal(size=(patients, FACTORS))
-    with synthetic_folder(Path(out)) as folder:
-        for name in ("data", "metadata", "labels"):
-            (folder / name).mkdir()
-        labels = []
-        for shard, start in enumerate(range(0, patients, CHUNK)):
-            factor = factors[start : start + CHUNK]
-            subject = np.arange(start, start + len(factor)) + 10_000
-            admissions = _admissions(rng, subject)
-            owner = admissions["row"].to_numpy()
-            state = rng.normal(size=(len(owner), _STATES))
-            visit, code = model.draw(rng, state, factor[owner], rng.poisson(_EVENTS, len(owner)))
-            value = np.exp(level[code] + (factor @ of_patient)[owner[visit], code] + 0.2 * rng.normal(size=len(code)))
-            events = _events(rng, admissions, visit, pl.Series(names)[code], value)
-            _shard(rng, subject, admissions, events).write_parquet(folder / "data" / f"{shard}.parquet")
-            labels.append(_labels(rng, admissions, state))
-        pl.concat(labels).sort("subject_id", "prediction_time").write_parquet(folder / LABELS)
-        _metadata(folder, names, rng, patients)
-        write_truth(folder, list(range(10_000, 10_000 + patients)), factors)
-    return Path(out)
+    def write(self, out: Path, options: PatientsOptions) -> Path:
+        patients = options.patients
+        rng = np.random.default_rng(options.seed)
+        names = [f"{kind}//{number}" for kind, size in _KINDS.items() for number in range(size)]
+        model = CodeModel(rng, len(names), _STATES)
+        level, of_patient = rng.normal(2, 1, len(names)), 0.3 * rng.normal(size=(FACTORS, len(names)))
+        factors = rng.normal(size=(patients, FACTORS))
+        with synthetic_folder(out) as folder:
+            for name in ("data", "metadata", "labels"):
+                (folder / name).mkdir()
+            labels = []
+            for shard, start in enumerate(range(0, patients, CHUNK)):
+                factor = factors[start : start + CHUNK]
+                subject = np.arange(start, start + len(factor)) + 10_000
+                admissions = _admissions(rng, subject)
+                owner = admissions["row"].to_numpy()
+                state = rng.normal(size=(len(owner), _STATES))
+                visit, code = model.draw(rng, state, factor[owner], rng.poisson(_EVENTS, len(owner)))
+                noise = 0.2 * rng.normal(size=len(code))
+                value = np.exp(level[code] + (factor @ of_patient)[owner[visit], code] + noise)
+                events = _events(rng, admissions, visit, pl.Series(names)[code], value)
+                _shard(rng, subject, admissions, events).write_parquet(folder / "data" / f"{shard}.parquet")
+                labels.append(_labels(rng, admissions, state))
+            pl.concat(labels).sort("subject_id", "prediction_time").write_parquet(folder / LABELS)
+            _metadata(folder, names, rng, patients)
+            write_truth(folder, list(range(10_000, 10_000 + patients)), factors)
+        return out
 
 
 def _admissions(rng: np.random.Generator, subject: IntArray) -> pl.DataFrame:

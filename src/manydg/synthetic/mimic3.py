@@ -1,13 +1,18 @@
-"""A synthetic twin of MIMIC-III: the four tables with their columns, types and blemishes, of any size."""
+"""A synthetic MIMIC-III, with its NDC mapping.
+
+The four tables with their columns, types and blemishes, of any size.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import polars as pl
 
+from manydg.sources import Twin
 from manydg.synthetic._records import (
     CHUNK,
     FACTORS,
@@ -15,8 +20,8 @@ from manydg.synthetic._records import (
     CsvFiles,
     FloatArray,
     IntArray,
+    TablesOptions,
     blank_out,
-    check_patients,
     each_once,
     new_tables,
     pick,
@@ -51,6 +56,40 @@ _PRESCRIPTION_TEXTS: dict[str, list[str | None]] = {
 }
 
 
+class Mimic3Twin(Twin[TablesOptions]):
+    """Hospital visits of people who do not exist.
+
+    Patients' factors change which codes they get; a visit's latent state decides diagnoses, procedures and drugs
+    together. Five in six patients have one visit; admission numbers are not in the order of time; a few admissions end
+    before they start, some prescriptions have no NDC, and one in ten products is missing from the mapping
+    ``ndc_to_atc.csv`` that is written beside the tables. The factors themselves are in ``truth.parquet``.
+
+    The full database has 46,520 patients.
+    """
+
+    name = "mimic3"
+    options_class = TablesOptions
+    scales: ClassVar = {size: TablesOptions(count) for size, count in (("full", 6000), ("small", 1500), ("smoke", 200))}
+
+    def write(self, out: Path, options: TablesOptions) -> Path:
+        patients = options.patients
+        rng = np.random.default_rng(options.seed)
+        world = _World.make(rng)
+        visits = np.where(rng.random(patients) < 0.84, 1, 1 + rng.geometric(0.6, patients))
+        admissions = 100_000 + rng.permutation(int(visits.sum()))
+        factors = rng.normal(size=(patients, FACTORS))
+        with new_tables(out, options.ending) as files:
+            done = 0
+            for start in range(0, patients, CHUNK):
+                count = visits[start : start + CHUNK]
+                ids = admissions[done : done + int(count.sum())]
+                _write_chunk(files, rng, world, start, count, ids, factors[start : start + CHUNK])
+                done += len(ids)
+            _write_map(files.folder, rng, world)
+            write_truth(files.folder, list(range(1, patients + 1)), factors)
+        return out
+
+
 @dataclass(frozen=True)
 class _World:
     """The parts of the model that all patients share."""
@@ -79,46 +118,6 @@ class _World:
             [f"{'ABCDGHJLMNPRSV'[n % 14]}{1 + n // 14:02d}{'ABCDE'[n % 5]}{'ABX'[n % 3]}" for n in range(_DRUGS)],
             pl.Series(ndc),
         )
-
-
-def synthesize(out: str | Path, *, patients: int, seed: int = 0, ending: str = ".csv.gz") -> Path:
-    """Write a synthetic MIMIC-III.
-
-    Patients' factors change which codes they get; a visit's latent state decides diagnoses, procedures and drugs
-    together. Five in six patients have one visit; admission numbers are not in the order of time; a few admissions end
-    before they start, some prescriptions have no NDC, and one in ten products is missing from the mapping
-    ``ndc_to_atc.csv`` that is written beside the tables. The factors themselves are in ``truth.parquet``.
-
-    Parameters
-    ----------
-    out : path
-        A folder that does not exist yet.
-    patients : int
-        The full database has 46,520.
-    seed : int
-    ending : {".csv.gz", ".csv"}
-
-    Returns
-    -------
-    Path
-        The folder.
-    """
-    check_patients(patients)
-    rng = np.random.default_rng(seed)
-    world = _World.make(rng)
-    visits = np.where(rng.random(patients) < 0.84, 1, 1 + rng.geometric(0.6, patients))
-    admissions = 100_000 + rng.permutation(int(visits.sum()))
-    factors = rng.normal(size=(patients, FACTORS))
-    with new_tables(Path(out), ending) as files:
-        done = 0
-        for start in range(0, patients, CHUNK):
-            count = visits[start : start + CHUNK]
-            ids = admissions[done : done + int(count.sum())]
-            _write_chunk(files, rng, world, start, count, ids, factors[start : start + CHUNK])
-            done += len(ids)
-        _write_map(files.folder, rng, world)
-        write_truth(files.folder, list(range(1, patients + 1)), factors)
-    return Path(out)
 
 
 def _write_map(folder: Path, rng: np.random.Generator, world: _World) -> None:

@@ -1,20 +1,25 @@
-"""A synthetic twin of Sleep-EDF: real EDF and EDF+ files of people who do not exist, one night in memory at a time."""
+"""Write PSG and Hypnogram pairs of people who do not exist.
+
+A synthetic twin of Sleep-EDF: real EDF and EDF+ files, one night in memory at a time.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from manydg.errors import ConfigError, StorageError
+from manydg.errors import ConfigError
 from manydg.files import disk_errors, write_json
+from manydg.sources import Options, Twin, option
 from manydg.sources._edf import write_annotations
 from manydg.sources._preparing import Progress
-from manydg.synthetic._signals import PatientFactors, check_request, draw_factors, draw_signals, spectra
+from manydg.synthetic._signals import PatientFactors, check_request, draw_factors, draw_signals, require_empty, spectra
 
 _EPOCH, _RATE, _SAMPLES = 30, 100, 3000
 _WORDS = ("W", "1", "2", "3", "4", "R", "?")
@@ -51,53 +56,62 @@ _NEXT = np.log(
 )
 
 
-def synthesize(
-    out: Path,
-    *,
-    patients: int,
-    seed: int = 0,
-    hours: float = 20.0,
-    nights: int = 2,
-    study: str = "cassette",
-) -> Path:
-    """Write PSG and Hypnogram pairs that ``prepare`` reads as if they came from PhysioNet.
+@dataclass(frozen=True)
+class SleepEdfTwinOptions(Options):
+    """How many people and nights, and how long."""
 
-    Parameters
-    ----------
-    out : path
-        A new or empty folder; ``truth.json`` in it holds every patient's factors.
-    patients : int
-        At most 100, because the files' names have two digits for the person.
-    seed : int
-        Decides every byte.
-    hours : float
-        Length of a recording.
-    nights : int
-        Nights of each person; every 26th person has one night fewer, as in the original.
-    study : {"cassette", "telemetry"}
+    patients: int = option(help="How many people to make up.")
+    seed: int = option(0, help="Decides every byte.")
+    hours: float = option(20.0, help="Length of a recording.")
+    nights: int = option(2, help="Nights of each person.")
+    study: str = option("cassette", help="cassette or telemetry.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_request(self.patients, 100, "Sleep-EDF")
+        if self.study not in _STUDIES:
+            raise ConfigError(f"unknown study '{self.study}'; known: {', '.join(_STUDIES)}")
+        if not 0.25 <= self.hours <= 24 or not 1 <= self.nights <= 9:
+            raise ConfigError(
+                f"a recording lasts 0.25 to 24 hours and a person has 1 to 9 nights; not {self.hours:g}, {self.nights}"
+            )
+
+
+class SleepEdfTwin(Twin[SleepEdfTwinOptions]):
+    """PSG and Hypnogram pairs that ``prepare`` reads as if they came from PhysioNet.
+
+    There are at most 100 people, because the files' names have two digits for the person; every 26th has one night
+    fewer, as in the original. ``truth.json`` among the files holds every patient's factors.
     """
-    check_request(patients, 100, "Sleep-EDF")
-    if study not in _STUDIES:
-        raise ConfigError(f"unknown study '{study}'; known: {', '.join(_STUDIES)}")
-    if not 0.25 <= hours <= 24 or not 1 <= nights <= 9:
-        raise ConfigError(f"a recording lasts 0.25 to 24 hours and a person has 1 to 9 nights; not {hours:g}, {nights}")
-    out = Path(out)
-    if out.exists() and any(out.iterdir()):
-        raise StorageError(f"{out} is not empty: name another folder")
-    with disk_errors(out):
-        out.mkdir(parents=True, exist_ok=True)
-    truth: dict[str, Any] = {"source": "sleep-edf", "seed": seed, "hours": hours, "patients": {}}
-    with Progress("writing nights", total=patients) as progress:
-        for person in range(patients):
-            rng = np.random.default_rng([seed, person])
-            factors = draw_factors(rng, 3, 6, (15.0, 24.0))
-            count = max(1, nights - 1) if person % 26 == 13 else nights
-            for night in range(1, count + 1):
-                _write_night(out, _STUDIES[study], person, night, factors, int(hours * 120), rng)
-            truth["patients"][f"{_STUDIES[study][0]}{person:02d}"] = factors.to_json()
-            progress.advance()
-    write_json(out / "truth.json", truth)
-    return out
+
+    name = "sleep-edf"
+    options_class = SleepEdfTwinOptions
+    scales: ClassVar = {
+        "full": SleepEdfTwinOptions(78, nights=1),
+        "small": SleepEdfTwinOptions(40, hours=4.0, nights=1),
+        "smoke": SleepEdfTwinOptions(20, hours=0.25, nights=1),
+    }
+
+    def write(self, out: Path, options: SleepEdfTwinOptions) -> Path:
+        require_empty(out)
+        with disk_errors(out):
+            out.mkdir(parents=True, exist_ok=True)
+        names, truth = _STUDIES[options.study], {}
+        with Progress("writing nights", total=options.patients) as progress:
+            for person in range(options.patients):
+                rng = np.random.default_rng([options.seed, person])
+                factors = draw_factors(rng, 3, 6, (15.0, 24.0))
+                count = max(1, options.nights - 1) if person % 26 == 13 else options.nights
+                for night in range(1, count + 1):
+                    _write_night(out, names, person, night, factors, int(options.hours * 120), rng)
+                truth[f"{names[0]}{person:02d}"] = factors.to_json()
+                progress.advance()
+        about = {"source": self.name, "seed": options.seed, "hours": options.hours, "patients": truth}
+        write_json(out / "truth.json", about)
+        return out
+
+    def describe(self, out: Path, options: SleepEdfTwinOptions) -> str:
+        return f"wrote {len(list(out.glob('*-PSG.edf')))} nights of {options.patients} people to {out}"
 
 
 def _write_night(
@@ -191,4 +205,4 @@ def _write_psg(path: Path, digital: npt.NDArray[np.int16], start: datetime, rng:
 
 def _write_hypnogram(path: Path, scored: Sequence[int] | npt.NDArray[np.int64], start: datetime) -> None:
     words = [f"Sleep stage {word}" for word in _WORDS] + ["Movement time"]
-    write_annotations(path, [words[code] for code in scored], start)
+    write_annotations(path, [words[code] for code in scored], start, _EPOCH)

@@ -1,0 +1,292 @@
+"""``manydg prepare``, ``manydg synthesize`` and ``manydg predict``, built from the sources' own descriptions.
+
+Each source and each twin is a command whose options are the fields of its options dataclass. A source's module is
+imported only when its command is used: lists of commands are made from names and docstrings.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from manydg.cli._options import Address, FilesEngine
+from manydg.errors import ManyDGWarning
+from manydg.sources import SOURCES, TWINS, AnySource, Options, find_source, find_twin
+from manydg.sources._source import option_help, option_types
+
+if TYPE_CHECKING:
+    from manydg.registry import Registry
+
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a dataset folder that is already there.")]
+Workers = Annotated[int, typer.Option(min=1, help="Processes that read tables or files.")]
+_NAMES_SHOWN = 8
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to ``manydg``."""
+    app.command(cls=_PredictCommand)(predict)
+    prepare = typer.Typer(help="Turn raw files into a dataset folder.", no_args_is_help=True, cls=_PrepareGroup)
+    twins = typer.Typer(
+        help="Write synthetic raw files in a dataset's own format.", no_args_is_help=True, cls=_SynthesizeGroup
+    )
+    app.add_typer(prepare, name="prepare")
+    app.add_typer(twins, name="synthesize")
+
+
+class _RegistryGroup(TyperGroup):
+    """A group of commands, one for each entry of a registry."""
+
+    registry: Registry[Any]
+
+    def build(self, name: str) -> Any:
+        raise NotImplementedError
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return self.registry.names()
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return self.build(cmd_name) if cmd_name in self.registry.names() else None
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, f"{self.registry.summary(name)}.") for name in self.registry.names()])
+
+
+class _PrepareGroup(_RegistryGroup):
+    registry = SOURCES
+
+    def build(self, name: str) -> Any:
+        source = find_source(name)
+
+        def run(raw: Path, out: Path, overwrite: bool, workers: int = 1, engine: str = "local",
+                address: str | None = None, context: typer.Context | None = None, **values: Any) -> None:  # fmt: skip
+            options = _options(source.options_class, values, context.args if context else [])
+            _prepare(source, raw, out, options, workers, engine, address, overwrite)
+
+        parameters = [*_raw_and_out(source), *_parameters(source.options_class, _greedy(source.options_class))]
+        if source.parallel:
+            parameters += [
+                _parameter("workers", Workers, 1),
+                _parameter("engine", FilesEngine, "local"),
+                _parameter("address", Address, None),
+            ]
+        parameters.append(_parameter("overwrite", Overwrite, False))
+        return _command(name, SOURCES.summary(name), run, parameters)
+
+
+class _SynthesizeGroup(_RegistryGroup):
+    registry = TWINS
+
+    def build(self, name: str) -> Any:
+        twin = find_twin(name)
+
+        def run(out: Path, **values: Any) -> None:
+            options = _options(twin.options_class, values)
+            typer.echo(twin.describe(twin.write(out, options), options))
+
+        folder = Annotated[Path, typer.Option(help="New folder for the raw files.", show_default=False)]
+        parameters = [_parameter("out", folder), *_parameters(twin.options_class)]
+        return _command(name, TWINS.summary(name), run, parameters)
+
+
+class _PredictCommand(TyperCommand):
+    """``manydg predict`` with the options of every source, which are looked up when the command is used."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        extra = _command("predict", "", lambda **values: None, _all_prediction_parameters()).params
+        own = super().get_params(ctx)
+        return [*own[:-1], *extra, own[-1]]
+
+
+def _all_prediction_parameters() -> list[inspect.Parameter]:
+    by_name: dict[str, inspect.Parameter] = {}
+    for name in SOURCES.names():
+        for parameter in _parameters(find_source(name).prediction_options_class):
+            by_name.setdefault(parameter.name, parameter)
+    return list(by_name.values())
+
+
+def predict(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.", show_default=False)],
+    raw: Annotated[Path, typer.Argument(help="New raw files, as those the model was trained on.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="Where the predictions go; a folder that does not exist yet.")],
+    **options: object,
+) -> None:
+    """Predict new raw files with a trained model."""
+    from manydg.cli._progress import console
+    from manydg.predict import ABOUT, predict_raw
+
+    for path in predict_raw(run, raw, out, **options):
+        console.print(f"wrote {path}", soft_wrap=True)
+    decision = json.loads((out / ABOUT).read_text(encoding="utf-8"))["decision"]["in words"]
+    console.print(f"{decision}; {out / ABOUT} says more", soft_wrap=True)
+
+
+# The command's own parameters; those of the sources come when it is used.
+_own = inspect.signature(predict, eval_str=True)
+predict.__signature__ = _own.replace(  # type: ignore[attr-defined]
+    parameters=[one for one in _own.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+)
+
+# From an options dataclass to parameters of a command, and from what was typed to options
+
+
+def _command(name: str, summary: str, run: Callable[..., None], parameters: Iterable[inspect.Parameter]) -> Any:
+    ordered = sorted(parameters, key=lambda parameter: parameter.default is not inspect.Parameter.empty)
+    run.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
+    run.__annotations__ = {}
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    takes_more = any(parameter.name == "context" for parameter in ordered)
+    app.command(name, help=f"{summary}.", context_settings={"allow_extra_args": takes_more})(run)
+    return typer.main.get_command(app)
+
+
+def _parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _raw_and_out(source: AnySource) -> list[inspect.Parameter]:
+    raw = source.raw
+    if raw.flag is None:
+        kind = typer.Argument(metavar=raw.name, help=raw.help, show_default=False)
+    else:
+        kind = typer.Option(raw.flag, help=raw.help, show_default=False)
+    folder = Annotated[Path, typer.Option(help="Dataset folder to write.", show_default=False)]
+    return [_parameter("raw", Annotated[Path, kind]), _parameter("out", folder)]
+
+
+def _parameters(options: type[Options], greedy: bool = False) -> list[inspect.Parameter]:
+    kinds = option_types(options)
+    context = [_parameter("context", typer.Context)] if greedy else []
+    return [*context, *(_option(entry, kinds[entry.name]) for entry in fields(options))]
+
+
+def _greedy(options: type[Options]) -> bool:
+    return any(option_help(entry).greedy for entry in fields(options))
+
+
+def _option(entry: Field[Any], kind: type) -> inspect.Parameter:
+    shown = option_help(entry)
+    required = entry.default is MISSING
+    flag = f"--{entry.name.replace('_', '-')}"
+    as_typed: Any = (str if shown.commas else list[str]) if kind is tuple else kind
+    default: Any = inspect.Parameter.empty if required else entry.default
+    if kind is tuple and not required:
+        default = None if shown.commas else list(default)
+    if default is None:
+        as_typed = as_typed | None
+    info = typer.Option(
+        flag,
+        help=shown.help,
+        metavar=shown.metavar,
+        min=0 if shown.zero else shown.low if kind in (int, float) else None,
+        show_default=shown.shown_default or (not required and kind is not bool),
+    )
+    return _parameter(entry.name, Annotated[as_typed, info], default)
+
+
+def _options(options: type[Options], values: Mapping[str, Any], more: Iterable[str] = ()) -> Any:
+    """Options from what was typed; ``more`` are the words that followed a greedy option."""
+    given: dict[str, object] = {}
+    for entry in fields(options):
+        shown, value = option_help(entry), values[entry.name]
+        if shown.commas and value is not None:
+            value = [name.strip() for name in value.split(",")]
+        elif shown.zero and value == 0:
+            value = None
+        elif shown.greedy:
+            value = [*value, *more]
+        if shown.commas and value is None:
+            continue
+        given[entry.name] = value
+    return options.of(**given)
+
+
+# What is printed about a new dataset
+
+
+def _prepare(
+    source: AnySource,
+    raw: Path,
+    out: Path,
+    options: Options,
+    workers: int,
+    engine: str,
+    address: str | None,
+    overwrite: bool,
+) -> None:
+    from manydg.sources._preparing import spreading
+
+    with spreading(engine, address), _warnings_as_notes():
+        source.prepare(raw, out, options, workers=workers, overwrite=overwrite)
+    for line in describe_dataset(source, out):
+        typer.echo(line)
+
+
+@contextmanager
+def _warnings_as_notes() -> Iterator[None]:
+    """Print our warnings as plain lines."""
+    with warnings.catch_warnings():
+        show: Callable[..., None] = warnings.showwarning
+
+        def plain(message: Warning | str, category: type[Warning], *rest: object) -> None:
+            if issubclass(category, ManyDGWarning):
+                print(f"manydg: note: {message}", file=sys.stderr)
+            else:
+                show(message, category, *rest)
+
+        warnings.simplefilter("always", ManyDGWarning)
+        warnings.showwarning = plain  # type: ignore[assignment]
+        yield
+
+
+def describe_dataset(source: AnySource, out: Path) -> list[str]:
+    """Lines about a new dataset: what was left after each step, what it holds, and what can be done next."""
+    from manydg.data.storage import read_description
+
+    description = read_description(out)
+    target, provenance = description.target, description.info.provenance
+    lines = [f"{step.step}: {counts_in_words(step.counts)}" for step in description.info.cohort_flow]
+    lines.append(
+        f"wrote {out}: {description.samples:,} samples of {description.patients:,} patients "
+        f"(next: 'manydg inspect {out}', 'manydg train {out} --out RUN')"
+    )
+    names = target.names
+    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    lines.append(f"  target: {target.kind} of {len(names)} ({', '.join(names[:_NAMES_SHOWN])}{more})")
+    for name, levels in description.columns.items():
+        if levels == 0:
+            shape = " x ".join(map(str, description.files[f"inputs.{name}"].shape[1:]))
+            lines.append(f"  input {name}: {shape} float32 a sample")
+    lines += [f"  {note}" for note in source.notes_on(provenance.options if provenance else {})]
+    return [*lines, f"  content {description.content_hash}"]
+
+
+def counts_in_words(counts: Mapping[str, int]) -> str:
+    """The counts of a step that are not zero; what was left out comes last.
+
+    Examples
+    --------
+    >>> counts_in_words({"patients": 1200, "samples": 0, "left_out_without_id": 4, "left_out": 2})
+    '1,200 patients, 0 samples; left out: 4 without id, 2'
+    """
+    main = ("patients", "samples", "recordings", "rows")
+    kept, dropped = [], []
+    for name, count in counts.items():
+        words = name.replace("_", " ")
+        if name.startswith("left_out"):
+            dropped.append(f"{count:,} {words.removeprefix('left out').strip()}".strip() if count else "")
+        elif count or name in main:
+            kept.append(f"{count:,} {words}")
+    shown, left_out = ", ".join(kept), ", ".join(filter(None, dropped))
+    return f"{shown}; left out: {left_out}" if left_out else shown
