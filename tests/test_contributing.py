@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 from pathlib import Path
@@ -9,21 +10,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import manydg
 from manydg.algorithms import build_algorithm
 from manydg.backbones import build_backbone
+from manydg.cli import app
 from manydg.data.dataset import DomainDataset
 from manydg.data.schema import InputSchema
+from manydg.sources import find_twin
+from manydg.studies.paper import find_datasets, prepare_folder
 from manydg.targets import target_of
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def _blocks(file: str, heading: str) -> list[str]:
+def _blocks(file: str, heading: str, language: str = "python") -> list[str]:
     text = (ROOT / file).read_text()
     section = text.split(f"## {heading}\n")[1].split("\n## ")[0]
-    return re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
+    return re.findall(rf"```{language}\n(.*?)```", section, flags=re.DOTALL)
 
 
 @pytest.fixture
@@ -47,16 +52,46 @@ def test_the_backbone_in_contributing_gives_features(module: Path, small_dataset
     assert model.embed(small_dataset.take(torch.arange(4)).inputs)["v"].shape == (4, 5)
 
 
-def test_the_source_in_contributing_writes_a_dataset(module: Path) -> None:
+@pytest.fixture
+def plug_in(module: Path) -> Path:
+    """The source in CONTRIBUTING, installed as another package: one file and its entry points."""
     (module / "from_the_docs_source.py").write_text(_blocks("CONTRIBUTING.md", "Add a dataset")[0])
-    import from_the_docs_source
+    (entry_points,) = _blocks("CONTRIBUTING.md", "Add a dataset", "toml")
+    installed = module / "from_the_docs_source-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: from_the_docs_source\nVersion: 1.0\n")
+    text = re.sub(r'\[project\.entry-points\."(.*)"\]', r"[\1]", entry_points).replace('"', "")
+    (installed / "entry_points.txt").write_text(text.replace("my_package.spectra", "from_the_docs_source"))
+    importlib.invalidate_caches()
+    return module
 
-    raw = module / "raw"
-    raw.mkdir()
-    for patient in range(3):
-        np.savez(raw / f"p{patient}.npz", x=np.ones((4, 2), np.float32) * patient, y=np.array([0, 1, 0, 1]))
-    data = manydg.open_dataset(from_the_docs_source.prepare(raw, module / "out"))
-    assert (len(data), data.n_patients) == (12, 3)
+
+def _run(*words: object) -> str:
+    outcome = CliRunner().invoke(app, [str(word) for word in words])
+    if outcome.exception is not None:
+        raise outcome.exception
+    return outcome.output
+
+
+def test_a_source_of_another_package_is_synthesized_prepared_predicted_and_found_by_the_paper(plug_in: Path) -> None:
+    assert "Spectra: one .npz file per patient, with the arrays x and y." in _run("prepare", "--help")
+    raw, out, run = plug_in / "data" / "raw", plug_in / "out", plug_in / "run"
+    _run("synthesize", "spectra", "--patients", 9, "--seed", 3, "--out", raw)
+    assert "64 samples of 8 patients" in _run("prepare", "spectra", raw, "--out", out, "--limit-patients", 8)
+    data = manydg.open_dataset(out)
+    assert data.info.source == "spectra"
+    assert data.info.provenance is not None
+    assert data.info.provenance.options == {"limit_patients": 8}
+    manydg.train(data, algorithm="base", epochs=1, out=run)
+    _run("predict", run, raw, "--unit", 1000, "--out", plug_in / "new")
+    tables = sorted((plug_in / "new").glob("p*.csv"))
+    assert len(tables) == 9
+    assert tables[0].read_text().splitlines()[0] == "file,row,yes"
+    (entry,) = find_datasets(plug_in / "data")
+    assert (entry.name, entry.state) == ("spectra", "raw")
+    again = prepare_folder(entry, plug_in, plug_in / "paper", workers=1, say=print)
+    assert len(manydg.open_dataset(again)) == 72
+    assert set(find_twin("spectra").scales) == {"full", "small", "smoke"}
 
 
 def test_the_five_lines_of_the_readme_run() -> None:
@@ -73,10 +108,6 @@ def test_the_five_lines_of_the_readme_run() -> None:
 
 
 def test_every_command_of_the_readme_exists() -> None:
-    from typer.testing import CliRunner
-
-    from manydg.cli import app
-
     lines = re.findall(r"(?:^|`)manydg ([a-z0-9-]+)(?: ([a-z0-9-]+))?", (ROOT / "README.md").read_text(), flags=re.M)
     groups = {"prepare", "synthesize"}
     for command, following in set(lines):

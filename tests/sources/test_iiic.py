@@ -78,7 +78,7 @@ def test_the_checksum_of_the_signals_is_that_of_the_file(raw: Path, tmp_path: Pa
     for order in ("C", "F"):
         change(raw, "signals", lambda array, order=order: np.asarray(array, order=order))
         out = sources.prepare("iiic", raw, tmp_path / f"out{order}")
-        entries = {entry["name"]: entry["checksum"] for entry in open_dataset(out).info.provenance.files}
+        entries = {entry.name: entry.checksum for entry in open_dataset(out).info.provenance.files}
         assert entries == {path.name: file_checksum(path) for path in raw.iterdir()}
     np.testing.assert_array_equal(
         open_dataset(tmp_path / "outC").column("signal").numpy(),

@@ -53,7 +53,7 @@ def make_night(
     recording = edfio.Recording(startdate=START.date())
     edfio.Edf(signals, recording=recording, starttime=START.time(), data_record_duration=30).write(folder / PSG)
     words = ["Sleep stage W", "Sleep stage 1", "Sleep stage 2", "Sleep stage R"] * (scored // 4 + 1)
-    write_annotations(folder / HYPNOGRAM, words[:scored], hypnogram_start)
+    write_annotations(folder / HYPNOGRAM, words[:scored], hypnogram_start, 30)
     return folder
 
 
@@ -148,7 +148,7 @@ def test_a_hypnogram_of_another_night_is_refused(tmp_path: Path) -> None:
 
 def test_a_hypnogram_without_stages_is_refused(tmp_path: Path) -> None:
     raw = make_night(tmp_path / "raw")
-    write_annotations(raw / HYPNOGRAM, ["Lights off", "Lights on"], START)
+    write_annotations(raw / HYPNOGRAM, ["Lights off", "Lights on"], START, 30)
     fails(raw, tmp_path, DataError, "names no sleep stages")
 
 

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,12 +30,13 @@ if TYPE_CHECKING:
 
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a dataset folder that is already there.")]
 Workers = Annotated[int, typer.Option(min=1, help="Processes that read tables or files.")]
+_PREDICT_HELP = "Predict new raw files with a trained model"
 _NAMES_SHOWN = 8
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to ``manydg``."""
-    app.command(cls=_PredictCommand)(predict)
+    app.command("predict", cls=_PredictCommand, help=f"{_PREDICT_HELP}.")(lambda: None)
     prepare = typer.Typer(help="Turn raw files into a dataset folder.", no_args_is_help=True, cls=_PrepareGroup)
     twins = typer.Typer(
         help="Write synthetic raw files in a dataset's own format.", no_args_is_help=True, cls=_SynthesizeGroup
@@ -102,10 +104,25 @@ class _SynthesizeGroup(_RegistryGroup):
 class _PredictCommand(TyperCommand):
     """``manydg predict`` with the options of every source, which are looked up when the command is used."""
 
+    @cached_property
+    def whole(self) -> Any:
+        """The command with all its parameters."""
+        finished = typer.Argument(help="Folder of a finished run.", show_default=False)
+        new = typer.Argument(help="New raw files, as those the model was trained on.", show_default=False)
+        folder = typer.Option(help="Where the predictions go; a folder that does not exist yet.")
+        own = [
+            _parameter("run", Annotated[Path, finished]),
+            _parameter("raw", Annotated[Path, new]),
+            _parameter("out", Annotated[Path, folder]),
+        ]
+        return _command("predict", _PREDICT_HELP, _predict, [*own, *_all_prediction_parameters()])
+
     def get_params(self, ctx: Any) -> list[Any]:
-        extra = _command("predict", "", lambda **values: None, _all_prediction_parameters()).params
-        own = super().get_params(ctx)
-        return [*own[:-1], *extra, own[-1]]
+        params: list[Any] = self.whole.get_params(ctx)
+        return params
+
+    def invoke(self, ctx: Any) -> Any:
+        return self.whole.invoke(ctx)
 
 
 def _all_prediction_parameters() -> list[inspect.Parameter]:
@@ -116,13 +133,7 @@ def _all_prediction_parameters() -> list[inspect.Parameter]:
     return list(by_name.values())
 
 
-def predict(
-    run: Annotated[Path, typer.Argument(help="Folder of a finished run.", show_default=False)],
-    raw: Annotated[Path, typer.Argument(help="New raw files, as those the model was trained on.", show_default=False)],
-    out: Annotated[Path, typer.Option(help="Where the predictions go; a folder that does not exist yet.")],
-    **options: object,
-) -> None:
-    """Predict new raw files with a trained model."""
+def _predict(run: Path, raw: Path, out: Path, **options: object) -> None:
     from manydg.cli._progress import console
     from manydg.predict import ABOUT, predict_raw
 
@@ -132,22 +143,19 @@ def predict(
     console.print(f"{decision}; {out / ABOUT} says more", soft_wrap=True)
 
 
-# The command's own parameters; those of the sources come when it is used.
-_own = inspect.signature(predict, eval_str=True)
-predict.__signature__ = _own.replace(  # type: ignore[attr-defined]
-    parameters=[one for one in _own.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
-)
-
 # From an options dataclass to parameters of a command, and from what was typed to options
 
 
 def _command(name: str, summary: str, run: Callable[..., None], parameters: Iterable[inspect.Parameter]) -> Any:
     ordered = sorted(parameters, key=lambda parameter: parameter.default is not inspect.Parameter.empty)
-    run.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
-    run.__annotations__ = {}
+
+    def command(**values: Any) -> None:
+        run(**values)
+
+    command.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     takes_more = any(parameter.name == "context" for parameter in ordered)
-    app.command(name, help=f"{summary}.", context_settings={"allow_extra_args": takes_more})(run)
+    app.command(name, help=f"{summary}.", context_settings={"allow_extra_args": takes_more})(command)
     return typer.main.get_command(app)
 
 

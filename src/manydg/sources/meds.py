@@ -88,7 +88,7 @@ class Meds(Source[MedsOptions, TimesOptions]):
     self_explanatory = False
     docs = SourceDocs(
         predicts="whatever the label file asks",
-        target="any of these",
+        target="any kind",
         page="[meds](datasets/meds.md)",
         task="any of your own",
         files="[MEDS](docs/datasets/meds.md) 0.4",

@@ -77,7 +77,7 @@ class TableFile(Source[TableOptions, Options]):
     raw = RawArgument("Table: parquet, CSV or TSV, one row a sample.", "file")
     parallel = False
     self_explanatory = False
-    docs = SourceDocs(predicts="your own", target="any of these", page="[table](datasets/table.md)")
+    docs = SourceDocs(predicts="your own", target="any kind", page="[table](datasets/table.md)")
 
     def looks_like(self, folder: Path) -> bool:
         """Never: any file may be a table."""

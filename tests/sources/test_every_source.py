@@ -1,0 +1,96 @@
+"""What holds for every source: one home for its name, options with help, and its rows in the docs."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import MISSING, fields
+from pathlib import Path
+
+import pytest
+
+from manydg.errors import ConfigError, DataError
+from manydg.sources import SOURCES, TWINS, NewSamples, Options, TrainedOn, find_source, find_twin, prepare, recognize
+from manydg.sources._source import option_help
+from tools import source_tables
+
+PACKAGE = Path(__file__).resolve().parents[2] / "src" / "manydg"
+CLINICAL = ("eicu", "iiic", "meds", "mimic3", "sleep-edf")
+
+
+def strings_and_imports(file: Path) -> Iterator[str]:
+    """Every string in a module that is no docstring, and every module it imports."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node.value
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("manydg"):
+            yield from (f"import of {node.module}.{name.name}" for name in node.names)
+
+
+@pytest.mark.parametrize("name", CLINICAL)
+def test_a_sources_name_stands_in_its_own_file_and_its_twins_and_nowhere_else(name: str) -> None:
+    module = name.replace("-", "_")
+    own = {PACKAGE / "sources" / f"{module}.py", PACKAGE / "synthetic" / f"{module}.py"}
+    word = re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])|manydg\.(sources|synthetic)\.{module}\b")
+    others = [
+        f"{file.relative_to(PACKAGE)}: {text[:80]}"
+        for file in sorted(PACKAGE.rglob("*.py"))
+        if file not in own
+        for text in strings_and_imports(file)
+        if word.search(text)
+    ]
+    assert others == []
+
+
+@pytest.mark.parametrize("name", SOURCES.names())
+def test_every_source_describes_itself_and_its_options(name: str) -> None:
+    source = find_source(name)
+    assert source.name == name
+    assert source.docs is not None
+    assert SOURCES.summary(name)
+    for options in (source.options_class, source.prediction_options_class):
+        assert issubclass(options, Options)
+        assert all(option_help(entry).help.endswith(".") for entry in fields(options))
+    assert all(entry.default is not MISSING for entry in fields(source.prediction_options_class))
+
+
+@pytest.mark.parametrize("name", TWINS.names())
+def test_every_twin_has_the_name_of_a_source_and_is_recognised_as_it(name: str, tmp_path: Path) -> None:
+    twin = find_twin(name)
+    assert twin.name == name
+    assert name in SOURCES.names()
+    raw = find_source(name).synthesize(tmp_path / "raw", patients=2)
+    source = recognize(raw)
+    assert source is not None
+    assert source.name == name
+    assert recognize(tmp_path) is None
+
+
+@pytest.mark.parametrize("name", SOURCES.names())
+def test_a_model_of_other_data_is_refused(name: str, tmp_path: Path) -> None:
+    source = find_source(name)
+    with pytest.raises(DataError, match=f"trained on another data; these are {name} files"):
+        list[NewSamples](source.for_prediction(tmp_path, TrainedOn("another"), source.prediction_options_class()))
+
+
+def test_options_are_checked_by_name_and_completeness(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'min_votes'"):
+        prepare("iiic", tmp_path, tmp_path / "out", min_vote=3)
+    with pytest.raises(ConfigError, match="the option labels is needed"):
+        prepare("meds", tmp_path, tmp_path / "out")
+
+
+@pytest.mark.parametrize("page", source_tables.PAGES)
+def test_the_docs_tables_are_written_from_the_sources(page: str) -> None:
+    text = (source_tables.ROOT / page).read_text(encoding="utf-8")
+    assert source_tables.replaced(text, source_tables.PAGES[page]()) == text, "run: python -m tools.source_tables"
+    assert source_tables.END in text
