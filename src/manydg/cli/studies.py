@@ -140,7 +140,7 @@ def paper(
         Path | None,
         typer.Option(help="Folder with datasets, prepared or raw.", show_default=False),
     ] = None,
-    synthetic: Annotated[bool, typer.Option("--synthetic", help="Make up twins of the paper's datasets instead.")] = False,
+    synthetic: Annotated[bool, typer.Option("--synthetic", help="Make up the paper's datasets instead.")] = False,
     scale: Annotated[str, typer.Option(help="full, small or smoke: how many patients, splits and epochs.")] = "full",
     engine: EngineOptions,
     device: Device = "auto",
