@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 
 from manydg import cli
 from manydg.cli.inspect import CountRow, compare_counts
-
 from manydg.data.dataset import from_arrays, open_dataset
 from manydg.errors import ConfigError
 from manydg.sources import PublishedCounts, find_source
