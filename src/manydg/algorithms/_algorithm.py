@@ -75,6 +75,8 @@ class Algorithm(nn.Module):
     it can be captured as a CUDA graph."""
     uses_patients: ClassVar[bool] = False
     """Whether a prediction uses the patient's other samples; then :meth:`predict_patients` gets whole patients."""
+    context: ClassVar[Literal["none", "offline", "causal"]] = "none"
+    """The patient context of the inputs where a configuration leaves it at ``auto``."""
     indivisible: ClassVar[str] = ""
     """Why several processes cannot share a step; empty where only the backbone sees the inputs, so that each process
     can run it on a part of the rows."""

@@ -9,7 +9,7 @@ z most similar to its own. See ``docs/method.md``."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -79,9 +79,7 @@ class ManyDGContext(EMA):
 
     Settings = ManyDGContextSettings
     settings: ManyDGContextSettings
-    context: ClassVar[str] = "offline"
-    """The context used where a configuration leaves it at ``auto``."""
-
+    context = "offline"
     usual_context: Tensor
 
     def __init__(

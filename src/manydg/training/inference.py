@@ -12,13 +12,13 @@ from manydg.data.columns import unnest
 from manydg.data.dataset import Batch, DomainDataset
 from manydg.training.execution.distributed import current_team, predict_together
 
-ROWS_AT_ONCE = 4096
-_VALUES_AT_ONCE = {"cpu": 1 << 20, "cuda": 1 << 24}
+MAX_ROWS = 4096
+_MAX_VALUES = {"cpu": 1 << 20, "cuda": 1 << 24}
 
 
 def batches(dataset: DomainDataset, device: torch.device) -> Iterator[Batch]:
     """The dataset in order, in pieces that fit in memory, on a device."""
-    rows = _rows_at_once(dataset, device)
+    rows = _batch_rows(dataset, device)
     for start in range(0, len(dataset), rows):
         index = torch.arange(start, min(start + rows, len(dataset)), device=dataset.device)
         yield dataset.take(index).to(device)
@@ -27,8 +27,8 @@ def batches(dataset: DomainDataset, device: torch.device) -> Iterator[Batch]:
 def whole_patients(dataset: DomainDataset) -> list[Tensor]:
     """Positions of the samples in pieces that fit in memory and hold all samples of each of their patients."""
     counts = torch.bincount(dataset.domains)
-    # Patients that begin within the same stretch of rows go together: a piece is longer than that by one patient.
-    piece = (counts.cumsum(0) - counts) // _rows_at_once(dataset, dataset.device)
+    # Patients that begin within the same block of rows go together: a piece is longer than that by one patient.
+    piece = (counts.cumsum(0) - counts) // _batch_rows(dataset, dataset.device)
     order = torch.argsort(dataset.domains, stable=True)
     _, sizes = torch.unique_consecutive(piece[dataset.domains[order]], return_counts=True)
     return list(torch.split(order, sizes.tolist()))
@@ -37,7 +37,7 @@ def whole_patients(dataset: DomainDataset) -> list[Tensor]:
 def predict_probabilities(algorithm: Algorithm, dataset: DomainDataset) -> Tensor:
     """Probabilities of every sample, ``(samples, K)``, on the CPU.
 
-    An algorithm that draws on a patient's other samples gets all of the patient's that the dataset holds.
+    An algorithm that uses a patient's other samples gets all samples of the patient in the dataset.
     """
     algorithm.eval()
     predict = _predict_patients if algorithm.uses_patients else _predict_samples
@@ -72,15 +72,15 @@ def embed_dataset(algorithm: Algorithm, dataset: DomainDataset) -> dict[str, Ten
 
 
 def device_of(algorithm: Algorithm) -> torch.device:
-    """Where the algorithm's weights are."""
+    """The device of the algorithm's weights."""
     tensor = next(algorithm.parameters(), None)
     return tensor.device if tensor is not None else torch.device("cpu")
 
 
-def _rows_at_once(dataset: DomainDataset, device: torch.device) -> int:
-    """As many rows as hold about a million values, more on a GPU, and a handful at least."""
+def _batch_rows(dataset: DomainDataset, device: torch.device) -> int:
+    """The number of rows that hold about a million values (more on a GPU), at least 16."""
     values = 1
     for column in dataset.columns.values():
         _, items = unnest(column)
         values += items.numel() // max(len(column), 1)
-    return max(16, min(ROWS_AT_ONCE, _VALUES_AT_ONCE[device.type] // values))
+    return max(16, min(MAX_ROWS, _MAX_VALUES[device.type] // values))

@@ -25,18 +25,18 @@ NONE, AUTO, CAUSAL = "none", "auto", "causal"
 def context_mode(config: TrainingConfig, dataset: DomainDataset) -> str:
     """``none``, ``offline`` or ``causal``.
 
-    Left open, it is what the algorithm is made for, where the inputs allow it.
+    With ``auto`` it is what the algorithm is made for, where the inputs allow it.
     """
     if reason := looks_ahead(config.algorithm, config.context):
         raise ConfigError(f"{config.algorithm} cannot be used with causal context: {reason}")
     if config.context != AUTO:
         return config.context
-    wanted: str = getattr(ALGORITHMS.get(config.algorithm), "context", NONE)
-    return NONE if wanted == NONE or has_context(dataset) or unsupported(dataset) else wanted
+    preferred = ALGORITHMS.get(config.algorithm).context
+    return NONE if preferred == NONE or has_context(dataset) or unsupported(dataset) else preferred
 
 
 def looks_ahead(algorithm: str, context: str) -> str | None:
-    """Why an algorithm would break the promise of a context; ``None`` where it keeps it."""
+    """The reason why an algorithm would see later samples despite causal context; ``None`` if it does not."""
     if context == CAUSAL and ALGORITHMS.get(algorithm).uses_patients:
         return "it adapts to all samples of a patient when it predicts, to later ones too; take 'offline' or 'none'"
     return None
@@ -49,15 +49,15 @@ def with_context(
     backbone: nn.Module | None = None,
     training: npt.NDArray[np.int64] | None = None,
 ) -> DomainDataset:
-    """The dataset with the context that a configuration asks for; made on the GPU where it fits.
+    """The dataset with the context of a configuration, computed on the GPU where it fits.
 
     Parameters
     ----------
     training : array, optional
-        Rows of the training patients, off which the strength of context is read where the configuration leaves it
-        open; all rows if not given.
+        Rows of the training patients, from which the strength of context is estimated where the configuration does not
+        give it; by default all rows.
     backbone : nn.Module, optional
-        Whose spectrograms the context of signals is made of; that of the configuration if not given.
+        The network whose spectrograms the context of signals is made of; by default the configuration's.
     """
     mode = context_mode(config, dataset)
     if mode == NONE:
@@ -79,7 +79,7 @@ def with_context(
 
 
 def as_trained(dataset: DomainDataset, schema: InputSchema, backbone: nn.Module | None = None) -> DomainDataset:
-    """A dataset with the same context as the data that a model of this schema, with this backbone, was trained on."""
+    """A dataset with the same context as the training data of a model with this schema and backbone."""
     known = schema.settings.get("context")
     if not isinstance(known, Mapping) or has_context(dataset):
         return dataset
