@@ -155,7 +155,7 @@ def test_pieces_hold_whole_patients_and_every_sample_once(
     dataset_of: DatasetOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset = dataset_of("classes").select(torch.randperm(96)[:70])
-    monkeypatch.setattr("manydg.training.inference._rows_at_once", lambda *_: 10)
+    monkeypatch.setattr("manydg.training.inference._batch_rows", lambda *_: 10)
     pieces = whole_patients(dataset)
     assert len(pieces) > 3
     assert sorted(torch.cat(pieces).tolist()) == list(range(70))
