@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from manydg.cli import report
+from manydg.cli import studies
 from manydg.errors import StorageError
 
 
@@ -17,7 +17,7 @@ from manydg.errors import StorageError
 def app() -> typer.Typer:
     app = typer.Typer()
     app.callback()(lambda: None)
-    report.register(app)
+    studies.register(app)
     return app
 
 

@@ -153,7 +153,7 @@ def paper(
     """
     from manydg.cli._progress import console, show_plan, study_board
     from manydg.errors import ConfigError
-    from manydg.report import write_report
+    from manydg.report.page import write_report
     from manydg.studies.paper import gather, ready, run_paper, scale_named, unprepared
 
     if (raw is None) == (not synthetic):
@@ -219,7 +219,7 @@ def report(
 
     The page is one HTML file that needs no network; RESULTS is a folder that 'compare' or 'experiment' wrote.
     """
-    from manydg.report import write_report
+    from manydg.report.page import write_report
 
     page = write_report(results, out)
     typer.echo(f"wrote {page} ({page.stat().st_size / 1e6:.1f} MB): open it in any browser")
