@@ -65,6 +65,16 @@ class Algorithm(nn.Module):
         Share of the training that is done, from 0 to 1, a scalar; the training loop sets it before every step.
     """
 
+    title: ClassVar[str] = ""
+    """As it is printed in tables and reports; made from its name where it has none."""
+    summary: ClassVar[str] = ""
+    """What it does, in one line."""
+    order: ClassVar[int] = 500
+    """Where it stands in a table: the plain model and the controls first, ManyDG last."""
+    in_paper: ClassVar[bool] = False
+    """Whether it is one of the methods that the paper's main tables compare."""
+    is_control: ClassVar[bool] = False
+    """Whether it is ManyDG without one of its ideas, to see what that idea is worth."""
     Settings: ClassVar[type[Hyperparameters]] = Hyperparameters
     sampling: Sampling = "samples"
     """Which rows a step gets: plain samples, same-patient pairs, random pairs, or episodes of patients. An algorithm
@@ -81,6 +91,13 @@ class Algorithm(nn.Module):
     """Why several processes cannot share a step; empty where only the backbone sees the inputs, so that each process
     can run it on a part of the rows."""
     progress: Tensor
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """What an algorithm is called and where it stands is its own, not that of the algorithm it derives from."""
+        super().__init_subclass__(**kwargs)
+        for name in ("title", "summary", "order", "in_paper", "is_control"):
+            if name not in vars(cls):
+                setattr(cls, name, getattr(Algorithm, name))
 
     def __init__(
         self, backbone: Backbone, target: Target, n_domains: int, settings: Hyperparameters | None = None

@@ -44,6 +44,9 @@ class ARM(Algorithm):
     patient, including later ones, but never with their labels.
     """
 
+    title, order = "ARM", 190
+    summary = "A head that sees the mean context of the patient's samples."
+
     Settings = ARMSettings
     settings: ARMSettings
     sampling: Sampling = "episodes"

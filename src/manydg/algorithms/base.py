@@ -21,6 +21,10 @@ class BaseSettings(Hyperparameters):
 class Base(Algorithm):
     """Empirical risk minimisation: what every other method is measured against."""
 
+    title, order = "Base", 0
+    summary = "Empirical risk minimisation: the backbone and a linear head."
+    in_paper = True
+
     Settings = BaseSettings
     settings: BaseSettings
 

@@ -45,6 +45,9 @@ class BNAdapt(Base):
     batch normalisation over samples.
     """
 
+    title, order = "Batch-norm adaptation", 180
+    summary = "Batch normalisation adapted to each patient at prediction."
+
     Settings = BNAdaptSettings
     settings: BNAdaptSettings
     uses_patients = True

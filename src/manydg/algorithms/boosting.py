@@ -52,6 +52,9 @@ class Boosting(Algorithm):
     After the fit the trees are plain tensors among the model's buffers, saved and loaded like weights.
     """
 
+    title, order = "Gradient boosting", 200
+    summary = "Boosted trees on the table of all measurements."
+
     Settings = BoostingSettings
     settings: BoostingSettings
     sampling: Sampling = "whole"

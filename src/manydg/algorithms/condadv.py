@@ -46,6 +46,10 @@ class CondAdv(Base):
     that is up to date.
     """
 
+    title, order = "CondAdv", 30
+    summary = "An adversary that tells patients apart by features and predicted labels."
+    in_paper = True
+
     Settings = CondAdvSettings
     settings: CondAdvSettings
     static_step = False

@@ -36,6 +36,9 @@ class CORALSettings(BaseSettings):
 class CORAL(Base):
     """Base with the differences of the environments' feature means and covariances as a penalty."""
 
+    title, order = "CORAL", 130
+    summary = "Means and covariances of features alike in all environments."
+
     Settings = CORALSettings
     settings: CORALSettings
 

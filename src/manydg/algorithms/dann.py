@@ -40,6 +40,10 @@ class DANN(Base):
     features is weighted, and grows with the training.
     """
 
+    title, order = "DANN", 40
+    summary = "An adversary that tells patients apart by features."
+    in_paper = True
+
     Settings = DANNSettings
     settings: DANNSettings
 

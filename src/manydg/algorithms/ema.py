@@ -29,6 +29,9 @@ class EMASettings(BaseSettings):
 class EMA(AveragedBase):
     """Base with exponentially averaged weights for prediction; training itself is Base's."""
 
+    title, order = "EMA", 110
+    summary = "Exponentially averaged weights."
+
     Settings = EMASettings
     settings: EMASettings
     steps: Tensor

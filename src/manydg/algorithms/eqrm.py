@@ -44,6 +44,9 @@ class EQRM(Base):
     training patient; those without a row in the batch have no weight.
     """
 
+    title, order = "EQRM", 160
+    summary = "A high quantile of the patients' risks."
+
     Settings = EQRMSettings
     settings: EQRMSettings
     static_step = False

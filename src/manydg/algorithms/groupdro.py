@@ -46,6 +46,9 @@ class GroupDRO(Base):
     A batch's groups share the weight among those that have a row in it.
     """
 
+    title, order = "GroupDRO", 150
+    summary = "More weight on the groups of patients that do worst."
+
     Settings = GroupDROSettings
     settings: GroupDROSettings
     group: Tensor

@@ -42,6 +42,10 @@ class IRM(Base):
     A patient's environment is its code modulo the number of environments: even, and the same in every run.
     """
 
+    title, order = "IRM", 50
+    summary = "One classifier that is optimal in every environment."
+    in_paper = True
+
     Settings = IRMSettings
     settings: IRMSettings
 

@@ -52,6 +52,10 @@ class ManyDG(Algorithm):
     The number of parameters does not depend on the number of patients, and prediction needs no patient.
     """
 
+    title, order = "ManyDG", 1000
+    summary = "Every patient is a domain: factors of label and patient are separated."
+    in_paper = True
+
     Settings = ManyDGSettings
     settings: ManyDGSettings
     sampling: Sampling = "pairs"

@@ -77,6 +77,9 @@ class ManyDGContext(EMA):
     contrast or with directions to project out: neither helped prediction in our experiments.
     """
 
+    title, order = "ManyDG with context", 500
+    summary = "A sample and its patient's other samples, with averaged weights."
+
     Settings = ManyDGContextSettings
     settings: ManyDGContextSettings
     context = "offline"

@@ -11,4 +11,8 @@ class ManyDGRandomPairs(ManyDG):
     What ManyDG gains over this is due to its pairs being of one patient.
     """
 
+    title, order = "ManyDG, random pairs", 20
+    summary = "ManyDG on pairs drawn without regard to the patient."
+    is_control = True
+
     sampling = "random-pairs"

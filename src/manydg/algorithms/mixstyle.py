@@ -41,6 +41,9 @@ class MixStyle(Base):
     Prediction uses the maps as they are. It needs a backbone with feature maps, (batch, channels, positions...).
     """
 
+    title, order = "MixStyle", 170
+    summary = "Feature maps with mixed style."
+
     Settings = MixStyleSettings
     settings: MixStyleSettings
     static_step = False

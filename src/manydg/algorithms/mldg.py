@@ -50,6 +50,10 @@ class MLDG(Base):
     in two parts of two rows or more (a single patient, for one) is an ordinary step on the mean loss over patients.
     """
 
+    title, order = "MLDG", 80
+    summary = "Meta-learning over episodes of patients."
+    in_paper = True
+
     Settings = MLDGSettings
     settings: MLDGSettings
     static_step = False

@@ -43,6 +43,10 @@ class PCL(Algorithm):
     Expert votes train the classifier as votes; in the contrastive loss a sample's class is the one with the most.
     """
 
+    title, order = "PCL", 70
+    summary = "Contrast of samples with the proxies of the classes."
+    in_paper = True
+
     Settings = PCLSettings
     settings: PCLSettings
 

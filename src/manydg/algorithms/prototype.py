@@ -22,6 +22,10 @@ class PrototypeSettings(Hyperparameters):
 class Prototype(Algorithm):
     """A prototype head alone: what ManyDG gains over it is not due to its prototypes."""
 
+    title, order = "Prototype head", 10
+    summary = "ManyDG's prototype head without the rest of it."
+    is_control = True
+
     Settings = PrototypeSettings
     settings: PrototypeSettings
 

@@ -57,6 +57,10 @@ class SagNet(Base):
     Prediction uses the maps as they are. It needs a backbone with feature maps, (batch, channels, positions...).
     """
 
+    title, order = "SagNet", 60
+    summary = "Feature maps with mixed style, against an adversary that reads style."
+    in_paper = True
+
     Settings = SagNetSettings
     settings: SagNetSettings
     static_step = False

@@ -27,6 +27,9 @@ class SimD1Settings(DecompositionSettings):
 class SimD1(SimpleDecomposition):
     """Mean squared error, scale-invariant mean squared error, squared Frobenius norm."""
 
+    title, order = "SimD1", 90
+    summary = "A simple decomposition with mean squared errors."
+
     Settings = SimD1Settings
     settings: SimD1Settings
 

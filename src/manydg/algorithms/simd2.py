@@ -18,6 +18,9 @@ class SimD2(SimpleDecomposition):
     and 1.
     """
 
+    title, order = "SimD2", 100
+    summary = "A simple decomposition with cosines."
+
     Settings = DecompositionSettings
     settings: DecompositionSettings
 

@@ -36,6 +36,9 @@ class SWADSettings(BaseSettings):
 class SWAD(AveragedBase):
     """Base with densely averaged weights for prediction; training itself is Base's."""
 
+    title, order = "SWAD", 120
+    summary = "Densely averaged weights."
+
     Settings = SWADSettings
     settings: SWADSettings
     averaged: Tensor

@@ -35,6 +35,9 @@ class VRExSettings(BaseSettings):
 class VREx(Base):
     """Base with the variance of the environments' risks as a penalty."""
 
+    title, order = "V-REx", 140
+    summary = "Risks alike in all environments."
+
     Settings = VRExSettings
     settings: VRExSettings
 

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from manydg.studies.summary import Summary
 
 _WIDTH_OF_FILES = 120
-_COMPARED = "base,prototype,manydg-random-pairs,manydg"
-_RIVALS = "base,condadv,dann,irm,sagnet,pcl,mldg,manydg"
-_DEMO = ("base", "boosting", "prototype", "manydg-random-pairs", "manydg")
 
 
 def register(app: typer.Typer) -> None:
@@ -46,7 +43,10 @@ def compare(
     dataset: Dataset,
     out: Results,
     *,
-    algorithms: Annotated[str, typer.Option(help="Names, separated by commas.")] = _COMPARED,
+    algorithms: Annotated[
+        str | None,
+        typer.Option(help="Names, separated by commas.", show_default="base, the controls and manydg"),
+    ] = None,
     seeds: Seeds = 5,
     settings: RunSettings,
     device: Device = "auto",
@@ -58,7 +58,10 @@ def compare(
     Every algorithm is trained on every split, each run with a record in OUT/results.jsonl. The table gives means over
     splits, intervals over patients and paired tests. If the command is stopped, run it again: no run is repeated.
     """
-    _conduct("compare", dataset, out, names_in(algorithms), seeds, settings, engine, device, dry_run)
+    from manydg.algorithms import controls
+
+    chosen = ["base", *controls(), "manydg"] if algorithms is None else names_in(algorithms)
+    _conduct("compare", dataset, out, chosen, seeds, settings, engine, device, dry_run)
 
 
 def experiment(
@@ -68,7 +71,7 @@ def experiment(
     *,
     algorithms: Annotated[
         str | None,
-        typer.Option(help="Algorithms to compare, where the experiment does.", show_default=_RIVALS),
+        typer.Option(help="Algorithms to compare, where the experiment does.", show_default="those of the paper"),
     ] = None,
     seeds: Seeds = 5,
     settings: RunSettings,
@@ -97,12 +100,13 @@ def _conduct(
     dry_run: bool,
 ) -> None:
     """Run an experiment and show the summary; without algorithms, with the paper's that make sense for the data."""
+    from manydg.algorithms import paper_methods
     from manydg.cli._progress import console, show_plan, study_board
     from manydg.studies.conduct import conduct, fitting, make_request, plan_experiment, scaled_down
     from manydg.studies.study import Study
 
     options = settings.options(dataset)
-    request = make_request(name, dataset, options, seeds, names_in(_RIVALS) if algorithms is None else algorithms)
+    request = make_request(name, dataset, options, seeds, paper_methods() if algorithms is None else algorithms)
     if algorithms is None:
         request = fitting(request, console.print)
     if dry_run:
@@ -190,6 +194,7 @@ def demo(
     ManyDG, its controls and its rivals are trained on synthetic patients and judged on others that none of them has
     seen. Nothing is downloaded, and it takes a few minutes on two cores.
     """
+    from manydg.algorithms import controls
     from manydg.cli._progress import console, study_board
     from manydg.config import TrainingConfig
     from manydg.studies.conduct import conduct, make_request
@@ -202,7 +207,9 @@ def demo(
         f"{len(dataset)} samples of {patients} synthetic patients, drawn from the paper's generative model; {new} of "
         "them are new: nobody trains on them, and a spurious covariate that helps on the others misleads there",
     )
-    request = make_request("compare", folder, TrainingConfig(epochs=epochs, lr=1e-3), seeds, _DEMO)
+    request = make_request(
+        "compare", folder, TrainingConfig(epochs=epochs, lr=1e-3), seeds, ("base", "boosting", *controls(), "manydg")
+    )
     conducted = conduct(
         {"compare": request}, folder, out, title="demo", workers=workers, device=device, board=study_board(),
         command=command_line(), report=console.print,

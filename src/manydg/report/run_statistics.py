@@ -10,12 +10,13 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from manydg.algorithms import controls
 from manydg.evaluation.statistics import Interval
 from manydg.studies.summary import Entry, Summary
 from manydg.training.record import EpochEntry, RunRecord
 
 ALPHA = 0.05
-FIRST = ("manydg", "base", "prototype", "manydg-random-pairs")
+FIRST = ("manydg", "base", *controls())
 """Shown first, in this order: the method, the plain model and the two controls."""
 Key = TypeVar("Key", bound=Hashable)
 FloatArray = npt.NDArray[np.float64]

@@ -9,7 +9,7 @@ from manydg.report.charts import Series, floats
 from manydg.report.plot_style import Panel
 from manydg.report.run_statistics import FIRST
 from manydg.report.sections import Block, Cell, Column, Figure, Table, Text
-from manydg.report.words import ALGORITHMS, LOSSES, METRICS, algorithm_name, number, sentence, signed
+from manydg.report.words import LOSSES, METRICS, algorithm_name, algorithm_or_text, number, sentence, signed
 from manydg.studies.figure_data import (
     Bars,
     CellTable,
@@ -103,7 +103,7 @@ def _table(figure: FigureData, data: CellTable) -> Table:
 
 def _cells(row: Sequence[CellValue]) -> list[Cell]:
     first, *rest = row
-    named = Cell(ALGORITHMS.get(first, first)) if isinstance(first, str) else _cell(first)
+    named = Cell(algorithm_or_text(first)) if isinstance(first, str) else _cell(first)
     return [named, *map(_cell, rest)]
 
 

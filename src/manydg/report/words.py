@@ -4,36 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 
+from manydg.algorithms import ALGORITHMS
 from manydg.studies.summary_text import METRIC_NAMES
 
 MINUS = "\N{MINUS SIGN}"
 
-ALGORITHMS = {
-    "manydg": "ManyDG",
-    "base": "Base",
-    "prototype": "Prototype head",
-    "manydg-random-pairs": "ManyDG, random pairs",
-    "dann": "DANN",
-    "condadv": "CondAdv",
-    "irm": "IRM",
-    "sagnet": "SagNet",
-    "pcl": "PCL",
-    "mldg": "MLDG",
-    "simd1": "SimD1",
-    "simd2": "SimD2",
-    "boosting": "Gradient boosting",
-    "ema": "EMA",
-    "swad": "SWAD",
-    "coral": "CORAL",
-    "vrex": "V-REx",
-    "groupdro": "GroupDRO",
-    "eqrm": "EQRM",
-    "mixstyle": "MixStyle",
-    "bn-adapt": "Batch-norm adaptation",
-    "arm": "ARM",
-    "manydg-context": "ManyDG with context",
-}
 METRICS = {**METRIC_NAMES, "accuracy": "accuracy", "kappa": "kappa", "f1_macro": "macro F1"}  # within a sentence
 MEANING = {
     "accuracy": "The share of samples given the right class.",
@@ -63,7 +40,18 @@ def algorithm_name(name: str) -> str:
     ('ManyDG, offline context', 'My idea')
     """
     algorithm, comma, more = name.partition(", ")
-    return (ALGORITHMS.get(algorithm) or sentence(algorithm.replace("-", " ").replace("_", " "))) + comma + more
+    return (_title(algorithm) or sentence(algorithm.replace("-", " ").replace("_", " "))) + comma + more
+
+
+def algorithm_or_text(text: str) -> str:
+    """The name to show for an algorithm, and any other text as it is."""
+    return _title(text) or text
+
+
+@cache
+def _title(algorithm: str) -> str:
+    """An algorithm's own title; empty for one that has none or is not installed."""
+    return ALGORITHMS.get(algorithm).title if algorithm in ALGORITHMS.names() else ""
 
 
 def metric_name(name: str) -> str:

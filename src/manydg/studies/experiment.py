@@ -23,8 +23,6 @@ from manydg.training.run import draw_split
 
 Record = RunRecord
 
-RIVALS = ("base", "condadv", "dann", "irm", "sagnet", "pcl", "mldg", "manydg")
-
 
 @dataclass(frozen=True)
 class Request:

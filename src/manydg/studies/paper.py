@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from manydg.algorithms import algorithm_order, controls, paper_methods
 from manydg.data.dataset import open_dataset
 from manydg.data.storage import read_description
 from manydg.errors import DataError, ManyDGError, StorageError, unknown_name
@@ -125,20 +126,11 @@ EXPERIMENTS = (
     "norms",
     "runtime",
 )
-COMPARED = (
-    "base",
-    "prototype",
-    "manydg-random-pairs",
-    "condadv",
-    "dann",
-    "irm",
-    "sagnet",
-    "pcl",
-    "mldg",
-    "boosting",
-    "manydg",
-)
-RIVALS = ("base", "condadv", "dann", "irm", "sagnet", "pcl", "mldg", "manydg")
+
+
+def compared() -> tuple[str, ...]:
+    """The algorithms of the main table: the paper's, the controls and a learner of tables."""
+    return tuple(sorted((*paper_methods(), *controls(), "boosting"), key=algorithm_order))
 
 
 @dataclass(frozen=True)
@@ -155,8 +147,8 @@ class Scale:
         Training epochs, the settings' own where ``None``; epochs of the running-time experiment.
     patients : int or None
         Most patients of a dataset, drawn at random.
-    rivals : tuple of str
-        Algorithms of the experiments that compare some.
+    rivals : tuple of str, optional
+        Algorithms of the experiments that compare some; the paper's if not given.
     training : dict
         Other training options.
     """
@@ -167,7 +159,7 @@ class Scale:
     epochs: int | None = None
     timed_epochs: int = 23
     patients: int | None = None
-    rivals: tuple[str, ...] = RIVALS
+    rivals: tuple[str, ...] | None = None
     training: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -259,11 +251,11 @@ def some_patients(place: Path, smaller: Path, most: int | None, say: Say) -> Pat
 def requests_for(place: Path, scale: Scale, say: Say) -> dict[str, Request]:
     """What to ask of each experiment on a dataset, with the algorithms that fit it."""
     options = options_for(place, scale)
-    compared = fitting(make_request("compare", place, options, scale.seeds, COMPARED), say)
-    rivals = tuple(name for name in scale.rivals if name in compared.algorithms)
-    varied = replace(compared, seeds=scale.varied_seeds, algorithms=rivals, timed_epochs=scale.timed_epochs)
-    timed = replace(varied, algorithms=tuple(name for name in RIVALS if name in compared.algorithms))
-    special = {"compare": compared, "runtime": timed}
+    main = fitting(make_request("compare", place, options, scale.seeds, compared()), say)
+    rivals = tuple(name for name in scale.rivals or paper_methods() if name in main.algorithms)
+    varied = replace(main, seeds=scale.varied_seeds, algorithms=rivals, timed_epochs=scale.timed_epochs)
+    timed = replace(varied, algorithms=tuple(name for name in paper_methods() if name in main.algorithms))
+    special = {"compare": main, "runtime": timed}
     return {name: special.get(name, varied) for name in EXPERIMENTS}
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from manydg.algorithms import algorithm_order
 from manydg.errors import DataError
 from manydg.evaluation.predictions import Predictions, read_predictions
 from manydg.evaluation.statistics import (
@@ -139,31 +140,6 @@ class Summary:
 
 
 Record = RunRecord
-ORDER = (
-    "base",
-    "prototype",
-    "manydg-random-pairs",
-    "condadv",
-    "dann",
-    "irm",
-    "sagnet",
-    "pcl",
-    "mldg",
-    "simd1",
-    "simd2",
-    "ema",
-    "swad",
-    "coral",
-    "vrex",
-    "groupdro",
-    "eqrm",
-    "mixstyle",
-    "bn-adapt",
-    "arm",
-    "boosting",
-)
-"""The plain model and the controls first, then the rivals, then algorithms not named here; ManyDG ends a table."""
-LAST = "manydg"
 
 
 @dataclass(frozen=True)
@@ -268,14 +244,8 @@ def _by_row(records: Sequence[Record], failed: Sequence[Record]) -> tuple[dict[s
             notes.append(f"{row_name(record)}, seed {record.seed} was run more than once: the last run counts")
         seeds[record.seed] = record
     algorithms = {row_name(record): record.algorithm for record in [*records, *failed]}
-    ordered = sorted(found, key=lambda row: _place(algorithms[row]))
+    ordered = sorted(found, key=lambda row: algorithm_order(algorithms[row]))
     return {row: dict(sorted(found[row].items())) for row in ordered}, list(dict.fromkeys(notes))
-
-
-def _place(algorithm: str) -> int:
-    if algorithm == LAST:
-        return len(ORDER) + 1
-    return ORDER.index(algorithm) if algorithm in ORDER else len(ORDER)
 
 
 def _absences(records: Sequence[Record], rows: Mapping[str, Mapping[int, Record]], seeds: Sequence[int]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from manydg.algorithms import controls
 from manydg.evaluation.statistics import Interval
 from manydg.report import charts
 from manydg.report.results_folder import Chapter
@@ -23,7 +24,6 @@ from manydg.report.words import (
 )
 from manydg.studies.summary import Entry
 
-_CONTROLS = ("prototype", "manydg-random-pairs")
 _READING = {"unsure": "not certain", "none": "no clear difference"}
 
 
@@ -205,7 +205,7 @@ def _best(chapter: Chapter, comparison: Comparison) -> str:
 
 def _controls(chapter: Chapter, comparison: Comparison) -> str:
     """Where a gain comes from: the two controls that lack the method's central idea."""
-    tests = [test for name in _CONTROLS if (test := comparison.test(chapter.metric, name))]
+    tests = [test for name in controls() if (test := comparison.test(chapter.metric, name))]
     if not tests:
         return ""
     parts = [f"{algorithm_name(test.rival)} ({signed(test.difference)}, {reading(test)})" for test in tests]
