@@ -40,7 +40,7 @@ from manydg.files import JsonObject, fingerprint
 from manydg.training.checkpoint import checksum
 from manydg.training.fit import fit
 from manydg.training.patient_context import with_context
-from manydg.training.run import Run, open_run, save_model, training_record
+from manydg.training.run import Run, context_of, open_run, save_model, training_record
 
 Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
@@ -343,10 +343,11 @@ class ManyDGClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )  # fmt: skip
         threshold = DEFAULT_THRESHOLD if data.target.kind == "multilabel" else None
         rule = "highest probability" if threshold is None else f"{threshold}: not chosen on any patients"
-        return Run(
-            fitted.algorithm.eval(), record.replace(threshold=threshold, threshold_rule=rule), InputSchema.of(data),
-            config, self._data_info(data, module),
+        schema = InputSchema.of(data)
+        record = record.replace(
+            context=context_of(schema, fitted.algorithm), threshold=threshold, threshold_rule=rule
         )  # fmt: skip
+        return Run(fitted.algorithm.eval(), record, schema, config, self._data_info(data, module))
 
     def _data_info(self, data: DomainDataset, module: nn.Module | None) -> JsonObject:
         """What predictions on new files need to know: a table with named columns is a source, and so is an array."""

@@ -192,7 +192,7 @@ class _Training:
         )  # fmt: skip
         schema, team = InputSchema.of(data), current_team()
         record = record.replace(
-            context=_context_of(schema, fitted.algorithm), processes=None if team is None else team.size
+            context=context_of(schema, fitted.algorithm), processes=None if team is None else team.size
         )
         info = _data_info(self.dataset, self.backbone)
         run = Run(fitted.algorithm, record, schema, self.config, info, self.folder)
@@ -239,7 +239,8 @@ def _identity(dataset: DomainDataset, config: TrainingConfig, split: Split, back
     return fingerprint(code_version(), dataset.content_hash(), config.to_json(), sides, custom)
 
 
-def _context_of(schema: InputSchema, algorithm: Algorithm) -> JsonObject:
+def context_of(schema: InputSchema, algorithm: Algorithm) -> JsonObject:
+    """Which of a patient's other samples a model makes use of, as its record states it."""
     # Adapting to a patient at prediction is context too: all samples of the patient that are there.
     by_algorithm: JsonObject = {"mode": "offline", "by": "algorithm"} if algorithm.uses_patients else {"mode": "none"}
     return cast("JsonObject", schema.settings.get("context", by_algorithm))
