@@ -267,6 +267,6 @@ def plain_training(name: str, task: Any, data: DomainDataset) -> Iterable[float]
         return train_epochs(network, data, signal_samples(data), None, task)
     makers: dict[str, Callable[[], nn.Module]] = {
         "drugs": DrugNetwork,
-        "readmission": lambda: EventNetwork(len(data.info["vocabularies"]["events"])),
+        "readmission": lambda: EventNetwork(len(data.info.vocabularies["events"])),
     }
     return train_epochs(makers[name](), data, ragged_samples(data), collate_lists, task)

@@ -116,7 +116,7 @@ def prepare(source: str, raw: Path) -> dict[str, int]:
     needs = {"ndc_map": raw / "ndc_to_atc.csv"} if source == "mimic3" else {}
     out = sources.prepare(source, raw, raw.with_name("out"), **needs)
     description = read_description(out)
-    return {name: description[name] for name in ("samples", "patients")}
+    return {"samples": description.samples, "patients": description.patients}
 
 
 def drop_from_cache(raw: Path) -> None:

@@ -16,7 +16,7 @@ from manydg.algorithms import Algorithm, build_algorithm
 from manydg.backbones import build_backbone
 from manydg.data.columns import Ragged, offsets_from_lengths
 from manydg.data.dataset import DomainDataset
-from manydg.data.info import TargetSpec
+from manydg.data.info import DatasetInfo, TargetSpec
 from manydg.data.schema import InputSchema
 from manydg.targets import target_of
 
@@ -198,4 +198,4 @@ def _offsets(lengths: np.ndarray) -> Tensor:
 
 def _dataset(inputs: dict, targets: Tensor, spec: TargetSpec, domains: Tensor, info: dict) -> DomainDataset:
     patients = np.array([f"{code}" for code in range(int(domains.max()) + 1)])
-    return DomainDataset(inputs, targets, spec, domains, patients, info=info, pseudonym_key="00" * 32)
+    return DomainDataset(inputs, targets, spec, domains, patients, info=DatasetInfo.of(info), pseudonym_key="00" * 32)
