@@ -10,8 +10,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from manydg.studies.patient_cost import PATIENTS, Costs, costs_by_patients, figures_of
-
 from manydg.algorithms import ALGORITHMS
 from manydg.studies.catalogue.runtime import PATIENTS, Costs, costs_by_patients, figures_of
 from manydg.studies.figure_data import write_figure
