@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from manydg.algorithms import Algorithm, build_algorithm
-from manydg.backbones import Backbone, Inputs
+from manydg.backbones import BACKBONES, Backbone, Inputs
 from manydg.config import TrainingConfig
 from manydg.data.columns import Ragged
 from manydg.data.dataset import DomainDataset, from_arrays
@@ -99,6 +99,33 @@ def test_where_nothing_can_be_compiled_steps_are_captured_with_a_warning(
         assert choose_speed(TrainingConfig(), *asked).execution == "captured"
     with pytest.raises(ConfigError, match=r"say execution captured or auto \(no C compiler\)"):
         choose_speed(TrainingConfig(execution="compiled"), *asked)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "epochs", "samples", "expected"),
+    [
+        ("sleep-cnn", 50, 332_000, "compiled"),
+        ("sleep-cnn", 5, 332_000, "captured"),
+        ("sleep-cnn", 50, 33_200, "captured"),
+        ("seizure-cnn", 20, 132_000, "captured"),
+        ("seizure-cnn", 200, 132_000, "compiled"),
+        ("mlp", 10_000, 332_000, "captured"),
+    ],
+)
+def test_steps_are_compiled_where_that_saves_more_than_it_costs_over_the_whole_run(
+    small_dataset: DomainDataset,
+    monkeypatch: pytest.MonkeyPatch,
+    backbone: str,
+    epochs: int,
+    samples: int,
+    expected: str,
+) -> None:
+    monkeypatch.setattr(policy, "reason_against_compiling", lambda device: None)
+    algorithm = built(small_dataset)
+    monkeypatch.setattr(Dense, "compiled_gain", BACKBONES.get(backbone).compiled_gain)
+    train = small_dataset.select(torch.arange(samples) % len(small_dataset))
+    config = TrainingConfig(epochs=epochs, batch_size=256 if backbone == "sleep-cnn" else 128)
+    assert choose_speed(config, algorithm, train, GPU).execution == expected
 
 
 def test_bf16_reaches_the_backbone_alone_and_ends_with_the_steps(small_dataset: DomainDataset) -> None:

@@ -1,0 +1,99 @@
+"""Whole runs of the paper's tasks, start included: seconds from a fresh process to the trained model, as JSON.
+
+    python -m benchmarks.whole_runs [--tasks NAME ...] [--execution NAME] [--runs N] [--small]
+
+Every run is a process of its own, with as many epochs as the paper has and without validation. Its seconds count the
+imports, what is fitted to the inputs, the precomputed spectrograms, compiling or capturing, and all epochs; making the
+synthetic data is left out. The compiler's cache is empty before the first run of a task and kept for the next.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+EPOCHS = {"seizure": 50, "sleep": 50, "drugs": 100, "readmission": 50}
+SECONDS_WANTED = {"seizure": 60, "sleep": 90, "drugs": 30, "readmission": 150}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.whole_runs", description=__doc__.splitlines()[0])
+    parser.add_argument("--tasks", nargs="+", default=list(EPOCHS), choices=list(EPOCHS))
+    parser.add_argument("--algorithm", default="manydg")
+    parser.add_argument("--execution", default="auto")
+    parser.add_argument("--runs", type=int, default=1, help="runs of each task; from the second on the cache is filled")
+    parser.add_argument("--epochs", type=int, help="instead of the paper's")
+    parser.add_argument("--small", action="store_true", help="a hundredth of the samples: does everything run?")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        print(json.dumps(train(arguments.tasks[0], arguments)))
+        return
+    for name in arguments.tasks:
+        with tempfile.TemporaryDirectory() as cache:
+            for number in range(1, arguments.runs + 1):
+                print(json.dumps({"run": number, **in_process(name, arguments, Path(cache))}), flush=True)
+
+
+def in_process(name: str, arguments: argparse.Namespace, cache: Path) -> dict[str, Any]:
+    """One run of a task in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.whole_runs", "--child", "--tasks", name]
+    command += ["--algorithm", arguments.algorithm, "--execution", arguments.execution]
+    command += ["--epochs", str(arguments.epochs)] if arguments.epochs else []
+    command += ["--small"] if arguments.small else []
+    caches = {"TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"), "TRITON_CACHE_DIR": str(cache / "triton")}
+    start = time.perf_counter()
+    done = subprocess.run(command, env={**os.environ, **caches}, stdout=subprocess.PIPE, text=True, check=False)
+    process = time.perf_counter() - start
+    if done.returncode:
+        return {"task": name, "failed": done.returncode}
+    result = json.loads(done.stdout.splitlines()[-1])
+    return {**result, "seconds": process - result["making data"], "wanted": SECONDS_WANTED[name]}
+
+
+def train(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Train on a task; seconds of each part."""
+    start = time.perf_counter()
+    import torch
+
+    from benchmarks.tasks import TASKS
+    from manydg.config import TrainingConfig
+    from manydg.training.fit import fit
+
+    task, device = TASKS[name], torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.zeros(1, device=device)
+    imported = time.perf_counter()
+    data = task.make(task.samples // (100 if arguments.small else 1), device, 0)
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    made = time.perf_counter()
+    config = TrainingConfig(
+        algorithm=arguments.algorithm, backbone=task.backbone, epochs=arguments.epochs or EPOCHS[name],
+        batch_size=task.batch_size, lr=task.lr, execution=arguments.execution,
+    )  # fmt: skip
+    fitted = fit(config, data, None, device)
+    ended = time.perf_counter()
+    seconds = [entry.seconds for entry in fitted.history]
+    return {
+        "task": name,
+        "epochs": len(seconds),
+        "precision": fitted.speed.precision,
+        "execution": fitted.speed.execution,
+        "imports": imported - start,
+        "making data": made - imported,
+        "before the first epoch": ended - made - sum(seconds),
+        "first epoch": seconds[0],
+        "other epochs": sum(seconds[1:]),
+        "loss": fitted.history[-1].losses["supervised"],
+    }
+
+
+if __name__ == "__main__":
+    main()
