@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from manydg.data.dataset import DomainDataset, from_arrays, open_dataset
 from manydg.machine import memory_of_machine
-from manydg.training import fit as ordering
+from manydg.training.execution import memory as ordering
 from manydg.training.execution.memory import (
     cut_into_blocks,
     plan_in_blocks,

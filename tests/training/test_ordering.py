@@ -14,7 +14,7 @@ from manydg.data.dataset import DomainDataset
 from manydg.data.sampling import plan_epoch
 from manydg.data.schema import InputSchema
 from manydg.targets import target_of
-from manydg.training.fit import Orders
+from manydg.training.execution.memory import EpochOrders
 
 
 class Waiting(ThreadPoolExecutor):
@@ -32,7 +32,7 @@ class Waiting(ThreadPoolExecutor):
 def test_the_next_epochs_order_is_made_ahead_and_depends_on_seed_and_epoch_alone(small_dataset: DomainDataset) -> None:
     backbone = build_backbone("mlp", InputSchema.of(small_dataset))
     algorithm = build_algorithm("manydg", backbone, target_of(small_dataset.target), small_dataset.n_patients)
-    orders = Orders(algorithm, small_dataset, TrainingConfig(epochs=4, batch_size=16, seed=3))
+    orders = EpochOrders(algorithm, small_dataset, TrainingConfig(epochs=4, batch_size=16, seed=3))
     with Waiting() as worker:
         found = [orders.of(epoch, worker).plan for epoch in (2, 3, 4)]  # resumed after the first
     assert worker.given == [(3,), (4,)]

@@ -1,12 +1,16 @@
-"""From data and a configuration to a trained algorithm: what a run and the scikit-learn face have in common."""
+"""From data and a configuration to a trained algorithm: :func:`fit`, and the loop over epochs that it runs.
+
+Random numbers are drawn anew from (seed, epoch) at the start of every epoch, so that a run which was killed and started
+again continues exactly as if nothing had happened.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from collections.abc import Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,65 +30,20 @@ from manydg.errors import DataError, StorageError, TrainingError, unknown_name
 from manydg.evaluation.metrics import choose_threshold, score
 from manydg.targets import Target, target_of
 from manydg.training.checkpoint import pack_optimizer, read_tensors, same_device, unpack_optimizer, write_tensors
-from manydg.training.execution.batches import lengths_of
 from manydg.training.execution.distributed import by_leader, check_divisible, current_team
-from manydg.training.execution.memory import (
-    BlockPlan,
-    place,
-    plan_in_blocks,
-    reading_ahead,
-    refusing_what_does_not_fit,
-    rows_of_window,
-)
+from manydg.training.execution.memory import EpochOrder, EpochOrders, place, refusing_what_does_not_fit
 from manydg.training.execution.policy import AS_WRITTEN, Execution, Speed
 from manydg.training.execution.steps import Terms, read_terms
 from manydg.training.inference import device_of, predict_probabilities
 from manydg.training.record import EpochEntry, RunRecord
 
-# The order of an epoch's samples, made while the epoch before it is trained.
-
-
-@dataclass(frozen=True)
-class EpochOrder:
-    """What each step of an epoch sees, and the windows it goes by where the data do not fit in memory."""
-
-    plan: EpochPlan
-    windows: BlockPlan | None
-
-
-class Orders:
-    """The orders of a training's epochs: of all samples, or by windows where they do not fit in memory.
-
-    An order follows from the seed and the epoch alone, so that the next one can be made ahead of time.
-    """
-
-    def __init__(self, algorithm: Algorithm, train: DomainDataset, config: TrainingConfig) -> None:
-        self._train, self._config, self._sampling = train, config, algorithm.sampling
-        self._domains, self._lengths = train.domains.cpu(), lengths_of(train)
-        self.rows_of_window = rows_of_window(train)
-        self._coming: dict[int, Future[EpochOrder]] = {}
-
-    def of(self, epoch: int, worker: Executor) -> EpochOrder:
-        """The order of an epoch; the worker is set to make that of the next."""
-        coming = self._coming.pop(epoch, None)
-        order = self._make(epoch) if coming is None else coming.result()
-        if epoch < self._config.epochs:
-            self._coming[epoch + 1] = worker.submit(self._make, epoch + 1)
-        return order
-
-    def _make(self, epoch: int) -> EpochOrder:
-        batch_size, seed = self._config.batch_size, self._config.seed
-        if self.rows_of_window is None:
-            return EpochOrder(plan_epoch(self._sampling, self._domains, batch_size, seed, epoch, self._lengths), None)
-        windows = plan_in_blocks(self._sampling, self._train, batch_size, seed, epoch, self.rows_of_window)
-        return EpochOrder(windows.plan, windows)
-
-
-# What a training run tells while it goes.
+CHECKPOINT = "checkpoint.safetensors"
+_STEPS_BETWEEN_CHECKS = 200
+_BATCHES_WATCHED = 16
 
 
 class Reporter(Protocol):
-    """Hears how a run is going. Calls come from the training loop, never inside a step."""
+    """Is called back as a run proceeds: from the training loop, never inside a step."""
 
     def started(self, algorithm: str, epochs: int, first_epoch: int) -> None: ...
 
@@ -94,7 +53,7 @@ class Reporter(Protocol):
 
 
 class Silent:
-    """Says nothing."""
+    """A reporter that reports nothing."""
 
     def started(self, algorithm: str, epochs: int, first_epoch: int) -> None:
         pass
@@ -106,229 +65,9 @@ class Silent:
         pass
 
 
-# The training loop: epochs from a plan, the best epoch by a validation metric, a checkpoint after each.
-#
-# Randomness is drawn anew from (seed, epoch) at every epoch's start, so that a run which was killed and started again
-# goes on exactly as if nothing had happened.
-
-
-CHECKPOINT = "checkpoint.safetensors"
-_STEPS_BETWEEN_CHECKS = 200
-_BATCHES_WATCHED = 16
-
-
-class TrainingLoop:
-    """Trains one algorithm and leaves the weights of its best epoch in it, or of its last without validation patients.
-
-    Parameters
-    ----------
-    algorithm : Algorithm
-        On the device to train on.
-    train, val : DomainDataset
-        Training and validation patients; ``None`` where too few are there to hold any back.
-    config : TrainingConfig
-    metric : str
-        Validation metric that chooses the epoch; higher is better.
-    folder : Path, optional
-        Where the checkpoint lives; an unfinished run found there is continued.
-    """
-
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        train: DomainDataset,
-        val: DomainDataset | None,
-        config: TrainingConfig,
-        metric: str,
-        folder: Path | None,
-        reporter: Reporter,
-    ) -> None:
-        self.algorithm, self.train, self.val, self.config = algorithm, train, val, config
-        self.metric, self.reporter = metric, reporter
-        self.checkpoint = None if folder is None else folder / CHECKPOINT
-        self.optimizers = algorithm.optimizers(config.lr, config.weight_decay)
-        self.execution = Execution(config, algorithm, train, self.optimizers, device_of(algorithm))
-        self.orders = Orders(algorithm, train, config)
-        self.history: list[EpochEntry] = []
-        self.best_epoch = 0
-        self.best: dict[str, Tensor] = {}
-
-    def run(self) -> None:
-        """Train to the end, from the checkpoint if there is one."""
-        if self.checkpoint is not None and self.checkpoint.exists():
-            self._resume(self.checkpoint)
-        done = len(self.history)
-        self.reporter.started(self.config.algorithm, self.config.epochs, done + 1)
-        with self.execution.running(), ThreadPoolExecutor(max_workers=1) as worker:
-            for epoch in range(done + 1, self.config.epochs + 1):
-                self._run_epoch(epoch, worker)
-        self.algorithm.load_state_dict(self.best)
-
-    @property
-    def speed(self) -> Speed:
-        """The precision and execution of the steps."""
-        return self.execution.speed
-
-    @property
-    def selection_rule(self) -> str:
-        """How the epoch was chosen whose weights are kept."""
-        if self.val is None:
-            return "last epoch: no patients were held back to choose one"
-        return f"epoch with the highest validation {self.metric}"
-
-    def _run_epoch(self, epoch: int, worker: Executor) -> None:
-        start = time.perf_counter()
-        torch.manual_seed(self.config.seed * 1_000_003 + epoch)
-        order = self.orders.of(epoch, worker)
-        self.algorithm.train()
-        with self.execution.in_precision():
-            losses = self._run_steps(order, epoch)
-        trained = time.perf_counter()
-        val = {} if self.val is None else self._validate(self.val, epoch, len(order.plan))
-        watched = None if self.val is None else self._watch(self.val)
-        entry = EpochEntry(epoch, losses, val, trained - start, self._describe(order), watched or None)
-        self.history.append(entry)
-        if self._is_best(val):
-            self.best_epoch = epoch
-            self.best = {name: tensor.detach().clone() for name, tensor in self.algorithm.state_dict().items()}
-        if self.checkpoint is not None:
-            by_leader(partial(self._save, self.checkpoint))
-        self.reporter.epoch_ended(entry)
-
-    def _describe(self, order: EpochOrder) -> str | None:
-        if order.windows is None:
-            return None
-        return f"windows of about {self.orders.rows_of_window} rows on disk, {len(order.windows.windows)} of them"
-
-    def _steps_of(self, order: EpochOrder) -> Iterator[Callable[[], Terms]]:
-        steps = self.execution.steps(order.plan)
-        return steps if order.windows is None else reading_ahead(self.train, order.windows, steps)
-
-    def _is_best(self, val: Mapping[str, float | None]) -> bool:
-        if self.val is None or self.best_epoch == 0:
-            return True
-        return _better(val[self.metric], self.history[self.best_epoch - 1].val[self.metric])
-
-    def _run_steps(self, order: EpochOrder, epoch: int) -> dict[str, float]:
-        """All steps of an epoch; the loss terms are read in blocks, on a GPU once, so that nothing waits for it."""
-        plan = order.plan
-        sums: dict[str, float] = {}
-        counts: dict[str, int] = {}
-        block: list[Terms] = []
-        size = _STEPS_BETWEEN_CHECKS if device_of(self.algorithm).type == "cpu" else len(plan)
-        for step, do_step in enumerate(self._steps_of(order)):
-            self.algorithm.progress.fill_((epoch - 1 + step / len(plan)) / self.config.epochs)
-            block.append(do_step())
-            if len(block) == size or step == len(plan) - 1:
-                values = read_terms(block)
-                self._check_finite(values, step + 1 - len(block), plan, epoch)
-                for name, column in values.items():
-                    sums[name] = sums.get(name, 0.0) + sum(value for value in column if value is not None)
-                    counts[name] = counts.get(name, 0) + sum(value is not None for value in column)
-                block = []
-        return {name: sums[name] / counts[name] for name in sums}
-
-    def _check_finite(
-        self, values: Mapping[str, list[float | None]], first_step: int, plan: EpochPlan, epoch: int
-    ) -> None:
-        bad = [
-            (place, name)
-            for name, column in values.items()
-            for place, value in enumerate(column)
-            if value is not None and not math.isfinite(value)
-        ]
-        if not bad:
-            return
-        place, name = min(bad)
-        step = first_step + place
-        rows = plan.indices[plan.bounds[step] : plan.bounds[step + 1]]
-        patients = len(torch.unique(self.train.domains.cpu()[rows]))
-        raise TrainingError(
-            f"the loss term '{name}' is {values[name][place]} at step {step + 1} of epoch {epoch} "
-            f"(a batch of {len(rows)} samples of {patients} patients, first rows {rows[:5].tolist()} of the training "
-            f"set); {self._kept()}. Try a smaller learning rate than {self.config.lr:g}, or look at those samples"
-        )
-
-    def _kept(self) -> str:
-        if not self.history:
-            return "no epoch was finished"
-        where = "" if self.checkpoint is None else f" in {self.checkpoint}"
-        return f"epoch {len(self.history)} is kept{where}"
-
-    def _validate(self, data: DomainDataset, epoch: int, steps: int) -> dict[str, float | None]:
-        target = self.algorithm.target
-        truth = target.truth(data.targets).cpu().numpy()
-        probabilities = predict_probabilities(self.algorithm, data).numpy()
-        bad = int((~np.isfinite(probabilities)).any(axis=1).sum())
-        if bad:
-            raise TrainingError(
-                f"after step {steps}, the last of epoch {epoch}, the predictions for {bad} of {len(data)} validation "
-                f"samples are not finite; {self._kept()}. Try a smaller learning rate than {self.config.lr:g}"
-            )
-        threshold, _ = choose_threshold(target, truth, probabilities)
-        metrics = {name: _or_none(value) for name, value in score(target, truth, probabilities, threshold).items()}
-        if metrics.get(self.metric) is None:
-            raise DataError(
-                f"the validation {self.metric} is undefined: too few classes are to be seen in {data.n_patients} "
-                "validation patient(s). Take another seed, or more of them, as with ratios=(0.6, 0.2, 0.2) "
-                "(--set training.ratios=[0.6,0.2,0.2])"
-            )
-        return metrics
-
-    def _watch(self, data: DomainDataset) -> dict[str, float | None]:
-        """The algorithm's watched terms on pairs of validation samples, the same pairs after every epoch."""
-        plan = plan_epoch("pairs", data.domains, self.config.batch_size, self.config.seed, 0).to(data.device)
-        found: list[Terms] = []
-        self.algorithm.eval()
-        with torch.inference_mode():
-            for indices, pairs in itertools.islice(plan, _BATCHES_WATCHED):
-                terms = self.algorithm.watched(data.take(indices, pairs).to(device_of(self.algorithm)))
-                if not terms:
-                    return {}
-                found.append(Terms.of(terms))
-        columns = {name: [value for value in column if value is not None] for name, column in read_terms(found).items()}
-        return {name: _or_none(sum(values) / len(values)) for name, values in columns.items()}
-
-    def _save(self, path: Path) -> None:
-        tensors = {f"model/{name}": tensor for name, tensor in self.algorithm.state_dict().items()}
-        tensors |= {f"best/{name}": tensor for name, tensor in self.best.items()}
-        history = [entry.to_json() for entry in self.history]
-        meta: dict[str, Any] = {"history": history, "best_epoch": self.best_epoch, "optimizers": {}}
-        for name, optimizer in self.optimizers.items():
-            packed, meta["optimizers"][name] = pack_optimizer(name, optimizer)
-            tensors |= {f"optimizer/{key}": tensor for key, tensor in packed.items()}
-        write_tensors(path, tensors, meta)
-
-    def _resume(self, path: Path) -> None:
-        tensors, meta = read_tensors(path)
-        device = device_of(self.algorithm)
-        states = _under("optimizer/", tensors)
-        try:
-            self.algorithm.load_state_dict(_under("model/", tensors))
-            self.best = same_device(_under("best/", tensors), device)
-            for name, optimizer in self.optimizers.items():
-                unpack_optimizer(name, optimizer, states, meta["optimizers"][name])
-            self.history = [EpochEntry.from_json(entry) for entry in meta["history"]]
-            self.best_epoch = meta["best_epoch"]
-        except (RuntimeError, KeyError, ValueError, TypeError) as error:
-            raise StorageError(f"{path} does not fit this run: delete it and run the same command again") from error
-
-
-def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def _better(new: float | None, old: float | None) -> bool:
-    return new is not None and (old is None or new > old)
-
-
-def _or_none(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
-
-
 @dataclass(frozen=True)
 class Fitted:
-    """A trained algorithm and how it came about.
+    """A trained algorithm and how it was trained.
 
     Attributes
     ----------
@@ -371,9 +110,10 @@ def fit(
     backbone : nn.Module, optional
         A module of the user's own instead of the configuration's.
     folder : Path, optional
-        Where the checkpoint is kept.
+        Where the checkpoint is kept; an unfinished run in it is continued.
+    reporter : Reporter, optional
     """
-    hears = reporter or Silent()
+    reporter = reporter or Silent()
     target = target_of(train.target)
     check_training_labels(target, train)
     metric = selection_metric(config, target)
@@ -381,13 +121,13 @@ def fit(
     if current_team() is not None:
         check_divisible(type(algorithm))
     if algorithm.sampling == "whole":
-        hears.started(config.algorithm, 0, 1)
+        reporter.started(config.algorithm, 0, 1)
         algorithm.fit_whole(train, config.seed)
         return Fitted(algorithm, [], 0, "no epochs to choose from: trained once on the training patients")
     algorithm.to(device)
     placed = place(train, algorithm, device)
     held_back = None if val is None else place(val, algorithm, device)
-    loop = TrainingLoop(algorithm, placed, held_back, config, metric, folder, hears)
+    loop = TrainingLoop(algorithm, placed, held_back, config, metric, folder, reporter)
     loop.run()
     return Fitted(algorithm, loop.history, loop.best_epoch, loop.selection_rule, loop.speed)
 
@@ -443,7 +183,7 @@ def _build(config: TrainingConfig, target: Target, train: DomainDataset, module:
         backbone = _backbone(config, InputSchema.of(train), module)
     cls = ALGORITHMS.get(config.algorithm)
     algorithm = cls(backbone, target, train.n_patients, cls.settings_from(config.settings))
-    # Through the algorithm, because one that has no use for the backbone must not be held to the backbone's demands.
+    # Through the algorithm, because one that has no use for the backbone need not meet the backbone's requirements.
     algorithm.fit_inputs(train)
     return algorithm
 
@@ -492,3 +232,213 @@ def check_training_labels(target: Target, train: DomainDataset) -> None:
             f"all {len(train)} samples of the {train.n_patients} training patients are of one class "
             f"('{target.spec.names[int(truth[0])]}'): there is nothing to learn; use another seed or more patients"
         )
+
+
+class TrainingLoop:
+    """Trains one algorithm and leaves the weights of its best epoch in it, or of its last without validation patients.
+
+    Parameters
+    ----------
+    algorithm : Algorithm
+        On the device to train on.
+    train, val : DomainDataset
+        Training and validation patients; ``None`` where too few are there to hold any back.
+    config : TrainingConfig
+    metric : str
+        Validation metric that chooses the epoch; higher is better.
+    folder : Path, optional
+        Where the checkpoint is kept; an unfinished run in it is continued.
+    reporter : Reporter
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        train: DomainDataset,
+        val: DomainDataset | None,
+        config: TrainingConfig,
+        metric: str,
+        folder: Path | None,
+        reporter: Reporter,
+    ) -> None:
+        self.algorithm, self.train, self.val, self.config = algorithm, train, val, config
+        self.metric, self.reporter = metric, reporter
+        self.checkpoint = None if folder is None else folder / CHECKPOINT
+        self.optimizers = algorithm.optimizers(config.lr, config.weight_decay)
+        self.execution = Execution(config, algorithm, train, self.optimizers, device_of(algorithm))
+        self.orders = EpochOrders(algorithm, train, config)
+        self.history: list[EpochEntry] = []
+        self.best_epoch = 0
+        self.best: dict[str, Tensor] = {}
+
+    def run(self) -> None:
+        """Train to the end, from the checkpoint if there is one."""
+        if self.checkpoint is not None and self.checkpoint.exists():
+            self._resume(self.checkpoint)
+        done = len(self.history)
+        self.reporter.started(self.config.algorithm, self.config.epochs, done + 1)
+        with self.execution.running(), ThreadPoolExecutor(max_workers=1) as worker:
+            for epoch in range(done + 1, self.config.epochs + 1):
+                self._run_epoch(epoch, worker)
+        self.algorithm.load_state_dict(self.best)
+
+    @property
+    def speed(self) -> Speed:
+        """The precision and execution of the steps."""
+        return self.execution.speed
+
+    @property
+    def selection_rule(self) -> str:
+        """How the epoch was chosen whose weights are kept."""
+        if self.val is None:
+            return "last epoch: no patients were held back to choose one"
+        return f"epoch with the highest validation {self.metric}"
+
+    def _run_epoch(self, epoch: int, worker: Executor) -> None:
+        start = time.perf_counter()
+        torch.manual_seed(self.config.seed * 1_000_003 + epoch)
+        order = self.orders.of(epoch, worker)
+        self.algorithm.train()
+        with self.execution.in_precision():
+            losses = self._run_steps(order, epoch)
+        trained = time.perf_counter()
+        val = {} if self.val is None else self._validate(self.val, epoch, len(order.plan))
+        watched = None if self.val is None else self._watch(self.val)
+        entry = EpochEntry(epoch, losses, val, trained - start, self._describe(order), watched or None)
+        self.history.append(entry)
+        if self._is_best(val):
+            self.best_epoch = epoch
+            self.best = {name: tensor.detach().clone() for name, tensor in self.algorithm.state_dict().items()}
+        if self.checkpoint is not None:
+            by_leader(partial(self._save, self.checkpoint))
+        self.reporter.epoch_ended(entry)
+
+    def _describe(self, order: EpochOrder) -> str | None:
+        if order.windows is None:
+            return None
+        return f"windows of about {self.orders.rows_of_window} rows on disk, {len(order.windows.windows)} of them"
+
+    def _is_best(self, val: Mapping[str, float | None]) -> bool:
+        if self.val is None or self.best_epoch == 0:
+            return True
+        return _better(val[self.metric], self.history[self.best_epoch - 1].val[self.metric])
+
+    def _run_steps(self, order: EpochOrder, epoch: int) -> dict[str, float]:
+        """All steps of an epoch; the loss terms are read in blocks, on a GPU once, so that nothing waits for it."""
+        plan = order.plan
+        sums: dict[str, float] = {}
+        counts: dict[str, int] = {}
+        block: list[Terms] = []
+        size = _STEPS_BETWEEN_CHECKS if device_of(self.algorithm).type == "cpu" else len(plan)
+        for step, do_step in enumerate(self.execution.steps(order)):
+            self.algorithm.progress.fill_((epoch - 1 + step / len(plan)) / self.config.epochs)
+            block.append(do_step())
+            if len(block) == size or step == len(plan) - 1:
+                values = read_terms(block)
+                self._check_finite(values, step + 1 - len(block), plan, epoch)
+                for name, column in values.items():
+                    sums[name] = sums.get(name, 0.0) + sum(value for value in column if value is not None)
+                    counts[name] = counts.get(name, 0) + sum(value is not None for value in column)
+                block = []
+        return {name: sums[name] / counts[name] for name in sums}
+
+    def _check_finite(
+        self, values: Mapping[str, list[float | None]], first_step: int, plan: EpochPlan, epoch: int
+    ) -> None:
+        bad = [
+            (number, name)
+            for name, column in values.items()
+            for number, value in enumerate(column)
+            if value is not None and not math.isfinite(value)
+        ]
+        if not bad:
+            return
+        number, name = min(bad)
+        step = first_step + number
+        rows = plan.indices[plan.bounds[step] : plan.bounds[step + 1]]
+        patients = len(torch.unique(self.train.domains.cpu()[rows]))
+        raise TrainingError(
+            f"the loss term '{name}' is {values[name][number]} at step {step + 1} of epoch {epoch} "
+            f"(a batch of {len(rows)} samples of {patients} patients, first rows {rows[:5].tolist()} of the training "
+            f"set); {self._kept()}. Try a smaller learning rate than {self.config.lr:g}, or look at those samples"
+        )
+
+    def _kept(self) -> str:
+        if not self.history:
+            return "no epoch was finished"
+        where = "" if self.checkpoint is None else f" in {self.checkpoint}"
+        return f"epoch {len(self.history)} is kept{where}"
+
+    def _validate(self, data: DomainDataset, epoch: int, steps: int) -> dict[str, float | None]:
+        target = self.algorithm.target
+        truth = target.truth(data.targets).cpu().numpy()
+        probabilities = predict_probabilities(self.algorithm, data).numpy()
+        bad = int((~np.isfinite(probabilities)).any(axis=1).sum())
+        if bad:
+            raise TrainingError(
+                f"after step {steps}, the last of epoch {epoch}, the predictions for {bad} of {len(data)} validation "
+                f"samples are not finite; {self._kept()}. Try a smaller learning rate than {self.config.lr:g}"
+            )
+        threshold, _ = choose_threshold(target, truth, probabilities)
+        metrics = {name: _or_none(value) for name, value in score(target, truth, probabilities, threshold).items()}
+        if metrics.get(self.metric) is None:
+            raise DataError(
+                f"the validation {self.metric} is undefined: too few classes are to be seen in {data.n_patients} "
+                "validation patient(s). Take another seed, or more of them, as with ratios=(0.6, 0.2, 0.2) "
+                "(--set training.ratios=[0.6,0.2,0.2])"
+            )
+        return metrics
+
+    def _watch(self, data: DomainDataset) -> dict[str, float | None]:
+        """The algorithm's watched terms on pairs of validation samples, the same pairs after every epoch."""
+        plan = plan_epoch("pairs", data.domains, self.config.batch_size, self.config.seed, 0).to(data.device)
+        batches: list[Terms] = []
+        self.algorithm.eval()
+        with torch.inference_mode():
+            for indices, pairs in itertools.islice(plan, _BATCHES_WATCHED):
+                terms = self.algorithm.watched(data.take(indices, pairs).to(device_of(self.algorithm)))
+                if not terms:
+                    return {}
+                batches.append(Terms.of(terms))
+        return {name: _or_none(_mean(column)) for name, column in read_terms(batches).items()}
+
+    def _save(self, path: Path) -> None:
+        tensors = {f"model/{name}": tensor for name, tensor in self.algorithm.state_dict().items()}
+        tensors |= {f"best/{name}": tensor for name, tensor in self.best.items()}
+        history = [entry.to_json() for entry in self.history]
+        meta: dict[str, Any] = {"history": history, "best_epoch": self.best_epoch, "optimizers": {}}
+        for name, optimizer in self.optimizers.items():
+            packed, meta["optimizers"][name] = pack_optimizer(name, optimizer)
+            tensors |= {f"optimizer/{key}": tensor for key, tensor in packed.items()}
+        write_tensors(path, tensors, meta)
+
+    def _resume(self, path: Path) -> None:
+        tensors, meta = read_tensors(path)
+        device = device_of(self.algorithm)
+        states = _under("optimizer/", tensors)
+        try:
+            self.algorithm.load_state_dict(_under("model/", tensors))
+            self.best = same_device(_under("best/", tensors), device)
+            for name, optimizer in self.optimizers.items():
+                unpack_optimizer(name, optimizer, states, meta["optimizers"][name])
+            self.history = [EpochEntry.from_json(entry) for entry in meta["history"]]
+            self.best_epoch = meta["best_epoch"]
+        except (RuntimeError, KeyError, ValueError, TypeError) as error:
+            raise StorageError(f"{path} does not fit this run: delete it and run the same command again") from error
+
+
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _better(new: float | None, old: float | None) -> bool:
+    return new is not None and (old is None or new > old)
+
+
+def _or_none(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def _mean(values: list[float | None]) -> float:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known)

@@ -1,11 +1,22 @@
-"""How much memory there is, and training on data that do not fit in it."""
+"""Fitting a training into memory: where its data are kept, and the order of epochs on data that do not fit.
+
+Data larger than half of the memory stay on disk. Patients are cut into blocks of neighbours on disk; every epoch puts
+the blocks in a new random order and takes several at a time: a window, which is read in long stretches, fits in memory,
+and is shuffled as a small dataset would be.
+
+What this does to training: every sample still occurs in every epoch, every pair is still of one patient, and which
+blocks meet in a window changes from epoch to epoch. But the samples of a step come from the ``m`` patients of one
+window instead of all. If the patients' mean gradients have variance ``s``, that of a step's gradient grows by about
+``s / m``, and steps of one window lean the same way; over an epoch that cancels, because the windows make up all
+patients. With hundreds of patients to a window this is small beside the noise of sampling a batch.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -16,28 +27,132 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from manydg.algorithms import Algorithm
+from manydg.config import TrainingConfig
 from manydg.data.columns import Column, tensors_of, unnest
 from manydg.data.dataset import DomainDataset
 from manydg.data.sampling import EpochPlan, plan_epoch
 from manydg.machine import memory_of_machine
+from manydg.training.execution.batches import lengths_of
 from manydg.training.execution.distributed import processes_here
 
-# Epochs for data that do not fit in memory: patients who lie together on disk are read together.
-#
-# Patients are cut into blocks of neighbours on disk. Every epoch puts the blocks in a new random order and takes
-# several at a time: a window, which is read in long stretches, fits in memory, and is shuffled as a small dataset
-# would be.
-#
-# What this does to training: every sample still occurs in every epoch, every pair is still of one patient, and which
-# blocks meet in a window changes from epoch to epoch. But the samples of a step come from the ``m`` patients of one
-# window instead of all. If the patients' mean gradients have variance ``s``, that of a step's gradient grows by about
-# ``s / m``, and steps of one window lean the same way; over an epoch the leanings cancel, because the windows make up
-# all patients. With hundreds of patients to a window this is small beside the noise of sampling a batch.
-
-
 BLOCKS_PER_WINDOW = 8
-_PAGE = 4096
 Index = npt.NDArray[np.int64]
+T = TypeVar("T")
+_PAGE = 4096
+_SHARE_OF_DATA = 0.5
+_SHARE_OF_WINDOW = 0.125
+_SHARE_PRECOMPUTED = 8
+_FACTORIES = {
+    torch.ops.aten.empty.memory_format,
+    torch.ops.aten.full.default,
+    torch.ops.aten.ones.default,
+    torch.ops.aten.rand.default,
+    torch.ops.aten.randn.default,
+    torch.ops.aten.zeros.default,
+}
+
+
+@contextmanager
+def refusing_what_does_not_fit() -> Iterator[None]:
+    """Within it a network that is too large for the memory raises an error before the system runs out of it."""
+    with _Counting(memory_of_machine()):
+        yield
+
+
+class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of new tensors, four a value, and raises before they exceed the memory."""
+
+    def __init__(self, memory: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.memory, self.allocated = memory, 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in _FACTORIES:
+            self.allocated += 4 * math.prod(args[0])
+            if self.allocated > self.memory:
+                there = f"there are {self.memory / 1e9:,.0f} GB of memory"
+                raise MemoryError(f"it takes {self.allocated / 1e9:,.0f} GB or more, and {there}: make it smaller")
+        return function(*args, **(kwargs or {}))
+
+
+def place(dataset: DomainDataset, algorithm: Algorithm, device: torch.device) -> DomainDataset:
+    """The dataset ready for many epochs: on the GPU where it fits in half of its free memory, else where it is.
+
+    What the backbone computes from its inputs before the first weight (a spectrogram) is precomputed, where it fits: on
+    a GPU in half of the free memory, else in an eighth of the machine's.
+    """
+    if device.type != "cuda":
+        return algorithm.backbone.precompute(
+            dataset, device, memory_of_machine() // (_SHARE_PRECOMPUTED * processes_here())
+        )
+    # Convolutions of few channels are fastest with the channels last, in the data and in the weights.
+    algorithm.backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    free, _ = torch.cuda.mem_get_info(device)
+    ready = algorithm.backbone.precompute(dataset, device, free // 2)
+    if ready.device.type == "cuda":
+        return ready
+    free, _ = torch.cuda.mem_get_info(device)
+    return ready.to(device) if _bytes_of(ready) < free / 2 else ready
+
+
+def _bytes_of(dataset: DomainDataset) -> int:
+    share = 1.0 if dataset.rows is None else len(dataset) / max(1, _rows_stored(dataset))
+    return int(share * sum(_bytes(column) for column in dataset.columns.values()))
+
+
+def _rows_stored(dataset: DomainDataset) -> int:
+    return len(next(iter(dataset.columns.values())))
+
+
+def _bytes(column: Column) -> int:
+    return sum(tensor.nbytes for tensor in tensors_of(column))
+
+
+@dataclass(frozen=True)
+class EpochOrder:
+    """What each step of an epoch sees, and the windows it goes by where the data do not fit in memory."""
+
+    plan: EpochPlan
+    windows: BlockPlan | None
+
+
+class EpochOrders:
+    """The orders of a training's epochs: of all samples, or by windows where they do not fit in memory.
+
+    An order follows from the seed and the epoch alone, so that the next one can be made in the background.
+
+    Parameters
+    ----------
+    algorithm : Algorithm
+    train : DomainDataset
+    config : TrainingConfig
+
+    Attributes
+    ----------
+    rows_of_window : int or None
+        About how many rows a window has; ``None`` where the data fit in memory.
+    """
+
+    def __init__(self, algorithm: Algorithm, train: DomainDataset, config: TrainingConfig) -> None:
+        self._train, self._config, self._sampling = train, config, algorithm.sampling
+        self._domains, self._lengths = train.domains.cpu(), lengths_of(train)
+        self.rows_of_window = rows_of_window(train)
+        self._prefetched: dict[int, Future[EpochOrder]] = {}
+
+    def of(self, epoch: int, worker: Executor) -> EpochOrder:
+        """The order of an epoch; the worker starts to make that of the next."""
+        prefetched = self._prefetched.pop(epoch, None)
+        order = self._make(epoch) if prefetched is None else prefetched.result()
+        if epoch < self._config.epochs:
+            self._prefetched[epoch + 1] = worker.submit(self._make, epoch + 1)
+        return order
+
+    def _make(self, epoch: int) -> EpochOrder:
+        batch_size, seed = self._config.batch_size, self._config.seed
+        if self.rows_of_window is None:
+            return EpochOrder(plan_epoch(self._sampling, self._domains, batch_size, seed, epoch, self._lengths), None)
+        windows = plan_in_blocks(self._sampling, self._train, batch_size, seed, epoch, self.rows_of_window)
+        return EpochOrder(windows.plan, windows)
 
 
 @dataclass(frozen=True)
@@ -48,7 +163,7 @@ class BlockPlan:
     ----------
     plan : EpochPlan
     windows : tuple of array
-        The rows of the training set that each window holds, in the order in which they lie on disk.
+        The rows of the training set in each window, in their order on disk.
     first_steps : tuple of int
         The step at which each window begins.
     """
@@ -67,7 +182,7 @@ def plan_in_blocks(
     ----------
     sampling : {"samples", "pairs", "random-pairs", "episodes"}
     dataset : DomainDataset
-        The training patients. It helps if the samples of a patient lie together on disk, as 'prepare' writes them.
+        The training patients. Best with the samples of a patient together on disk, as 'prepare' writes them.
     batch_size, seed, epoch : int
     window_rows : int
         About how many rows fit in memory at a time.
@@ -78,10 +193,10 @@ def plan_in_blocks(
     groups = np.array_split(order, min(count, len(blocks)))
     windows = tuple(np.concatenate([blocks[block] for block in sorted(group.tolist())]) for group in groups)
     parts: list[EpochPlan] = []
-    for place, window in enumerate(windows):
+    for number, window in enumerate(windows):
         rows = torch.from_numpy(window)
         # Each window its own stream of random numbers.
-        part = plan_epoch(sampling, dataset.domains.cpu()[rows], batch_size, seed, epoch * 1_000_003 + place)
+        part = plan_epoch(sampling, dataset.domains.cpu()[rows], batch_size, seed, epoch * 1_000_003 + number)
         parts.append(EpochPlan(rows[part.indices], part.bounds, part.pairs))
     starts = [0, *itertools.accumulate(len(part) for part in parts)]
     return BlockPlan(_join(parts), windows, tuple(starts[:-1]))
@@ -122,7 +237,7 @@ def _touch(column: Column, start: int, stop: int) -> int:
     part = items[start:stop]
     if part.numel() == 0 or not part.is_contiguous():
         return 0
-    # A byte of every page: the kernel reads far ahead of whoever goes straight on.
+    # A byte of every page: the kernel reads far ahead of sequential access.
     part.reshape(-1).view(torch.uint8)[::_PAGE].sum(dtype=torch.int64)
     return int(part.nbytes)
 
@@ -136,45 +251,17 @@ def _join(parts: list[EpochPlan]) -> EpochPlan:
     return EpochPlan(torch.cat([part.indices for part in parts]), tuple(bounds), pairs)
 
 
-def bytes_per_row(dataset: DomainDataset) -> float:
-    """How many bytes a row takes on disk, on average."""
-    return sum(unnest(column)[1].nbytes / max(len(column), 1) for column in dataset.columns.values())
-
-
-T = TypeVar("T")
-_SHARE_OF_DATA = 0.5
-_SHARE_OF_WINDOW = 0.125
-_FACTORIES = {
-    torch.ops.aten.empty.memory_format,
-    torch.ops.aten.full.default,
-    torch.ops.aten.ones.default,
-    torch.ops.aten.rand.default,
-    torch.ops.aten.randn.default,
-    torch.ops.aten.zeros.default,
-}
-
-
-@contextmanager
-def refusing_what_does_not_fit() -> Iterator[None]:
-    """What is built within must fit in memory; it is told so before the system has none left."""
-    with _Counting(memory_of_machine()):
-        yield
-
-
-class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts what new tensors take, four bytes a value, and raises before more than all memory is taken."""
-
-    def __init__(self, memory: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.memory, self.taken = memory, 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function in _FACTORIES:
-            self.taken += 4 * math.prod(args[0])
-            if self.taken > self.memory:
-                there = f"there are {self.memory / 1e9:,.0f} GB of memory"
-                raise MemoryError(f"it takes {self.taken / 1e9:,.0f} GB or more, and {there}: make it smaller")
-        return function(*args, **(kwargs or {}))
+def reading_ahead(dataset: DomainDataset, blocks: BlockPlan, steps: Iterator[T]) -> Iterator[T]:
+    """The same steps; while those of one window are done, the next window is read from disk."""
+    with ThreadPoolExecutor(max_workers=1) as reader:
+        upcoming, read = 0, reader.submit(read_ahead, dataset, blocks.windows[0])
+        for number, step in enumerate(steps):
+            if upcoming < len(blocks.windows) and number == blocks.first_steps[upcoming]:
+                read.result()
+                upcoming += 1
+                if upcoming < len(blocks.windows):
+                    read = reader.submit(read_ahead, dataset, blocks.windows[upcoming])
+            yield step
 
 
 def rows_of_window(train: DomainDataset) -> int | None:
@@ -187,53 +274,6 @@ def rows_of_window(train: DomainDataset) -> int | None:
     return max(2, int(_SHARE_OF_WINDOW * memory / each))
 
 
-def reading_ahead(dataset: DomainDataset, blocks: BlockPlan, steps: Iterator[T]) -> Iterator[T]:
-    """The same steps; while those of one window are done, the next window is read from disk."""
-    with ThreadPoolExecutor(max_workers=1) as reader:
-        coming, ahead = 0, reader.submit(read_ahead, dataset, blocks.windows[0])
-        for number, step in enumerate(steps):
-            if coming < len(blocks.windows) and number == blocks.first_steps[coming]:
-                ahead.result()
-                coming += 1
-                if coming < len(blocks.windows):
-                    ahead = reader.submit(read_ahead, dataset, blocks.windows[coming])
-            yield step
-
-
-# Where the data live during training: on the GPU where they fit, and worked out once where that fits.
-
-
-_SHARE_OF_MEMORY = 8
-
-
-def place(dataset: DomainDataset, algorithm: Algorithm, device: torch.device) -> DomainDataset:
-    """The dataset ready for many epochs: on the GPU where it fits in half of its free memory, else where it is.
-
-    What the backbone works out of its inputs before the first weight (a spectrogram) is worked out now, where it fits:
-    on a GPU in half of the free memory, else in an eighth of the machine's.
-    """
-    if device.type != "cuda":
-        return algorithm.backbone.precompute(
-            dataset, device, memory_of_machine() // (_SHARE_OF_MEMORY * processes_here())
-        )
-    # Convolutions of few channels are fastest with the channels last, in the data and in the weights.
-    algorithm.backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    free, _ = torch.cuda.mem_get_info(device)
-    ready = algorithm.backbone.precompute(dataset, device, free // 2)
-    if ready.device.type == "cuda":
-        return ready
-    free, _ = torch.cuda.mem_get_info(device)
-    return ready.to(device) if _bytes_of(ready) < free / 2 else ready
-
-
-def _bytes_of(dataset: DomainDataset) -> int:
-    share = 1.0 if dataset.rows is None else len(dataset) / max(1, _rows_stored(dataset))
-    return int(share * sum(_bytes(column) for column in dataset.columns.values()))
-
-
-def _rows_stored(dataset: DomainDataset) -> int:
-    return len(next(iter(dataset.columns.values())))
-
-
-def _bytes(column: Column) -> int:
-    return sum(tensor.nbytes for tensor in tensors_of(column))
+def bytes_per_row(dataset: DomainDataset) -> float:
+    """How many bytes a row takes on disk, on average."""
+    return sum(unnest(column)[1].nbytes / max(len(column), 1) for column in dataset.columns.values())

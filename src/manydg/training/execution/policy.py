@@ -14,11 +14,11 @@ from manydg.algorithms import Algorithm, Optimizers
 from manydg.backbones import Backbone
 from manydg.config import EXECUTIONS, TrainingConfig
 from manydg.data.dataset import DomainDataset
-from manydg.data.sampling import EpochPlan
 from manydg.errors import ConfigError, ManyDGWarning
 from manydg.machine import keeping_freed_memory
 from manydg.training.execution.batches import Shapes, has_fixed_shapes, source_for
 from manydg.training.execution.distributed import DistributedSteps, current_team
+from manydg.training.execution.memory import EpochOrder, reading_ahead
 from manydg.training.execution.steps import CapturedSteps, PlainSteps, Steps, Terms, reason_against_compiling
 
 AUTO, PLAIN, CAPTURED, COMPILED, DETERMINISTIC = EXECUTIONS
@@ -106,10 +106,11 @@ class Execution:
             finally:
                 self._steps = None
 
-    def steps(self, plan: EpochPlan) -> Iterator[Callable[[], Terms]]:
-        """For each step of a plan (on the host) what does it; to be called in order, within :meth:`in_precision`."""
+    def steps(self, order: EpochOrder) -> Iterator[Callable[[], Terms]]:
+        """For each step of an epoch what does it; to be called in order, within :meth:`in_precision`."""
         assert self._steps is not None, "steps are done while the execution is running"
-        return self._steps.run(plan)
+        steps = self._steps.run(order.plan)
+        return steps if order.windows is None else reading_ahead(self._train, order.windows, steps)
 
     def in_precision(self) -> AbstractContextManager[None]:
         """Steps within have the chosen precision and kernels; validation and prediction are done outside of it."""
