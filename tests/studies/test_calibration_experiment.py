@@ -11,7 +11,7 @@ import pytest
 from manydg.config import TrainingConfig
 from manydg.data.dataset import DomainDataset, open_dataset
 from manydg.evaluation.predictions import read_predictions
-from manydg.studies.catalogue.trustworthiness import COLUMNS, judge
+from manydg.studies.catalogue.trustworthiness import COLUMNS, check_promises
 from manydg.studies.conduct import conduct, make_request
 from manydg.studies.figure_data import CellTable, Curve, read_figures
 from manydg.studies.settings import Options
@@ -41,7 +41,7 @@ def test_promises_stand_beside_what_was_kept(
     rules = read_calibration(folder)
     assert rules is not None
     assert cells["promised coverage"] == pytest.approx(rules.on_average.level)
-    judged = judge(open_dataset(place), records[0], tmp_path / "out")
+    judged = check_promises(open_dataset(place), records[0], tmp_path / "out")
     patients = read_predictions(folder / "predictions.npz", "test", open_run(folder).algorithm.target).patients
     assert len(judged.coverage) == len(judged.unlike) == len(np.unique(patients))
     assert cells["coverage"] == pytest.approx(judged.coverage.mean())

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from manydg.cli import _progress
-from manydg.cli._progress import LiveBoard, RunLines, study_board, told
+from manydg.cli._progress import LiveBoard, RunLines, described, study_board
 from manydg.config import TrainingConfig
 from manydg.data.dataset import DomainDataset
 from manydg.studies.records import RUNS
@@ -165,7 +165,7 @@ def test_lines_instead_of_a_table_where_nobody_watches(monkeypatch: pytest.Monke
 
 def test_a_run_is_named_by_algorithm_seed_and_variant() -> None:
     run = PlannedRun("continual", QUICK.of("dann", 2), {"replay": 4})
-    assert told(run) == "dann seed 2, replay 4"
+    assert described(run) == "dann seed 2, replay 4"
 
 
 def finished(folder: Path) -> dict[str, int]:

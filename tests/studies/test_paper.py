@@ -49,10 +49,10 @@ def test_raw_files_are_recognised_by_what_they_hold(twins: Path) -> None:
 def test_each_source_becomes_a_dataset_folder_and_is_not_prepared_twice(twins: Path, tmp_path: Path) -> None:
     said: list[str] = []
     for entry in find_datasets(twins):
-        place = prepare_folder(entry, twins, tmp_path / entry.name, workers=1, say=said.append)
+        place = prepare_folder(entry, twins, tmp_path / entry.name, workers=1, report=said.append)
         assert open_dataset(place).info.provenance.source == entry.name
         again: list[str] = []
-        assert prepare_folder(entry, twins, tmp_path / entry.name, workers=1, say=again.append) == place
+        assert prepare_folder(entry, twins, tmp_path / entry.name, workers=1, report=again.append) == place
         assert again == []
     assert len(said) == 4
     both = [*find_datasets(tmp_path), *find_datasets(twins)]

@@ -53,7 +53,7 @@ class RunLines:
 
     def run_ended(self, run: PlannedRun, record: RunRecord) -> None:
         self.done += 1
-        console.print(f"[{self.done:>3}/{self.total}, {clock(self.left)} left]  {told(run)}:  {outcome(record)}")
+        console.print(f"[{self.done:>3}/{self.total}, {clock(self.left)} left]  {described(run)}:  {outcome(record)}")
 
     def ended(self) -> None:
         pass
@@ -101,7 +101,7 @@ class LiveBoard(RunLines):
         for run, file in list(self.under_way.values()):
             status = read_status(file)
             epoch = f"{status.epoch}/{status.epochs or run.config.epochs}"
-            cells = [run.experiment, told(run), epoch, figures(status.losses), figures(status.val)]
+            cells = [run.experiment, described(run), epoch, figures(status.losses), figures(status.val)]
             table.add_row(*map(Text, cells))
         left = clock(self.left) if self.left == self.left else "unknown time"
         counts = Text(f"{self.done} of {self.total} runs done, {left} left")
@@ -114,7 +114,7 @@ def show_plan(study: Study, workers: int) -> None:
 
     plan = plan_study(study)
     for run, done in zip(plan.runs, plan.done, strict=True):
-        print(f"{'done' if done else 'to do':>6}  {run.experiment}  {told(run)}")
+        print(f"{'done' if done else 'to do':>6}  {run.experiment}  {described(run)}")
     side_by_side = min(workers, max(1, plan.done.count(False)))
     if plan.seconds is None:
         guess = "how long they take is not known before the first of their kind is done"
@@ -123,7 +123,7 @@ def show_plan(study: Study, workers: int) -> None:
     print(f"{study.name}: {len(plan.runs)} runs, {sum(plan.done)} done already; the rest: {guess}")
 
 
-def told(run: PlannedRun) -> str:
+def described(run: PlannedRun) -> str:
     """A run in a few words."""
     variant = (value if isinstance(value, str) else f"{name} {value}" for name, value in run.variant.items())
     return ", ".join([f"{run.config.algorithm} seed {run.config.seed}", *variant])

@@ -150,7 +150,7 @@ def paper(
     device: Device = "auto",
     dry_run: DryRun = False,
 ) -> None:
-    """Run all of the paper's experiments on every dataset found.
+    """Run all of the paper's experiments on every dataset entries.
 
     Raw files are recognised by what they hold and prepared first. Everything ends in one report, OUT/report.html. If
     the command is stopped, run it again: nothing that is done is done again.
@@ -163,20 +163,20 @@ def paper(
     if (raw is None) == (not synthetic):
         raise ConfigError("say where the data are with --raw DIR, or --synthetic to make them up: one of the two")
     size, folder = scale_named(scale), raw or out / "synthetic"
-    found = gather(folder, synthetic, out, size, console.print)
+    entries = gather(folder, synthetic, out, size, console.print)
     if dry_run:
-        waiting = unprepared(found, out)
+        waiting = unprepared(entries, out)
         for entry in waiting:
             print(f"{entry.name}: raw files in {entry.path}; its runs are known once it is prepared")
-        rest = [entry for entry in found if entry not in waiting]
+        rest = [entry for entry in entries if entry not in waiting]
         for chapter in ready(rest, folder, out, size, engine.workers, console.print) if rest else []:
             show_plan(chapter.study(out / "results", device), engine.workers)
         return
-    chapters = ready(found, folder, out, size, engine.workers, console.print)
+    chapters = ready(entries, folder, out, size, engine.workers, console.print)
     with engine.in_use() as workers:
         results = run_paper(
             chapters, out, workers=workers, device=device, board=study_board, command=command_line(),
-            say=console.print,
+            report=console.print,
         )  # fmt: skip
     print(f"wrote {write_report(results, out / 'report.html')}")
 

@@ -1,3 +1,3 @@
-"""Experiments: each a list of runs and a way to fold their records into a table or a figure."""
+"""Studies: experiments plan runs, do those that are missing, and aggregate their records into tables and figures."""
 
 from __future__ import annotations

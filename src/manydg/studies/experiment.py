@@ -1,4 +1,4 @@
-"""What an experiment is: runs to plan, and figures to fold their records into."""
+"""What an experiment is: runs to plan, and a way to aggregate their records into figures."""
 
 from __future__ import annotations
 
@@ -122,29 +122,29 @@ def mean_curves(
     records: Sequence[Record], name_of: Callable[[Record], str], value_of: Callable[[EpochEntry], float | None]
 ) -> Series:
     """Values by name and epoch, over seeds."""
-    found: Series = {}
+    curves: Series = {}
     for record in records:
         for entry in record.history:
             value = value_of(entry)
             if value is not None:
-                found.setdefault(name_of(record), {}).setdefault(entry.epoch, []).append(value)
-    return found
+                curves.setdefault(name_of(record), {}).setdefault(entry.epoch, []).append(value)
+    return curves
 
 
 def curve(
     experiment: str, title: str, x: str, y: str, series: Series, *, note: str = "", scale: str = "linear"
 ) -> FigureData:
     """A ``curve`` figure: the mean over seeds of each series, with one standard deviation to each side."""
-    places = sorted({place for points in series.values() for place in points})
+    positions = sorted({position for points in series.values() for position in points})
     lines = []
     for name, points in series.items():
-        values = [points.get(place, []) for place in places]
+        values = [points.get(position, []) for position in positions]
         mean = [float(np.mean(value)) if value else None for value in values]
         sd = [float(np.std(value, ddof=1)) if len(value) > 1 else 0.0 for value in values]
         low = [None if middle is None else middle - width for middle, width in zip(mean, sd, strict=True)]
         high = [None if middle is None else middle + width for middle, width in zip(mean, sd, strict=True)]
         lines.append(Line(name, mean, low, high))
-    return FigureData(title, Curve(XAxis(x, places, scale), Axis(y), lines), experiment, note=note)
+    return FigureData(title, Curve(XAxis(x, positions, scale), Axis(y), lines), experiment, note=note)
 
 
 def mean_and_sd(values: Sequence[float]) -> tuple[float | None, float]:

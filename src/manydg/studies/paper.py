@@ -23,7 +23,7 @@ from manydg.studies.study import Board, Study
 
 PREPARED, RAW = "prepared", "raw"
 _DEPTH = 3
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -83,25 +83,25 @@ def _source(folder: Path) -> str | None:
         return None
 
 
-def prepare_folder(entry: DataFolder, raw: Path, out: Path, *, workers: int, say: Say) -> Path:
+def prepare_folder(entry: DataFolder, raw: Path, out: Path, *, workers: int, report: Report) -> Path:
     """The dataset folder of an entry: itself, or made from raw files in ``out`` unless it was made before.
 
     Parameters
     ----------
     raw : Path
-        Where else to look for what the files alone do not say: a mapping of drugs, for one.
+        Where else to look for what the files alone do not tell: a mapping of drugs, for one.
     """
     if entry.state == PREPARED:
         return entry.path
     if (out / "dataset.json").is_file():
         return out
-    say(f"preparing {entry.name} from {entry.path}")
+    report(f"preparing {entry.name} from {entry.path}")
     source = recognize(entry.path)
     assert source is not None
-    return source.prepare(entry.path, out, source.options_for(entry.path, raw, say), workers=workers)
+    return source.prepare(entry.path, out, source.options_for(entry.path, raw, report), workers=workers)
 
 
-def synthesize_all(folder: Path, scale: str, say: Say) -> None:
+def synthesize_all(folder: Path, scale: str, report: Report) -> None:
     """Write the twins of a scale, those that are not there yet, each in a folder of its source's name."""
     for name in TWINS.names():
         twin = find_twin(name)
@@ -109,7 +109,7 @@ def synthesize_all(folder: Path, scale: str, say: Say) -> None:
         if scale not in twin.scales or (path.exists() and any(path.iterdir())):
             continue
         options = twin.scales[scale]
-        say(f"making up {name}: {options.to_json()['patients']} patients")
+        report(f"making up {name}: {options.to_json()['patients']} patients")
         path.parent.mkdir(parents=True, exist_ok=True)
         twin.write(path, options)
 
@@ -190,13 +190,13 @@ class Chapter:
     """A dataset ready for its experiments."""
 
     name: str
-    place: Path
+    dataset: Path
     requests: Mapping[str, Request]
 
     def study(self, folder: Path, device: str) -> Study:
         """All runs of the dataset as one study, for a plan."""
         runs = [run for name, request in self.requests.items() for run in plan_experiment(name, request)]
-        return Study(folder, self.place, runs, self.name, device)
+        return Study(folder, self.dataset, runs, self.name, device)
 
 
 def scale_named(name: str) -> Scale:
@@ -206,52 +206,54 @@ def scale_named(name: str) -> Scale:
     return SCALES[name]
 
 
-def gather(raw: Path, synthetic: bool, out: Path, scale: Scale, say: Say) -> list[DataFolder]:
+def gather(raw: Path, synthetic: bool, out: Path, scale: Scale, report: Report) -> list[DataFolder]:
     """The datasets to work on; twins are written first where they are asked for."""
     if synthetic:
-        place = out / "synthetic"
-        synthesize_all(place, scale.name, say)
-        return find_datasets(place)
-    found = find_datasets(raw)
-    if not found:
+        folder = out / "synthetic"
+        synthesize_all(folder, scale.name, report)
+        return find_datasets(folder)
+    entries = find_datasets(raw)
+    if not entries:
         known = ", ".join(name for name in SOURCES.names() if find_source(name).self_explanatory)
         raise DataError(
             f"{raw} holds neither dataset folders nor raw files of {known}; '--synthetic' works on made-up data"
         )
-    return found
+    return entries
 
 
-def ready(found: Sequence[DataFolder], raw: Path, out: Path, scale: Scale, workers: int, say: Say) -> list[Chapter]:
+def ready(
+    entries: Sequence[DataFolder], raw: Path, out: Path, scale: Scale, workers: int, report: Report
+) -> list[Chapter]:
     """Prepare what is raw and plan each dataset; one that cannot be prepared is named and left out."""
     chapters = []
-    for entry in found:
+    for entry in entries:
         try:
-            whole = prepare_folder(entry, raw, out / "datasets" / entry.name, workers=workers, say=say)
-            place = some_patients(whole, out / "datasets" / f"{entry.name}-some", scale.patients, say)
-            chapters.append(Chapter(entry.name, place, requests_for(place, scale, say)))
+            whole = prepare_folder(entry, raw, out / "datasets" / entry.name, workers=workers, report=report)
+            dataset = some_patients(whole, out / "datasets" / f"{entry.name}-some", scale.patients, report)
+            chapters.append(Chapter(entry.name, dataset, requests_for(dataset, scale, report)))
         except ManyDGError as error:
-            say(f"{entry.name} is left out: {error}")
+            report(f"{entry.name} is left out: {error}")
     if not chapters:
         raise DataError("not one of the datasets could be used; the lines above say why")
     return chapters
 
 
-def some_patients(place: Path, smaller: Path, most: int | None, say: Say) -> Path:
+def some_patients(folder: Path, smaller: Path, most: int | None, report: Report) -> Path:
     """The dataset folder, or one with a random part of its patients if it has more than it may."""
-    data = open_dataset(place, verify="sizes")
+    data = open_dataset(folder, verify="sizes")
     if most is None or data.n_patients <= most:
-        return place
-    say(f"{place.name}: {most} of its {data.n_patients} patients, drawn at random")
+        return folder
+    report(f"{folder.name}: {most} of its {data.n_patients} patients, drawn at random")
     if not (smaller / "dataset.json").is_file():
         chosen = np.random.default_rng(0).permutation(np.sort(data.patients))[:most]
         data.subset(sorted(chosen.tolist())).save(smaller)
     return smaller
 
 
-def requests_for(place: Path, scale: Scale, say: Say) -> dict[str, Request]:
+def requests_for(dataset: Path, scale: Scale, report: Report) -> dict[str, Request]:
     """What to ask of each experiment on a dataset, with the algorithms that fit it."""
-    options = options_for(place, scale)
-    main = fitting(make_request("compare", place, options, scale.seeds, compared()), say)
+    options = options_for(dataset, scale)
+    main = fitting(make_request("compare", dataset, options, scale.seeds, compared()), report)
     rivals = tuple(name for name in scale.rivals or paper_methods() if name in main.algorithms)
     varied = replace(main, seeds=scale.varied_seeds, algorithms=rivals, timed_epochs=scale.timed_epochs)
     timed = replace(varied, algorithms=tuple(name for name in paper_methods() if name in main.algorithms))
@@ -259,9 +261,9 @@ def requests_for(place: Path, scale: Scale, say: Say) -> dict[str, Request]:
     return {name: special.get(name, varied) for name in EXPERIMENTS}
 
 
-def options_for(place: Path, scale: Scale) -> Options:
+def options_for(dataset: Path, scale: Scale) -> Options:
     """The paper's settings where they are known, else the program's own, with the scale's."""
-    source = open_dataset(place, verify="sizes").info.source
+    source = open_dataset(dataset, verify="sizes").info.source
     base = read_preset(str(source)) if source in preset_names() else Options()
     training = dict(scale.training) | ({} if scale.epochs is None else {"epochs": scale.epochs})
     return changed(base, training=training, backbone=None, sets={})
@@ -275,7 +277,7 @@ def run_paper(
     device: str = "auto",
     board: Callable[[], Board] | None = None,
     command: str = "",
-    say: Say = print,
+    report: Report = print,
 ) -> Path:
     """Run every experiment on every dataset.
 
@@ -286,24 +288,24 @@ def run_paper(
     """
     results = out / "results"
     for chapter in chapters:
-        say(f"{chapter.name}: {', '.join(chapter.requests)}")
+        report(f"{chapter.name}: {', '.join(chapter.requests)}")
         conduct(
             chapter.requests,
-            chapter.place,
+            chapter.dataset,
             results,
             title=chapter.name,
             workers=workers,
             device=device,
             board=board() if board else None,
             command=command,
-            report=lambda line, name=chapter.name: say(f"{name}, {line}"),  # type: ignore[misc]
+            report=lambda line, name=chapter.name: report(f"{name}, {line}"),  # type: ignore[misc]
         )
     return results
 
 
-def unprepared(found: Sequence[DataFolder], out: Path) -> list[DataFolder]:
+def unprepared(entries: Sequence[DataFolder], out: Path) -> list[DataFolder]:
     """Those that are still raw files."""
     return [
-        entry for entry in found
+        entry for entry in entries
         if entry.state == RAW and not (out / "datasets" / entry.name / "dataset.json").is_file()
     ]  # fmt: skip

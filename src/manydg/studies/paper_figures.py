@@ -131,10 +131,10 @@ def paper_tasks() -> dict[str, PaperTask]:
 
 def paper_table(slug: str) -> PaperTable:
     """A table by its short name, such as ``orthogonality``."""
-    found = {table.slug: table for table in paper_tables()}
-    if slug not in found:
-        raise unknown_name("table of the paper", slug, found)
-    return found[slug]
+    tables = {table.slug: table for table in paper_tables()}
+    if slug not in tables:
+        raise unknown_name("table of the paper", slug, tables)
+    return tables[slug]
 
 
 def nearest_task(kind: str, names: Sequence[str], source: str | None = None) -> str | None:
@@ -181,8 +181,8 @@ def data_difference(task: str, *, source: str | None, patients: int | None, samp
         reasons.append(f"the paper used {theirs.data}, ours was prepared from {source or 'an unknown source'}")
     for what, ours, paper in (("patients", patients, theirs.patients), ("samples", samples, theirs.samples)):
         if paper is not None and not _alike(ours, paper, theirs.counts):
-            said = f"{paper:,}" if theirs.counts == "exactly" else f"more than {paper:,}"
-            reasons.append(f"the paper had {said} {what}, ours {'an unknown number' if ours is None else f'{ours:,}'}")
+            count = f"{paper:,}" if theirs.counts == "exactly" else f"more than {paper:,}"
+            reasons.append(f"the paper had {count} {what}, ours {'an unknown number' if ours is None else f'{ours:,}'}")
     if reasons:
         return Difference(False, f"Not comparable: {'; '.join(reasons)}.")
     return Difference(
@@ -252,13 +252,13 @@ def beside(summary: Summary, *, task: str | None = None, source: str | None = No
 
 def _printed(task: str, row: str, metric: str) -> list[tuple[PaperTable, PaperCell]]:
     """The first result table's cell of an algorithm; ManyDG is printed in two tables, alike."""
-    found = [
+    cells = [
         (table, cell)
         for table in map(paper_table, RESULT_TABLES)
         for cell in table.find(task=task, row=row, metric=metric)
         if cell.value is not None and not math.isnan(cell.value)
     ]
-    return found[:1]
+    return cells[:1]
 
 
 def _total(sides: Counts) -> int | None:

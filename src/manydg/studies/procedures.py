@@ -87,16 +87,16 @@ def learn_continually(task: RunTask) -> RunRecord:
     The variant says how many samples of each earlier patient join every step. The record's ``curve`` holds the test
     metrics after each step.
     """
-    start, place, hears = time.perf_counter(), pick_device(task.device), task.reporter
+    start, device, reporter = time.perf_counter(), pick_device(task.device), task.reporter
     dataset, config = task.dataset, task.config
     split = draw_split(dataset, config)
     sides = {side: dataset.select(getattr(split, side)) for side in ("train", "val", "test")}
-    judge = _Judge(dataset, config, split, sides, task.name, str(place))
+    scorer = _Scorer(dataset, config, split, sides, task.name, str(device))
     train, val, arrival = sides["train"], sides["val"], order_of_arrival(sides["train"])
     (first, each), replay = patients_by_step(train.n_patients), int(task.variant[REPLAY])
-    hears.started(config.algorithm, STEPS + 1, 1)
-    fitted = fit(config, _only(train, np.flatnonzero(arrival < first)), val, place)
-    curve = [judge.point(fitted, 0, first, hears)]
+    reporter.started(config.algorithm, STEPS + 1, 1)
+    fitted = fit(config, _only(train, np.flatnonzero(arrival < first)), val, device)
+    curve = [scorer.point(fitted, 0, first, reporter)]
     rng = np.random.default_rng([config.seed, 11])
     for step in range(1, STEPS + 1):
         seen = first + (step - 1) * each
@@ -107,9 +107,9 @@ def learn_continually(task: RunTask) -> RunRecord:
         # A single sample cannot train a network with batch normalisation; it is left out.
         if len(rows) > 1:
             tuning = config.replace(epochs=tuning_epochs(config), seed=config.seed + 1000 * step)
-            fitted = fit_further(fitted, tuning, _only(train, rows), val, place)
-        curve.append(judge.point(fitted, step, seen + each, hears))
-    record = judge.record(fitted, time.perf_counter() - start, task.folder)
+            fitted = fit_further(fitted, tuning, _only(train, rows), val, device)
+        curve.append(scorer.point(fitted, step, seen + each, reporter))
+    record = scorer.record(fitted, time.perf_counter() - start, task.folder)
     return record.replace(curve=tuple(curve))
 
 
@@ -128,8 +128,8 @@ def sample_of_each(domains: Rows, among: npt.NDArray[np.bool_], count: int, rng:
     rows = np.flatnonzero(among)
     rows = rows[np.lexsort((rng.random(len(rows)), domains[rows]))]
     new = np.r_[True, domains[rows][1:] != domains[rows][:-1]] if len(rows) else np.zeros(0, bool)
-    place = np.arange(len(rows)) - np.maximum.accumulate(np.where(new, np.arange(len(rows)), 0))
-    return np.asarray(rows[place < count], np.int64)
+    rank = np.arange(len(rows)) - np.maximum.accumulate(np.where(new, np.arange(len(rows)), 0))
+    return np.asarray(rows[rank < count], np.int64)
 
 
 def _only(train: DomainDataset, rows: Rows) -> DomainDataset:
@@ -139,7 +139,7 @@ def _only(train: DomainDataset, rows: Rows) -> DomainDataset:
 
 
 @dataclass(frozen=True)
-class _Judge:
+class _Scorer:
     """Scores the model of each step on the same test patients."""
 
     dataset: DomainDataset
@@ -208,9 +208,9 @@ def fewer_patients(dataset: DomainDataset, config: TrainingConfig, count: int) -
     test = draw_split(dataset, config.replace(seed=0)).patients("test")
     others = dataset.subset(sorted(set(dataset.patients.tolist()) - set(test.tolist())))
     train_share, val_share, _ = config.ratios
-    drawn = split_patients(others, (train_share, val_share, 0.0), config.seed)
-    order = np.random.default_rng([config.seed, 13]).permutation(np.sort(drawn.patients("train")))
-    return split_named(dataset, train=order[:count], val=drawn.patients("val"), test=test)
+    split = split_patients(others, (train_share, val_share, 0.0), config.seed)
+    order = np.random.default_rng([config.seed, 13]).permutation(np.sort(split.patients("train")))
+    return split_named(dataset, train=order[:count], val=split.patients("val"), test=test)
 
 
 PROCEDURES: dict[str, Callable[[RunTask], RunRecord]] = {

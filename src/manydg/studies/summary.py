@@ -236,16 +236,16 @@ def _of_one_dataset_version(good: Sequence[Record]) -> tuple[list[Record], list[
 
 def _by_row(records: Sequence[Record], failed: Sequence[Record]) -> tuple[dict[str, dict[int, Record]], list[str]]:
     """Runs by row and seed; a row of which every run failed stays in the table, empty."""
-    found: dict[str, dict[int, Record]] = {row_name(record): {} for record in failed}
+    rows: dict[str, dict[int, Record]] = {row_name(record): {} for record in failed}
     notes = []
     for record in records:
-        seeds = found.setdefault(row_name(record), {})
+        seeds = rows.setdefault(row_name(record), {})
         if record.seed in seeds:
             notes.append(f"{row_name(record)}, seed {record.seed} was run more than once: the last run counts")
         seeds[record.seed] = record
     algorithms = {row_name(record): record.algorithm for record in [*records, *failed]}
-    ordered = sorted(found, key=lambda row: algorithm_order(algorithms[row]))
-    return {row: dict(sorted(found[row].items())) for row in ordered}, list(dict.fromkeys(notes))
+    ordered = sorted(rows, key=lambda row: algorithm_order(algorithms[row]))
+    return {row: dict(sorted(rows[row].items())) for row in ordered}, list(dict.fromkeys(notes))
 
 
 def _absences(records: Sequence[Record], rows: Mapping[str, Mapping[int, Record]], seeds: Sequence[int]) -> list[str]:
@@ -329,17 +329,17 @@ def resample_runs(
     notes : list of str
     """
     records = chosen.records
-    told = {record.run: predictions.get(record.run) for record in records}
-    names = {str(name) for run in told.values() if run is not None for name in run.names}
+    known = {record.run: predictions.get(record.run) for record in records}
+    names = {str(name) for run in known.values() if run is not None for name in run.names}
     names |= {name for record in records for name in record.per_patient}
-    lacking = sum(run is None for run in told.values())
-    note = f"{lacking} of {len(told)} runs have no predictions here, so that some intervals cannot be given"
+    lacking = sum(run is None for run in known.values())
+    note = f"{lacking} of {len(known)} runs have no predictions here, so that some intervals cannot be given"
     if not names:
         return None, [note] if lacking else []
     plan = PatientResampling(np.array(sorted(names)), resamples=resamples, seed=seed)
     runs = {}
     for record in records:
-        run = told[record.run]
+        run = known[record.run]
         runs[record.run] = _from_patients(record, plan) if run is None else plan.evaluate(run)
     return Draws(plan, runs), [note] if lacking else []
 
@@ -348,7 +348,7 @@ def _from_patients(record: Record, plan: PatientResampling) -> dict[str, FloatAr
     """Metrics that are means over samples, resampled from a record's per-patient values."""
     people = record.per_patient
     columns = np.searchsorted(plan.names, list(people))
-    found = {}
+    draws = {}
     for metric in SAMPLE_MEANS:
         values = [entry.get(metric) for entry in people.values()]
         if people and all(value is not None for value in values):
@@ -356,8 +356,8 @@ def _from_patients(record: Record, plan: PatientResampling) -> dict[str, FloatAr
             weights = plan.weights[:, columns]
             total = weights @ samples
             hits = weights @ (samples * np.array(values, float))
-            found[metric] = np.divide(hits, total, out=np.full(len(total), np.nan), where=total > 0)
-    return found
+            draws[metric] = np.divide(hits, total, out=np.full(len(total), np.nan), where=total > 0)
+    return draws
 
 
 __all__ = ["Entry", "Summary", "summarize", "summarize_folder", "write_summary"]
@@ -492,8 +492,8 @@ def _test_share(runs: Mapping[int, Record]) -> float | None:
 
 def _ranked(column: dict[str, Entry]) -> dict[str, Entry]:
     levels = sorted({round(entry.mean, 10) for entry in column.values() if not math.isnan(entry.mean)}, reverse=True)
-    places = {level: place for place, level in enumerate(levels[:2], start=1)}
-    return {row: replace(entry, rank=places.get(round(entry.mean, 10), 0)) for row, entry in column.items()}
+    ranks = {level: rank for rank, level in enumerate(levels[:2], start=1)}
+    return {row: replace(entry, rank=ranks.get(round(entry.mean, 10), 0)) for row, entry in column.items()}
 
 
 def _mean_seconds(records: Iterable[Record]) -> float:
@@ -504,9 +504,9 @@ def _mean_seconds(records: Iterable[Record]) -> float:
 def _rules(chosen: Selection) -> tuple[str, ...]:
     """Every rule by which an epoch or a threshold was chosen, each once."""
     records = chosen.records
-    found = [f"Epoch: {record.selection_rule}." for record in records if record.selection_rule]
-    found += [f"Decision: {record.threshold_rule}." for record in records if record.threshold_rule]
-    return tuple(dict.fromkeys(found))
+    rules = [f"Epoch: {record.selection_rule}." for record in records if record.selection_rule]
+    rules += [f"Decision: {record.threshold_rule}." for record in records if record.threshold_rule]
+    return tuple(dict.fromkeys(rules))
 
 
 def summarize_folder(results: str | Path, reference: str = "manydg", *, resamples: int = 1000) -> list[Summary]:

@@ -210,16 +210,16 @@ def to_rich(summary: Summary, width: int | None = None) -> Table:
     width : int, optional
         Characters to fill; the terminal's by default. Columns of lesser weight are left out where it is too small.
     """
-    room = width or shutil.get_terminal_size((100, 24)).columns
+    available = width or shutil.get_terminal_size((100, 24)).columns
     columns = list(_needed(summary))
     for extra in _extras(summary):
-        if sum(column.width for column in [*columns, extra]) + 2 <= room:
+        if sum(column.width for column in [*columns, extra]) + 2 <= available:
             columns.append(extra)
     table = Table(title=_title(summary), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for place, column in enumerate(columns):
+    for index, column in enumerate(columns):
         # Names of rows are never cut: where it is too narrow, numbers go over two lines.
         justify: Literal["left", "right"] = "left" if column.justify == "left" else "right"
-        table.add_column(column.header, justify=justify, no_wrap=place == 0)
+        table.add_column(column.header, justify=justify, no_wrap=index == 0)
     for cells in zip(*(column.cells for column in columns), strict=True):
         table.add_row(*cells)
     table.caption = "\n".join(summary.notes) or None

@@ -45,10 +45,10 @@ class Objectives(Experiment):
 
     def aggregate(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, FigureData]:
         figures = {}
-        for place, (term, words) in enumerate(TERMS.items(), start=1):
+        for number, (term, words) in enumerate(TERMS.items(), start=1):
             series = mean_curves(records, _case, partial(_term, term))
             if series:
-                figures[f"objectives-{place}-{term}"] = curve("objectives", words, "epoch", term, series, note=_NOTE)
+                figures[f"objectives-{number}-{term}"] = curve("objectives", words, "epoch", term, series, note=_NOTE)
         return figures
 
 
@@ -84,7 +84,7 @@ class Weights(Experiment):
                     )
                     for value in VALUES
                 ]
-            told = ", ".join(f"{name} {value:g}" for name, value in GREEDY.items())
+            combination = ", ".join(f"{name} {value:g}" for name, value in GREEDY.items())
             greedy = request.options.of("manydg", seed, **GREEDY)
-            runs.append(PlannedRun("weights", greedy, {"changed": f"greedy combination: {told}"}))
+            runs.append(PlannedRun("weights", greedy, {"changed": f"greedy combination: {combination}"}))
         return runs

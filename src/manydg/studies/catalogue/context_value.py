@@ -105,8 +105,8 @@ ByMetric = dict[str, Series]
 
 def tested_part(dataset: DomainDataset, record: RunRecord, folder: Path) -> tuple[Run, DomainDataset]:
     """A finished run and the samples of its test patients."""
-    place = folder / record.folder
-    return open_run(place), dataset.select(load_split(place / "split.json", dataset).test)
+    run_folder = folder / record.folder
+    return open_run(run_folder), dataset.select(load_split(run_folder / "split.json", dataset).test)
 
 
 def scores_by_count(run: Run, part: DomainDataset, counts: Sequence[int] = COUNTS) -> dict[float, Scores]:
@@ -155,11 +155,11 @@ def scores_by_elapsed(run: Run, part: DomainDataset, bins: TimeBins) -> dict[flo
     """
     probabilities = run.predict_proba(part)
     which = np.searchsorted(bins.borders, elapsed(part), side="left")
-    found = {}
+    scores = {}
     for code in np.unique(which):
         rows = np.flatnonzero(which == code)
-        found[float(bins.medians[code])] = _scores(run, part.select(rows), probabilities[rows])
-    return found
+        scores[float(bins.medians[code])] = _scores(run, part.select(rows), probabilities[rows])
+    return scores
 
 
 def elapsed(part: DomainDataset) -> npt.NDArray[np.float64]:
@@ -171,18 +171,18 @@ def elapsed(part: DomainDataset) -> npt.NDArray[np.float64]:
 
 
 def gather(series: ByMetric, name: str, scores: Mapping[float, Mapping[str, float | None]], shift: float = 0.0) -> None:
-    """Add the scores of one run to series by metric, name and place, which is shifted."""
-    for place, metrics in scores.items():
+    """Add the scores of one run to series by metric, name and position, which is shifted."""
+    for position, metrics in scores.items():
         for metric, value in metrics.items():
             if value is not None and np.isfinite(value):
-                series.setdefault(metric, {}).setdefault(name, {}).setdefault(place + shift, []).append(value)
+                series.setdefault(metric, {}).setdefault(name, {}).setdefault(position + shift, []).append(value)
 
 
 def _scores(run: Run, part: DomainDataset, probabilities: npt.NDArray[np.float32]) -> Scores:
     target = run.algorithm.target
     truth = target.truth(part.targets).cpu().numpy()
-    found = score(target, truth, probabilities, run.record.threshold)
-    return {name: float(value) for name, value in found.items()}
+    metrics = score(target, truth, probabilities, run.record.threshold)
+    return {name: float(value) for name, value in metrics.items()}
 
 
 OFFLINE, CAUSAL, NONE = "offline", "causal", "none"

@@ -79,17 +79,17 @@ def embedded_sides(
 ) -> Iterator[Embedded]:
     """Embeddings of every finished run's sides, at most twenty thousand random samples of each."""
     for record in records:
-        place = folder / record.folder
-        run, split = open_run(place), load_split(place / "split.json", dataset)
+        run_folder = folder / record.folder
+        run, split = open_run(run_folder), load_split(run_folder / "split.json", dataset)
         # A patient's context is made of all samples, before some are drawn.
         prepared = run.prepare(dataset)
         for side in sides:
             rows = np.asarray(getattr(split, side))
             rng = np.random.default_rng([record.seed, 5])
             part = prepared.select(np.sort(rng.permutation(rows)[:MOST_SAMPLES]))
-            found = {name: tensor.numpy() for name, tensor in embed_dataset(run.algorithm, part).items()}
+            embeddings = {name: tensor.numpy() for name, tensor in embed_dataset(run.algorithm, part).items()}
             labels = target_of(part.target).truth(part.targets).numpy()
-            yield Embedded(record.seed, side, found, part.domains.numpy(), part.pseudonyms(), labels)
+            yield Embedded(record.seed, side, embeddings, part.domains.numpy(), part.pseudonyms(), labels)
 
 
 def sessions_of(part: DomainDataset) -> npt.NDArray[np.int64] | None:
@@ -99,9 +99,9 @@ def sessions_of(part: DomainDataset) -> npt.NDArray[np.int64] | None:
     timeline = _timeline(part)
     begins = timeline.session == torch.arange(len(timeline), device=timeline.session.device)
     number = torch.cumsum(begins, 0)
-    found = torch.empty_like(number)
-    found[timeline.order] = number - number[timeline.patient]
-    return np.asarray(found.cpu().numpy(), np.int64)
+    sessions = torch.empty_like(number)
+    sessions[timeline.order] = number - number[timeline.patient]
+    return np.asarray(sessions.cpu().numpy(), np.int64)
 
 
 def retrieval_rates(
@@ -150,9 +150,9 @@ def sessions_apart(data: DomainDataset, sessions: npt.NDArray[np.int64]) -> Doma
 def _halves(data: DomainDataset) -> npt.NDArray[np.int64]:
     """The earlier and the later half of each patient's samples."""
     order = _timeline(data).order.cpu().numpy()
-    found = np.empty(len(order), np.int64)
-    found[order] = half_sessions(data.domains.cpu().numpy()[order])
-    return found
+    halves = np.empty(len(order), np.int64)
+    halves[order] = half_sessions(data.domains.cpu().numpy()[order])
+    return halves
 
 
 def _measurements(data: DomainDataset) -> npt.NDArray[np.float32] | None:
@@ -185,43 +185,43 @@ class Orthogonality(Experiment):
         return grid("compare", ("manydg",), range(request.seeds), request.options)
 
     def aggregate(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, FigureData]:
-        found: list[WeightCosines] = []
+        results: list[WeightCosines] = []
         reasons: list[str] = []
         for part in embedded_sides(request.dataset, records, folder, ("train",)):
             try:
-                found.append(weight_cosines(part.embeddings, part.labels, part.patients, seed=part.seed))
+                results.append(weight_cosines(part.embeddings, part.labels, part.patients, seed=part.seed))
             except DataError as error:
                 reasons.append(f"Seed {part.seed} is left out: {error}.")
-        if not found:
+        if not results:
             return {}
-        return {"orthogonality": self._cosines(found, reasons), "orthogonality-probes": _probes(found)}
+        return {"orthogonality": self._cosines(results, reasons), "orthogonality-probes": _probes(results)}
 
-    def _cosines(self, found: Sequence[WeightCosines], reasons: Sequence[str]) -> FigureData:
+    def _cosines(self, results: Sequence[WeightCosines], reasons: Sequence[str]) -> FigureData:
         rows = []
-        for row in found[0].mean:
+        for row in results[0].mean:
             first, second = (_words(part) for part in row.split(", "))
-            mean, sd = mean_and_sd([result.mean[row] for result in found])
-            absolute, _ = mean_and_sd([result.absolute[row] for result in found])
+            mean, sd = mean_and_sd([result.mean[row] for result in results])
+            absolute, _ = mean_and_sd([result.absolute[row] for result in results])
             rows.append(CosineRow(first, second, mean, sd, absolute=absolute))
-        unpaired, _ = mean_and_sd([result.absolute["v labels, v domains"] for result in found])
+        unpaired, _ = mean_and_sd([result.absolute["v labels, v domains"] for result in results])
         note = (
             "Labels and patients have no classes in common, so their row averages over every label and patient, where "
             f"signs cancel: there the mean absolute cosine ({_three(unpaired)}) is the figure to read, "
-            f"beside {found[0].random_absolute:.3f} for two random directions."
+            f"beside {results[0].random_absolute:.3f} for two random directions."
         )
         return FigureData(self.title, CosineTable(rows), note=" ".join([note, *reasons]))
 
 
-def _probes(found: Sequence[WeightCosines]) -> FigureData:
+def _probes(results: Sequence[WeightCosines]) -> FigureData:
     """What the linear models can tell at all, without which a cosine of their weights says nothing."""
     rows: list[list[Cell]] = []
-    for name in found[0].accuracy:
+    for name in results[0].accuracy:
         asked, _, part = name.partition(" from ")
-        mean, sd = mean_and_sd([result.accuracy[name] for result in found])
-        chance, _ = mean_and_sd([result.chance[asked] for result in found])
+        mean, sd = mean_and_sd([result.accuracy[name] for result in results])
+        chance, _ = mean_and_sd([result.chance[asked] for result in results])
         rows.append([f"{_SIGNS[part]} → {_WORDS[asked]}", mean, sd, chance])
     columns = ["linear model", "accuracy", "sd over splits", "commonest class"]
-    counts = max(found, key=lambda result: result.samples)
+    counts = max(results, key=lambda result: result.samples)
     return FigureData(
         "What the linear models tell on held-out samples of the same patients",
         CellTable(columns, rows),
@@ -259,12 +259,12 @@ class DomainSimilarity(Experiment):
         return grid("compare", ("manydg",), range(request.seeds), request.options)
 
     def aggregate(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, FigureData]:
-        found: dict[str, list[tuple[float, float]]] = {side: [] for side in SIDES}
+        by_side: dict[str, list[tuple[float, float]]] = {side: [] for side in SIDES}
         for part in embedded_sides(request.dataset, records, folder):
             result = domain_similarity(part.embeddings["z"], part.patients)
-            found[part.side].append((result.within, result.across))
+            by_side[part.side].append((result.within, result.across))
         rows, lone = [], []
-        for side, values in found.items():
+        for side, values in by_side.items():
             (within, _), (across, _) = (mean_and_sd(column) for column in zip(*values, strict=True))
             rows.append(SimilarityRow(SIDES[side], within, across))
             lone += [SIDES[side]] if within is None else []
@@ -288,18 +288,18 @@ class Norms(Experiment):
         return grid("compare", ("manydg",), range(request.seeds), request.options)
 
     def aggregate(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, FigureData]:
-        splits, figures, told = [], {}, []
+        splits, figures, shares = [], {}, []
         for part in embedded_sides(request.dataset, records[:1], folder):
-            found = norms(part.embeddings["parallel"], part.embeddings["orthogonal"])
+            result = norms(part.embeddings["parallel"], part.embeddings["orthogonal"])
             chosen = np.random.default_rng(0).permutation(len(part.patients))[:PAPER_SAMPLES]
-            lengths = {"parallel": found.parallel, "orthogonal": found.orthogonal}
+            lengths = {"parallel": result.parallel, "orthogonal": result.orthogonal}
             splits.append(
                 SplitNorms(part.side, **{name: np.round(value[chosen], 4).tolist() for name, value in lengths.items()})
             )
-            told.append(f"{found.parallel_larger:.0%} of the {part.side} samples")
+            shares.append(f"{result.parallel_larger:.0%} of the {part.side} samples")
             if part.side == "test":
                 figures["embedding"] = _map(part, request.dataset.target.names)
-        note = f"The part along z is the longer one in {' and '.join(told)} (split of seed {records[0].seed})."
+        note = f"The part along z is the longer one in {' and '.join(shares)} (split of seed {records[0].seed})."
         figures["norms"] = FigureData(self.title, NormPairs(splits), note=note)
         return figures
 
@@ -358,16 +358,16 @@ class PatientProbe(Experiment):
         return grid("compare", ("manydg",), range(request.seeds), request.options) + ours
 
     def aggregate(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, FigureData]:
-        found: dict[tuple[str, str, str], list[Retrieval]] = {}
+        retrievals: dict[tuple[str, str, str], list[Retrieval]] = {}
         for record in records:
-            place = folder / record.folder
+            run_folder = folder / record.folder
             unseen = np.zeros(len(request.dataset), dtype=bool)
-            unseen[load_split(place / "split.json", request.dataset).test] = True
-            rates = retrieval_rates(open_run(place), request.dataset, {"all": None, "test": unseen})
+            unseen[load_split(run_folder / "split.json", request.dataset).test] = True
+            rates = retrieval_rates(open_run(run_folder), request.dataset, {"all": None, "test": unseen})
             for (side, name), result in rates.items():
-                found.setdefault((record.algorithm, side, name), []).append(result)
+                retrievals.setdefault((record.algorithm, side, name), []).append(result)
         rows = []
-        for (algorithm, side, name), values in found.items():
+        for (algorithm, side, name), values in retrievals.items():
             mean, sd = mean_and_sd([value.rate for value in values])
             by_chance, _ = mean_and_sd([value.chance for value in values])
             asked = sum(value.queries for value in values)

@@ -63,8 +63,8 @@ def figures_of(costs: Costs, patients: Sequence[int]) -> dict[str, FigureData]:
     made = {}
     for name, (field, label) in _FIGURES.items():
         lines = [
-            Line(algorithm, [None if cost is None else getattr(cost, field) for cost in found])
-            for algorithm, found in costs.items()
+            Line(algorithm, [None if cost is None else getattr(cost, field) for cost in steps])
+            for algorithm, steps in costs.items()
         ]
         made[name] = FigureData(
             f"Cost of a training step against the number of patients: {label}",
@@ -84,19 +84,19 @@ def most_memory() -> float:
 
 def _costs(name: str, patients: Sequence[int]) -> list[StepCost | None]:
     data, backbone, options = _inputs(name)
-    found: list[StepCost | None] = []
+    costs: list[StepCost | None] = []
     for count in patients:
-        last, before = (found or [None])[-1], (found[-2:-1] or [None])[0]
+        last, before = (costs or [None])[-1], (costs[-2:-1] or [None])[0]
         growth = 1.0 if last is None or before is None else last.megabytes / before.megabytes
         ends = last is not None and (last.megabytes * growth > most_memory() or last.milliseconds > 1e3 * _SLOWEST_STEP)
-        if ends or (found and last is None):
-            found.append(None)
+        if ends or (costs and last is None):
+            costs.append(None)
             continue
         network = build_backbone(backbone, InputSchema.of(data), options)
         network.fit_inputs(data)
         algorithm = build_algorithm(name, network, target_of(data.target), count)
-        found.append(_measure(algorithm, _batch(algorithm, data, count)))
-    return found
+        costs.append(_measure(algorithm, _batch(algorithm, data, count)))
+    return costs
 
 
 def _inputs(name: str) -> tuple[DomainDataset, str, Mapping[str, Any]]:
@@ -207,8 +207,8 @@ def _against_patients(algorithms: Sequence[str], patients: Sequence[int], folder
     blank = figures_of({}, patients)
     made: dict[str, FigureData] = {}
     for name, figure in blank.items():
-        for place in sorted((folder / FIGURES).glob(f"*{name}.json")):
-            data = read_figure(place).data
+        for file in sorted((folder / FIGURES).glob(f"*{name}.json")):
+            data = read_figure(file).data
             if not isinstance(data, Curve):
                 continue
             measured = {line.name for line in data.series}

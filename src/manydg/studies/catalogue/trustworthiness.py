@@ -35,7 +35,7 @@ FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Judged:
+class KeptPromises:
     """A run's calibration, and what became of it on test patients.
 
     Attributes
@@ -76,24 +76,24 @@ class Judged:
         return float((self.most_coverage >= self.calibration.for_most.level - 1e-9).mean())
 
 
-def judge(dataset: DomainDataset, record: RunRecord, folder: Path) -> Judged:
+def check_promises(dataset: DomainDataset, record: RunRecord, folder: Path) -> KeptPromises:
     """Hold the calibration of a finished run against its test patients."""
-    place = folder / record.folder
-    run, calibration = open_run(place), read_calibration(place)
+    run_folder = folder / record.folder
+    run, calibration = open_run(run_folder), read_calibration(run_folder)
     if calibration is None:
-        raise StorageError(f"{place} has no {CALIBRATION}: delete the folder and run the same command again")
+        raise StorageError(f"{run_folder} has no {CALIBRATION}: delete the folder and run the same command again")
     target = run.algorithm.target
-    test = read_predictions(place / "predictions.npz", "test", target)
-    part = dataset.select(load_split(place / "split.json", dataset).test)
+    test = read_predictions(run_folder / "predictions.npz", "test", target)
+    part = dataset.select(load_split(run_folder / "split.json", dataset).test)
     truth, given, patients = test.truth, test.probabilities, _codes(test, part)
     mended = scale_temperature(target, given, calibration.temperature)
     within = patient_calibration(target, truth, mended, patients)
 
     def sets(rule: SetRule) -> tuple[FloatArray, FloatArray]:
-        found = patient_coverage(target, truth, given, patients, rule).values()
-        return np.array([one["coverage"] for one in found]), np.array([one["size"] for one in found])
+        entries = patient_coverage(target, truth, given, patients, rule).values()
+        return np.array([one["coverage"] for one in entries]), np.array([one["size"] for one in entries])
 
-    return Judged(
+    return KeptPromises(
         calibration,
         reliability(target, truth, given),
         reliability(target, truth, mended),
@@ -140,23 +140,23 @@ class CalibrationOfUnseen(Experiment):
         return grid("compare", request.algorithms, range(request.seeds), request.options)
 
     def aggregate(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, FigureData]:
-        judged: dict[str, list[Judged]] = {}
+        by_model: dict[str, list[KeptPromises]] = {}
         for record in records:
-            judged.setdefault(record.algorithm, []).append(judge(request.dataset, record, folder))
-        figures = {f"{NAME}-{name}": _reliability(name, found) for name, found in judged.items()}
-        figures[f"{NAME}-coverage"] = _coverage(judged)
-        figures[f"{NAME}-table"] = _table(judged)
+            by_model.setdefault(record.algorithm, []).append(check_promises(request.dataset, record, folder))
+        figures = {f"{NAME}-{name}": _reliability(name, results) for name, results in by_model.items()}
+        figures[f"{NAME}-coverage"] = _coverage(by_model)
+        figures[f"{NAME}-table"] = _table(by_model)
         return figures
 
 
-def _reliability(name: str, judged: Sequence[Judged]) -> FigureData:
+def _reliability(name: str, results: Sequence[KeptPromises]) -> FigureData:
     """Share that came true against stated probability, before and after temperature scaling."""
     series: Series = {"as given": {}, "calibrated": {}, "ideal": {0.0: [0.0], 1.0: [1.0]}}
-    for one in judged:
-        for which, found in (("as given", one.before), ("calibrated", one.after)):
-            bins = len(found.counts)
-            for place, (observed, count) in enumerate(zip(found.observed, found.counts, strict=True)):
-                middle = round((place + 0.5) / bins, 4)
+    for one in results:
+        for which, diagram in (("as given", one.before), ("calibrated", one.after)):
+            bins = len(diagram.counts)
+            for index, (observed, count) in enumerate(zip(diagram.observed, diagram.counts, strict=True)):
+                middle = round((index + 0.5) / bins, 4)
                 series["ideal"][middle] = [middle]
                 if count:
                     series[which].setdefault(middle, []).append(float(observed))
@@ -167,13 +167,13 @@ def _reliability(name: str, judged: Sequence[Judged]) -> FigureData:
     return replace(figure, algorithm=name)
 
 
-def _coverage(judged: dict[str, list[Judged]]) -> FigureData:
+def _coverage(by_model: dict[str, list[KeptPromises]]) -> FigureData:
     """Coverage of each test patient, from the worst to the best."""
     series: Series = {}
-    for name, found in judged.items():
-        each = np.concatenate([one.coverage for one in found])
+    for name, results in by_model.items():
+        each = np.concatenate([one.coverage for one in results])
         series[name] = {share: [float(np.quantile(each, share))] for share in SHARES}
-    level = max(one.calibration.on_average.level for found in judged.values() for one in found)
+    level = max(one.calibration.on_average.level for results in by_model.values() for one in results)
     series["promised on average"] = {share: [level] for share in SHARES}
     return curve(
         NAME, "How many of a patient’s prediction sets hold the truth", "share of test patients, worst first",
@@ -182,9 +182,9 @@ def _coverage(judged: dict[str, list[Judged]]) -> FigureData:
     )  # fmt: skip
 
 
-def _table(judged: dict[str, list[Judged]]) -> FigureData:
-    rows = [[name, *(mean_and_sd(column)[0] for column in zip(*map(_cells, found), strict=True))]
-            for name, found in judged.items()]  # fmt: skip
+def _table(by_model: dict[str, list[KeptPromises]]) -> FigureData:
+    rows = [[name, *(mean_and_sd(column)[0] for column in zip(*map(_cells, results), strict=True))]
+            for name, results in by_model.items()]  # fmt: skip
     note = (
         "Means over splits; within a patient, the mean over patients. Promises hold for new patients of the same "
         "population, but for the epoch having been chosen on the patients they come from."
@@ -192,7 +192,7 @@ def _table(judged: dict[str, list[Judged]]) -> FigureData:
     return FigureData("Promised and kept", CellTable(COLUMNS, rows), NAME, note=note)
 
 
-def _cells(one: Judged) -> tuple[float, ...]:
+def _cells(one: KeptPromises) -> tuple[float, ...]:
     rules = one.calibration
     return (
         one.before.error, one.after.error, *one.brier, float(one.patient_error.mean()),
