@@ -138,6 +138,17 @@ def test_an_estimator_of_a_named_table_predicts_files_with_the_same_columns(tmp_
     assert predicted["predicted"].to_list() == [bool(answer) for answer in model.predict(table)]
 
 
+def test_an_estimator_of_an_array_predicts_arrays(tmp_path: Path) -> None:
+    X, y = samples("classes")
+    model = quick().fit(X, y, groups=PATIENTS)
+    model.save(tmp_path / "model")
+    np.save(tmp_path / "new.npy", X)
+    (file,) = predict_raw(tmp_path / "model", tmp_path / "new.npy", tmp_path / "out")
+    predicted = pl.read_csv(file)
+    np.testing.assert_allclose(predicted["p_b"], model.predict_proba(X)[:, 1], atol=1e-4)
+    assert predicted["predicted"].to_list() == model.predict(X).tolist()
+
+
 def test_the_columns_of_a_table_are_the_features_of_the_estimator(commands: Any, tmp_path: Path) -> None:
     X, y = samples("binary")
     table = pl.DataFrame(X, schema=NAMES)

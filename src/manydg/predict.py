@@ -1,11 +1,15 @@
-"""A trained model on new raw files, through the same preparation as its training data."""
+"""Predictions on new raw files: through the preparation of the training data, with how far to trust them.
+
+:func:`predict_raw` is ``manydg predict``. Beside the probabilities and the decision, each sample gets columns that say
+how far to trust them (:func:`trust_columns`), and ``about.json`` explains the model's decisions (:func:`about`).
+"""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,15 +23,14 @@ from manydg.errors import ConfigError, StorageError
 from manydg.evaluation.calibration import scale_temperature
 from manydg.evaluation.predictions import decide, read_predictions
 from manydg.evaluation.trust import SetRule, prediction_sets
-from manydg.files import new_folder, write_through
+from manydg.files import JsonObject, new_folder, write_through
 from manydg.sources import SOURCES, AnySource, NewSamples, SamplePredictions, TrainedOn, find_source
 from manydg.sources._source import write_prediction_table
 from manydg.training.reliability import Calibration, patient_embeddings, read_calibration
-from manydg.training.run import Run, open_run
+from manydg.training.run import PREDICTIONS, Run, open_run
 
-# How a run decides, in words and numbers, for those who read its predictions without having seen its training.
-
-
+Columns = dict[str, Sequence[Any]]
+ABOUT = "about.json"
 _NEARLY_ALL = 0.9
 _COLUMNS = {
     "predicted": "what the model decides: the most probable class or, where a threshold is given, every label whose "
@@ -43,58 +46,6 @@ _COLUMNS = {
     "patients do",
     "distance": "how far, 1 being that limit",
 }
-
-
-def about(run: Run) -> dict[str, Any]:
-    """What a file of predictions should be read with, as JSON values."""
-    record = run.record
-    unseen = {"patients": record.patients.test, "samples": record.samples.test, **record.test}
-    return {
-        "run": record.run,
-        "algorithm": record.algorithm,
-        "trained on": record.dataset,
-        "classes or labels": list(run.algorithm.target.spec.names),
-        "how well it did on patients it had not seen": unseen,
-        "decision": _decision(run),
-        "columns": _COLUMNS,
-    }
-
-
-def _decision(run: Run) -> dict[str, Any]:
-    record = run.record
-    threshold, rule = record.threshold, record.threshold_rule
-    if threshold is None:
-        return {"rule": rule, "in words": f"the {rule} decides"}
-    target, labels = run.algorithm.target, list(run.algorithm.target.spec.names)
-    found = {"rule": rule, "threshold": threshold}
-    what = f"'{labels[1]}'" if target.kind == "binary" else "every label"
-    words = f"{what} counts as predicted from a probability of {threshold:.4g} upwards ({rule}"
-    counts = None if run.folder is None else _on_validation(run, threshold)
-    if counts is None:
-        return found | {"in words": words + ")"}
-    things = "samples" if target.kind == "binary" else "labels"
-    words += f"; {counts['predicted']:.0%} of their {things} are predicted so, {counts['true']:.0%} are true)"
-    if counts["predicted"] > _NEARLY_ALL:
-        words += (
-            ". Nearly everything is predicted: the model hardly tells what is true from what is not on those patients, "
-            "and then F1 is highest so. Train it longer or on more patients, or choose a threshold of your own"
-        )
-    return found | {"on validation patients": counts, "in words": words}
-
-
-def _on_validation(run: Run, threshold: float) -> dict[str, float] | None:
-    """Which share of the validation patients' samples (or of their labels) is predicted, and which is true."""
-    assert run.folder is not None
-    path = run.folder / "predictions.npz"
-    if not path.exists():
-        return None
-    val = read_predictions(path, "val", run.algorithm.target, threshold)
-    return {"predicted": float(np.mean(val.decisions() != 0)), "true": float(np.mean(val.truth != 0))}
-
-
-# New samples through the source that prepared the training data
-
-ABOUT = "about.json"
 
 
 def predict_raw(run_folder: str | Path, raw: str | Path, out: str | Path, **options: object) -> list[Path]:
@@ -215,20 +166,14 @@ def predict_samples(run: Run, data: DomainDataset) -> SamplePredictions:
     return SamplePredictions(target.spec, probabilities, decisions, threshold, trust_columns(run, data, probabilities))
 
 
-# How far to trust predictions on new patients: further columns of what ``manydg predict`` writes.
-
-
-Columns = dict[str, Sequence[Any]]
-
-
 def trust_columns(run: Run, data: DomainDataset, probabilities: npt.NDArray[np.float32]) -> Columns:
     """Columns by name, one entry per sample; none for a run that was made without calibration.
 
     ``calibrated_NAME`` is the probability after temperature scaling. ``set_90`` holds the classes that cannot be ruled
     out (for multi-label, the labels that may be present), separated by ``|``, so that 90% of a new patient's sets hold
     the truth on average over patients; ``set_90_of_80`` so that this is true of 80% of new patients. The figures are
-    lower where few patients validated. ``unlike_training`` says whether the sample's patient lies farther from the
-    training patients than nearly all validation patients, and ``distance`` how far, one being the limit.
+    lower where few patients validated. ``unlike_training`` is whether the sample's patient is farther from the training
+    patients than nearly all validation patients, and ``distance`` how far, one being the limit.
 
     Parameters
     ----------
@@ -240,10 +185,9 @@ def trust_columns(run: Run, data: DomainDataset, probabilities: npt.NDArray[np.f
     calibration = None if run.folder is None else read_calibration(run.folder)
     if calibration is None:
         return {}
-    target = run.algorithm.target
-    mended = scale_temperature(target, probabilities, calibration.temperature).round(5)
-    columns: Columns = {f"calibrated_{name}": mended[:, k].tolist() for k, name in enumerate(target.spec.names)}
-    names = np.array(target.spec.names)
+    target, names = run.algorithm.target, np.array(run.algorithm.target.spec.names)
+    calibrated = scale_temperature(target, probabilities, calibration.temperature).round(5)
+    columns: Columns = {f"calibrated_{name}": calibrated[:, k].tolist() for k, name in enumerate(names)}
     for rule in (calibration.on_average, calibration.for_most):
         sets = prediction_sets(target, probabilities, rule)
         columns[set_name(rule)] = ["|".join(names[row]) for row in sets]
@@ -269,7 +213,59 @@ def _percent(value: float) -> int:
 def _novelty(run: Run, data: DomainDataset, calibration: Calibration) -> Columns:
     if calibration.reference is None:
         return {}
-    codes, distances = calibration.reference.distances(*patient_embeddings(run.algorithm, run.prepare(data)))
-    of_sample = distances[np.searchsorted(codes, data.domains.cpu().numpy())]
-    shown = (of_sample / calibration.limit).round(3) if calibration.limit > 0 else of_sample
-    return {"unlike_training": (of_sample > calibration.limit).tolist(), "distance": shown.tolist()}
+    codes, by_patient = calibration.reference.distances(*patient_embeddings(run.algorithm, run.prepare(data)))
+    distances = by_patient[np.searchsorted(codes, data.domains.cpu().numpy())]
+    relative = (distances / calibration.limit).round(3) if calibration.limit > 0 else distances
+    return {"unlike_training": (distances > calibration.limit).tolist(), "distance": relative.tolist()}
+
+
+def about(run: Run) -> JsonObject:
+    """What the readers of a file of predictions should know, who have not seen the training."""
+    record = run.record
+    unseen = {"patients": record.patients.test, "samples": record.samples.test, **record.test}
+    return {
+        "run": record.run,
+        "algorithm": record.algorithm,
+        "trained on": record.dataset,
+        "classes or labels": list(run.algorithm.target.spec.names),
+        "how well it did on patients it had not seen": unseen,
+        "decision": _decision(run),
+        "columns": _COLUMNS,
+    }
+
+
+@dataclass(frozen=True)
+class _Shares:
+    """Of the validation patients' samples, or of their labels: the share that is predicted, and that is true."""
+
+    predicted: float
+    true: float
+
+
+def _decision(run: Run) -> JsonObject:
+    """How the run decides, in words and numbers."""
+    threshold, rule, target = run.record.threshold, run.record.threshold_rule, run.algorithm.target
+    if threshold is None:
+        return {"rule": rule, "in words": f"the {rule} decides"}
+    binary = target.kind == "binary"
+    what = f"'{target.spec.names[1]}'" if binary else "every label"
+    words = f"{what} counts as predicted from a probability of {threshold:.4g} upwards ({rule}"
+    shares = _on_validation(run, threshold)
+    if shares is None:
+        return {"rule": rule, "threshold": threshold, "in words": words + ")"}
+    things = "samples" if binary else "labels"
+    words += f"; {shares.predicted:.0%} of their {things} are predicted so, {shares.true:.0%} are true)"
+    if shares.predicted > _NEARLY_ALL:
+        words += (
+            ". Nearly everything is predicted: the model hardly tells what is true from what is not on those patients, "
+            "and then F1 is highest so. Train it longer or on more patients, or choose a threshold of your own"
+        )
+    return {"rule": rule, "threshold": threshold, "on validation patients": asdict(shares), "in words": words}
+
+
+def _on_validation(run: Run, threshold: float) -> _Shares | None:
+    path = None if run.folder is None else run.folder / PREDICTIONS
+    if path is None or not path.exists():
+        return None
+    val = read_predictions(path, "val", run.algorithm.target, threshold)
+    return _Shares(float(np.mean(val.decisions() != 0)), float(np.mean(val.truth != 0)))
