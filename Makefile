@@ -14,7 +14,7 @@ demo: $(RUN)
 # From Python 3.12 on, lines are counted by sys.monitoring, which costs next to nothing.
 test: lint
 	OMP_NUM_THREADS=1 COVERAGE_CORE=$$($(BIN)/python -c 'import sys; print("sysmon" if sys.version_info >= (3, 12) else "ctrace")') \
-		$(BIN)/pytest -n 2 -m "not slow" --cov
+		$(BIN)/pytest -n 2 -m "not slow" --cov --cov-report=
 
 test-slow: $(DEV)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow
