@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from manydg.algorithms import ALGORITHMS
+from manydg.studies.catalogue.runtime import PATIENTS, Costs, costs_by_patients, figures_of
 from manydg.studies.figure_data import write_figure
 
 
