@@ -563,7 +563,7 @@ def _read_compounds(path: Path) -> pl.DataFrame:
     if not path.is_file():
         raise DataError(f"there is no table of compounds at {path}")
     try:
-        lines = pl.Series("line", path.read_text().splitlines(), dtype=pl.String)
+        lines = pl.Series("line", path.read_text(encoding="utf-8").splitlines(), dtype=pl.String)
     except (OSError, UnicodeDecodeError):
         raise DataError(f"{path} cannot be read as text") from None
     frame = pl.DataFrame(lines).select(
