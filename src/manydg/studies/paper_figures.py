@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from manydg.errors import unknown_name
+from manydg.files import ParsedJson
 from manydg.studies.summary_text import METRIC_NAMES, mean_text
 from manydg.training.record import Counts
 
@@ -108,9 +109,9 @@ class PaperTask:
 
 
 @cache
-def _content() -> dict[str, Any]:
+def _content() -> ParsedJson:
     text = resources.files("manydg.studies").joinpath("paper_figures.json").read_text(encoding="utf-8")
-    content: dict[str, Any] = json.loads(text)
+    content: ParsedJson = json.loads(text)
     return content
 
 

@@ -18,7 +18,16 @@ from manydg.code_version import code_version
 from manydg.data.dataset import DomainDataset
 from manydg.data.info import CohortStep, Provenance, TargetSpec
 from manydg.errors import DataError, StorageError
-from manydg.files import Json, append_line, fingerprint, read_json, refuse_dataset_folder, write_atomically, write_json
+from manydg.files import (
+    Json,
+    ParsedJson,
+    append_line,
+    fingerprint,
+    read_json,
+    refuse_dataset_folder,
+    write_atomically,
+    write_json,
+)
 from manydg.targets import target_of
 from manydg.training.record import REMEDY, RunRecord, Use
 
@@ -168,7 +177,7 @@ class StudiedDataset:
         }
 
     @staticmethod
-    def from_json(value: Mapping[str, Any], name: str = "") -> StudiedDataset:
+    def from_json(value: ParsedJson, name: str = "") -> StudiedDataset:
         target, provenance = value.get("target"), value.get("provenance")
         return StudiedDataset(
             name=str(value.get("name") or name),
@@ -220,7 +229,7 @@ class StudyDescription:
         }
 
     @staticmethod
-    def from_json(value: Mapping[str, Any]) -> StudyDescription:
+    def from_json(value: ParsedJson) -> StudyDescription:
         latest = value.get("dataset") or {}
         datasets = value.get("datasets") or ({latest["name"]: latest} if latest.get("name") else {})
         return StudyDescription(

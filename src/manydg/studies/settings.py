@@ -1,4 +1,10 @@
-"""Options for several algorithms at once: what they share, and what each has of its own."""
+"""Options of a study: what all algorithms share, and what each has of its own; read from files, and shown as such.
+
+A settings file is TOML with four parts: ``[training]`` for what all algorithms share, ``[backbone]``, ``[head]`` for
+every algorithm that has Base's head, and one table for each algorithm under ``[algorithms.NAME]``, whose settings are
+that algorithm's alone and come before the head's. ``extends = "NAME"`` builds on a preset: the paper's settings for one
+of its tasks.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +25,7 @@ from manydg.config import TrainingConfig
 from manydg.data.dataset import DomainDataset
 from manydg.data.schema import InputSchema
 from manydg.errors import ConfigError, StorageError, unknown_name
+from manydg.files import Json, ParsedJson
 from manydg.targets import target_of
 from manydg.training.fit import auto_backbone, selection_metric
 
@@ -43,11 +50,11 @@ class Options:
     """
 
     common: TrainingConfig = field(default_factory=TrainingConfig)
-    own: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    own: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
     origin: str = ""
-    head: Mapping[str, Any] = field(default_factory=dict)
+    head: Mapping[str, Json] = field(default_factory=dict)
 
-    def of(self, algorithm: str, seed: int | None = None, **settings: Any) -> TrainingConfig:
+    def of(self, algorithm: str, seed: int | None = None, **settings: Json) -> TrainingConfig:
         """The configuration of an algorithm; settings given here come before its own.
 
         Examples
@@ -96,7 +103,7 @@ def spelled_out(config: TrainingConfig, dataset: DomainDataset) -> TrainingConfi
     )
 
 
-def backbone_defaults(name: str) -> dict[str, Any]:
+def backbone_defaults(name: str) -> dict[str, Json]:
     """The options of a backbone with their defaults, those that are plain values."""
     parameters = inspect.signature(BACKBONES.get(name)).parameters
     return {
@@ -106,16 +113,10 @@ def backbone_defaults(name: str) -> dict[str, Any]:
     }
 
 
-# Settings in files: the paper's for each of its tasks, and the user's own.
-#
-# A file has four parts: ``[training]`` for what all algorithms share, ``[backbone]``, ``[head]`` for every algorithm
-# that has Base's head, and one table for each algorithm under ``[algorithms.NAME]``, whose settings are that
-# algorithm's alone and come before the head's. ``extends = "NAME"`` builds on a preset.
-
-
 SECTIONS = ("training", "backbone", "head", "algorithms")
 _ELSEWHERE = ("algorithm", "settings", "backbone", "backbone_options", "seed")
-Content = dict[str, Any]
+Settings = Mapping[str, Json]
+"""Values by name."""
 
 
 def preset_names() -> list[str]:
@@ -139,8 +140,8 @@ def read_preset(name: str) -> Options:
     >>> read_preset("mimic3").of("manydg").batch_size
     64
     """
-    content = tomllib.loads(preset_text(name))
-    return make_options(content, f"the paper's settings for {name}")
+    tables = SettingsTables.from_toml(tomllib.loads(preset_text(name)))
+    return make_options(tables, f"the paper's settings for {name}")
 
 
 def read_settings(name: str | Path) -> Options:
@@ -166,30 +167,30 @@ def read_settings(name: str | Path) -> Options:
     try:
         base = content.pop("extends", None)
         whole = content if base is None else _extended(tomllib.loads(preset_text(base)), content)
-        return make_options(whole, str(path))
+        return make_options(SettingsTables.from_toml(whole), str(path))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 
 
-def check_shape(content: Content, path: Path) -> None:
+def check_shape(content: ParsedJson, path: Path) -> None:
     """Raise if a file's tables are not where they belong."""
     from pydantic import BaseModel, ConfigDict, ValidationError
 
     class Backbone(BaseModel):
         model_config = ConfigDict(extra="forbid", strict=True)
         name: str = "auto"
-        options: dict[str, Any] = {}
+        options: dict[str, object] = {}
 
-    class Settings(BaseModel):
+    class SettingsFile(BaseModel):
         model_config = ConfigDict(extra="forbid", strict=True)
         extends: str | None = None
-        training: dict[str, Any] = {}
+        training: dict[str, object] = {}
         backbone: Backbone = Backbone()
-        head: dict[str, Any] = {}
-        algorithms: dict[str, dict[str, Any]] = {}
+        head: dict[str, object] = {}
+        algorithms: dict[str, dict[str, object]] = {}
 
     try:
-        Settings.model_validate(content)
+        SettingsFile.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
@@ -199,17 +200,38 @@ def check_shape(content: Content, path: Path) -> None:
         raise ConfigError(f"{path}: '{where}': {first['msg'].lower()}, not {first['input']!r}") from None
 
 
-def make_options(content: Mapping[str, Any], origin: str) -> Options:
-    """Options from a file's content, every name and value checked."""
-    training = dict(content.get("training", {}))
-    for name in training:
+@dataclass(frozen=True)
+class SettingsTables:
+    """The tables of a settings file."""
+
+    training: Settings = field(default_factory=dict)
+    backbone: str = "auto"
+    backbone_options: Settings = field(default_factory=dict)
+    head: Settings = field(default_factory=dict)
+    algorithms: Mapping[str, Settings] = field(default_factory=dict)
+
+    @staticmethod
+    def from_toml(content: ParsedJson) -> SettingsTables:
+        backbone = content.get("backbone", {})
+        return SettingsTables(
+            training=content.get("training", {}),
+            backbone=backbone.get("name", "auto"),
+            backbone_options=backbone.get("options", {}),
+            head=content.get("head", {}),
+            algorithms=content.get("algorithms", {}),
+        )
+
+
+def make_options(tables: SettingsTables, origin: str) -> Options:
+    """Options from a file's tables, every name and value checked."""
+    for name in tables.training:
         _known_training(name)
-    backbone = content.get("backbone", {})
-    chosen, given = backbone.get("name", "auto"), dict(backbone.get("options", {}))
-    check_backbone(chosen, given)
-    common = TrainingConfig.from_mapping({**training, "backbone": chosen, "backbone_options": given})
-    own = {name: dict(values) for name, values in content.get("algorithms", {}).items()}
-    options = Options(common, own, origin, head=dict(content.get("head", {})))
+    check_backbone(tables.backbone, tables.backbone_options)
+    common = TrainingConfig.from_mapping(
+        {**tables.training, "backbone": tables.backbone, "backbone_options": dict(tables.backbone_options)}
+    )
+    own = {name: dict(values) for name, values in tables.algorithms.items()}
+    options = Options(common, own, origin, head=dict(tables.head))
     _check_settings("base", options.head)
     for name in own:
         check_algorithm(options, name)
@@ -229,7 +251,7 @@ def _check_settings(algorithm: str, given: Iterable[str], further: Sequence[str]
             raise unknown_name(f"setting of {algorithm}", setting, known)
 
 
-def check_backbone(name: str, options: Mapping[str, Any]) -> None:
+def check_backbone(name: str, options: Settings) -> None:
     """Raise if there is no such backbone or it has no such options; what suits ``auto`` is seen with the data."""
     if name == "auto":
         return
@@ -242,13 +264,12 @@ def check_backbone(name: str, options: Mapping[str, Any]) -> None:
 
 
 def _known_training(name: str) -> None:
-    known = [field.name for field in dataclasses.fields(TrainingConfig) if field.name not in _ELSEWHERE]
-    if name not in known:
-        raise unknown_name("training option", name, known)
+    if name not in _training_names():
+        raise unknown_name("training option", name, _training_names())
 
 
-def changed(options: Options, *, training: Mapping[str, Any], backbone: str | None, sets: Mapping[str, Any]) -> Options:
-    """Options with what was said on the command line.
+def changed(options: Options, *, training: Settings, backbone: str | None, sets: Settings) -> Options:
+    """Options with what was given on the command line.
 
     Parameters
     ----------
@@ -259,56 +280,42 @@ def changed(options: Options, *, training: Mapping[str, Any], backbone: str | No
     sets : mapping
         ``training.NAME``, ``backbone.NAME`` or ``ALGORITHM.NAME`` to a value.
     """
-    content: Content = {"training": {}, "backbone": {}, "algorithms": {}}
+    same_backbone = backbone is None or backbone == options.common.backbone
+    backbone_options = dict(options.common.backbone_options) if same_backbone else {}
+    for_all = {name: getattr(options.common, name) for name in _training_names()} | dict(training)
     own = {
         name: {key: value for key, value in values.items() if key not in training}
         for name, values in options.own.items()
     }
-    given = dict(options.common.backbone_options)
-    if backbone is not None and backbone != options.common.backbone:
-        given = {}
     for name, value in sets.items():
         part, dot, key = name.partition(".")
         if not dot:
             raise ConfigError(
                 f"'{name}' does not say whose setting it is: write ALGORITHM.{name}, training.{name} or backbone.{name}"
             )
-        if part == "training":
-            content["training"][key] = value
-        elif part == "backbone":
-            given[key] = value
-        else:
-            own.setdefault(part, {})[key] = value
-    shared = {
-        field.name: getattr(options.common, field.name)
-        for field in dataclasses.fields(TrainingConfig)
-        if field.name not in _ELSEWHERE
-    }
-    whole = {
-        "training": {**shared, **training, **content["training"]},
-        "backbone": {"name": backbone or options.common.backbone, "options": given},
-        "head": options.head,
-        "algorithms": own,
-    }
+        tables = {"training": for_all, "backbone": backbone_options}
+        (tables[part] if part in tables else own.setdefault(part, {}))[key] = value
+    whole = SettingsTables(for_all, backbone or options.common.backbone, backbone_options, options.head, own)
     return make_options(whole, options.origin)
 
 
-def _extended(preset: Content, content: Content) -> Content:
+def _training_names() -> list[str]:
+    return [entry.name for entry in dataclasses.fields(TrainingConfig) if entry.name not in _ELSEWHERE]
+
+
+def _extended(preset: ParsedJson, content: ParsedJson) -> ParsedJson:
     """A preset with what a file says instead; another backbone has no options of the preset's."""
     backbone = content.get("backbone", {}).get("name")
     kept = {key: part for key, part in preset.items() if key != "backbone" or backbone in (None, part["name"])}
-    return _laid_over(kept, content)
+    return _overridden(kept, content)
 
 
-def _laid_over(base: Content, content: Mapping[str, Any]) -> Content:
-    whole: Content = dict(base)
+def _overridden(base: ParsedJson, content: ParsedJson) -> ParsedJson:
+    whole = dict(base)
     for name, value in content.items():
         nested = isinstance(value, Mapping) and isinstance(base.get(name), Mapping)
-        whole[name] = _laid_over(base[name], value) if nested else value
+        whole[name] = _overridden(base[name], value) if nested else value
     return whole
-
-
-# Settings as text that can be read, saved and given back.
 
 
 def shown(name: str | None) -> str:
@@ -363,5 +370,5 @@ def _range(about: Any) -> str:
     return f"searched from {about['low']:g} to {about['high']:g}" if "low" in about else "any value"
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     return json.dumps(value)

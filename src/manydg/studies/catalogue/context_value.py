@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +23,7 @@ from manydg.training.record import RunRecord
 from manydg.training.run import Run, open_run
 
 LEARNERS = ("base", "boosting", "prototype", "manydg", "manydg-context")
-PARTS_OF_OURS: dict[str, dict[str, Any]] = {
+PARTS_OF_OURS: dict[str, dict[str, float]] = {
     "last weights instead of the average": {"decay": 0.0},
     "patients told apart by z": {"contrast": 0.1},
     "one direction projected out": {"directions": 1},

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -99,7 +98,7 @@ def _costs(name: str, patients: Sequence[int]) -> list[StepCost | None]:
     return costs
 
 
-def _inputs(name: str) -> tuple[DomainDataset, str, Mapping[str, Any]]:
+def _inputs(name: str) -> tuple[DomainDataset, str, Mapping[str, int]]:
     """Made-up data, and the first small backbone on them that the algorithm takes."""
     rng, label, who = np.random.default_rng(0), np.arange(_ROWS) % 5, np.arange(_ROWS) // 2
     table = from_arrays(rng.normal(size=(_ROWS, 16)), label, who)
