@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from manydg.backbones import Backbone, build_backbone
-from manydg.backbones._records import CodeValues, EventSteps
+from manydg.backbones._codes import CodeValues
+from manydg.backbones._records import EventSteps
 from manydg.backbones.event_transformer import EventTransformer
 from manydg.data.columns import Column, Ragged
 from manydg.data.dataset import DomainDataset
+from manydg.data.info import DatasetInfo
 from manydg.data.schema import InputSchema
 from manydg.errors import ConfigError, DataError
 
@@ -222,7 +224,7 @@ def test_positions_count_back_from_the_last_event(make: Make) -> None:
 def test_events_without_named_kinds_and_without_static_are_taken(make: Make) -> None:
     dataset = make("events")
     columns = {name: column for name, column in dataset.columns.items() if name != "static"}
-    plain = replace(dataset, columns=columns, info={"vocabularies": dataset.info.vocabularies})
+    plain = replace(dataset, columns=columns, info=DatasetInfo(vocabularies=dataset.info.vocabularies))
     backbone = built("event-transformer", plain)
     assert backbone(plain.take(torch.arange(12)).inputs).shape == (12, 128)
 

@@ -1,6 +1,7 @@
-"""Steps of sequences: a flat list of them, run through recurrent networks or laid out in rectangles.
+"""Layouts of sequences: a flat list of steps, run through recurrent networks or laid out in padded rectangles.
 
-Nothing here lets one sequence change what another gives.
+Nothing here lets one sequence influence another's output. A :class:`FixedLayout` has a fixed shape and never waits for
+the device, so that a step on it may be captured.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Layout:
     longest : int
         At least 1.
     row, position : Tensor ``(steps,)``
-        Row of each step and its place there, from 0.
+        Row of each step and its position there, from 0.
     """
 
     def __init__(self, offsets: Tensor, host_lengths: list[int] | None = None) -> None:
@@ -73,8 +74,8 @@ class Layout:
         """The vector of each row's last step, ``(rows, width)``; zero for a row without steps."""
         if self.steps == 0:
             return vectors.new_zeros(self.rows, vectors.shape[-1])
-        found = vectors.index_select(0, (self.offsets[1:] - 1).clamp_min(0))
-        return torch.where((self.lengths > 0).unsqueeze(-1), found, 0.0)
+        last = vectors.index_select(0, (self.offsets[1:] - 1).clamp_min(0))
+        return torch.where((self.lengths > 0).unsqueeze(-1), last, 0.0)
 
     def run(self, network: nn.GRU, vectors: Tensor) -> Tensor:
         """States of a recurrent network after each step, ``(steps, hidden)``, without a padded step."""
@@ -88,9 +89,9 @@ class Layout:
         if self.steps == 0:
             return vectors.new_zeros(0, network.hidden_size)
         start, rank, sizes = self._time_table
-        place = start[time] + rank[self.row]
-        states, _ = network(PackedSequence(torch.empty_like(vectors).index_copy(0, place, vectors), sizes))
-        flat: Tensor = states.data.index_select(0, place)
+        packed = start[time] + rank[self.row]
+        states, _ = network(PackedSequence(torch.empty_like(vectors).index_copy(0, packed, vectors), sizes))
+        flat: Tensor = states.data.index_select(0, packed)
         return flat
 
     @cached_property
@@ -107,12 +108,12 @@ class Layout:
 
 @dataclass(frozen=True)
 class Group:
-    """Rows of similar length, cut out of a flat list in which rows stand by length.
+    """Rows of similar length, cut out of a flat list in which rows are ordered by length.
 
     Parameters
     ----------
     steps : slice
-        Where the group's steps lie in that list.
+        The group's steps in that list.
     layout : Layout
     """
 
@@ -170,13 +171,10 @@ def last_steps(offsets: Tensor, limit: int) -> tuple[Tensor, Tensor]:
     return torch.arange(total, device=offsets.device) + shift, kept
 
 
-# Steps of sequences in a batch of fixed shape: nothing is asked of the device, so that a step may be replayed.
-
-
 class FixedLayout(Layout):
     """How a flat list of steps is divided into rows, where the list has leftovers behind the last row.
 
-    Leftover steps are laid out nowhere and counted in no sum, so that nothing reaches them and no gradient comes back.
+    Leftover steps are in no rectangle and no sum, so that they influence nothing and get no gradient.
 
     Parameters
     ----------
@@ -204,7 +202,7 @@ class FixedLayout(Layout):
         return sums.index_add(0, torch.where(self.inside, self.row, self.rows), vectors)[: self.rows]
 
     def _run(self, network: nn.GRU, vectors: Tensor, time: Tensor) -> Tensor:
-        # Rows are laid out from their first step on: what a network makes of the padding comes too late to matter.
+        # Padding comes after a row's last step, so that its states reach none of the row's own.
         time = time.clamp(0, self.longest - 1)
         states, _ = network(self._lay_out(vectors, time))
         flat: Tensor = states.flatten(0, 1).index_select(0, self.row * self.longest + time)
@@ -212,8 +210,8 @@ class FixedLayout(Layout):
 
     def _lay_out(self, vectors: Tensor, time: Tensor) -> Tensor:
         spare = self.rows * self.longest
-        place = torch.where(self.inside, self.row * self.longest + time, spare)
-        filled = vectors.new_zeros(spare + 1, vectors.shape[-1]).index_copy(0, place, vectors)
+        cell = torch.where(self.inside, self.row * self.longest + time, spare)
+        filled = vectors.new_zeros(spare + 1, vectors.shape[-1]).index_copy(0, cell, vectors)
         return filled[:spare].reshape(self.rows, self.longest, -1)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Dense columns as one table of numbers, whole for a batch, and in pieces for a dataset that may exceed the memory."""
+"""Dense columns as one table of numbers, whole or in pieces, and its scaling by statistics of training patients."""
 
 from __future__ import annotations
 
@@ -86,9 +86,6 @@ def _stored(dataset: DomainDataset, rows: Tensor) -> Tensor:
     return there if dataset.rows is None else dataset.rows[there]
 
 
-# Scaling learned from training patients and kept with the weights.
-
-
 class RunningMoments:
     """Mean and variance of values that come in pieces, in float64.
 
@@ -120,7 +117,7 @@ class RunningMoments:
 
 
 class Standardize(nn.Module):
-    """Subtract the mean and divide by the standard deviation of each feature, as found in training patients.
+    """Subtract the mean and divide by the standard deviation of each feature in the training patients.
 
     A feature that is constant there carries nothing a model could learn and is set to zero everywhere.
     """
@@ -146,10 +143,10 @@ class Standardize(nn.Module):
         mean, variance = moments.mean, moments.variance
         constant = variance <= 1e-12 * mean.square().clamp_min(1e-12)
         if bool(constant.any()):
-            places = torch.nonzero(constant).squeeze(1).tolist()
+            positions = torch.nonzero(constant).squeeze(1).tolist()
             warnings.warn(
-                f"{len(places)} input features are constant in the training patients and are ignored: "
-                f"positions {places[:10]}",
+                f"{len(positions)} input features are constant in the training patients and are ignored: "
+                f"positions {positions[:10]}",
                 ManyDGWarning,
                 stacklevel=2,
             )

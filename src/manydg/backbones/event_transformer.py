@@ -17,9 +17,6 @@ from manydg.data.dataset import DomainDataset
 from manydg.data.schema import InputSchema
 from manydg.errors import ConfigError
 
-# Attention over the steps of rows of different length, laid out in rectangles or one row after the other.
-
-
 _LARGEST_PACKED_HEAD = 256
 
 
@@ -36,7 +33,7 @@ class Attention(Protocol):
 class RectangleAttention:
     """Attention in rectangles: steps ``(rows, longest, ...)``, of which those behind a row's end are not seen.
 
-    A row without steps attends to its first place, to avoid 0 / 0; what comes of it is of no use.
+    A row without steps attends to its first position, to avoid 0 / 0; its output is not used.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -50,7 +47,7 @@ class RectangleAttention:
 
 
 class PackedAttention:
-    """Attention without padding: steps ``(steps, ...)`` stand one row after the other.
+    """Attention without padding: steps ``(steps, ...)``, one row after the other.
 
     Leftovers behind the last row are cut into rows of their own, so that every step holds numbers and every gradient
     is defined. The kernel is the one behind torch's own attention over nested tensors.
@@ -80,7 +77,7 @@ class PackedAttention:
         return self._attend(query, key, value, dropout, bounds, 1)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, dropout: float, bounds: Tensor, most: int) -> Tensor:
-        """Attention of queries that stand between these bounds, at most so many of a row."""
+        """Attention of queries between these bounds, at most so many of a row."""
         attended: Tensor = torch.ops.aten._flash_attention_forward(
             query, key, value, bounds, self._bounds, most, self._longest, dropout, False, False
         )[0]
@@ -168,9 +165,9 @@ class EventTransformer(Backbone):
 
     def forward(self, inputs: Inputs) -> Tensor:
         vectors, layout = self.steps(inputs)
-        places = self.position(self.sinusoids[: layout.longest])
+        positions = self.position(self.sinusoids[: layout.longest])
         from_last = (layout.lengths[layout.row] - 1 - layout.position).clamp_min(0)
-        steps = self.dropout(vectors + places.index_select(0, from_last))
+        steps = self.dropout(vectors + positions.index_select(0, from_last))
         if isinstance(layout, FixedLayout):
             packed = PackedAttention.suits(layout, steps, self.output_size // self.heads)
             stays = self._attend_packed(steps, layout) if packed else self._attend(steps, layout)
@@ -193,12 +190,12 @@ class EventTransformer(Backbone):
         return replace(dataset, columns=columns, rows=None)
 
     def _attend(self, vectors: Tensor, layout: Layout) -> Tensor:
-        """The last event's output of each stay, ``(rows, width)``, worked out in rectangles."""
+        """The last event's output of each stay, ``(rows, width)``, computed in rectangles."""
         attention = RectangleAttention(layout)
         steps = layout.spread(vectors)
         for layer in self.layers[:-1]:
             steps = layer(steps, steps, attention)
-        # Only the last event's output is read, so the last layer works it out alone.
+        # Only the last event's output is read, so the last layer computes it alone.
         rows = torch.arange(layout.rows, device=vectors.device)
         last = steps[rows, (layout.lengths - 1).clamp_min(0)].unsqueeze(1)
         return self._output(self.layers[-1](last, steps, attention).squeeze(1), layout)

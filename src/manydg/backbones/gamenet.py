@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from manydg.backbones._backbone import Backbone, Inputs
-from manydg.backbones._records import VisitCodes, two_levels
+from manydg.backbones._codes import two_levels
+from manydg.backbones._records import VisitCodes
 from manydg.backbones._sequences import Layout, layout_of
 from manydg.data.columns import Ragged
 from manydg.data.dataset import DomainDataset
@@ -134,7 +135,7 @@ def _links(pairs: Sequence[Sequence[int]], drugs: int) -> Tensor:
         raise ConfigError("drug_interactions is a list of pairs of drug codes, such as [[0, 3], [2, 7]]")
     index = torch.as_tensor([list(pair) for pair in pairs], dtype=torch.int64)
     if int(index.min()) < 0 or int(index.max()) >= drugs:
-        found = f"{int(index.min())} to {int(index.max())}"
-        raise ConfigError(f"drug_interactions names drugs {found}, but the dataset has drugs 0 to {drugs - 1}")
+        named = f"{int(index.min())} to {int(index.max())}"
+        raise ConfigError(f"drug_interactions names drugs {named}, but the dataset has drugs 0 to {drugs - 1}")
     links[index[:, 0], index[:, 1]] = 1.0
     return links

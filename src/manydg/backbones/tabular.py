@@ -1,4 +1,4 @@
-"""Tabular: a strong network for tables of measurements, with gaps."""
+"""Tabular: a strong network for tables of measurements with missing values, on piecewise-linear embeddings."""
 
 from __future__ import annotations
 
@@ -15,9 +15,6 @@ from manydg.backbones._tables import TableBackbone, blocks_of_features, join
 from manydg.data.dataset import DomainDataset
 from manydg.data.schema import InputSchema
 from manydg.errors import ConfigError, ManyDGWarning
-
-# Piecewise-linear embeddings of numbers, with bins at the quantiles of training patients.
-
 
 _ROWS_FOR_QUANTILES = 200_000
 _STEEPEST = float(np.finfo(np.float32).max)
@@ -97,8 +94,8 @@ def _edges(values: npt.NDArray[np.float32], bins: int) -> npt.NDArray[np.float64
         return distinct
     frequent = counts * bins >= len(known)
     others = np.repeat(distinct[~frequent], counts[~frequent])
-    places = np.linspace(0.0, 1.0, bins + 1 - int(frequent.sum()))
-    edges = np.unique(np.concatenate([distinct[frequent], np.quantile(others, places)]))
+    levels = np.linspace(0.0, 1.0, bins + 1 - int(frequent.sum()))
+    edges = np.unique(np.concatenate([distinct[frequent], np.quantile(others, levels)]))
     # Bins so narrow that float32 cannot divide by them hold nothing a model could tell apart.
     wide = np.diff(edges) > 1e-6 * max(np.abs(edges).max(), 1e-30)
     kept: npt.NDArray[np.float64] = edges[np.concatenate([[True], wide])]
