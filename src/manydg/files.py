@@ -215,12 +215,6 @@ def remove_partial_files(folder: Path) -> None:
                 path.unlink()
 
 
-def refuse_dataset_folder(folder: Path) -> None:
-    """Raise where runs or results would be written into a dataset folder: preparing it again would delete them."""
-    if (folder / "dataset.json").exists():
-        raise StorageError(f"{folder} is a dataset folder: name another one for what is made from it")
-
-
 def _versions(final: Path, kind: str) -> list[tuple[Path, int]]:
     """Temporary versions of a folder with the id of the process that made each."""
     start = f".{final.name}.{kind}-"

@@ -245,6 +245,12 @@ def read_description(folder: str | Path) -> DatasetDescription:
     raise StorageError(f"{path} has schema version {version}, this program reads {SCHEMA_VERSION}: {remedy}")
 
 
+def refuse_dataset_folder(folder: Path) -> None:
+    """Raise where runs or results would be written into a dataset folder: preparing it again would delete them."""
+    if (folder / DESCRIPTION).exists():
+        raise StorageError(f"{folder} is a dataset folder: name another one for what is made from it")
+
+
 def read_arrays(folder: Path, files: Mapping[str, ArrayFile], verify: Verify) -> dict[str, Array]:
     """A folder's arrays by name, memory-mapped and checked.
 

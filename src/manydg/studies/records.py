@@ -17,17 +17,9 @@ from typing import Any
 from manydg.code_version import code_version
 from manydg.data.dataset import DomainDataset
 from manydg.data.info import CohortStep, Provenance, TargetSpec
+from manydg.data.storage import refuse_dataset_folder
 from manydg.errors import DataError, StorageError
-from manydg.files import (
-    Json,
-    ParsedJson,
-    append_line,
-    fingerprint,
-    read_json,
-    refuse_dataset_folder,
-    write_atomically,
-    write_json,
-)
+from manydg.files import Json, ParsedJson, append_line, fingerprint, read_json, write_atomically, write_json
 from manydg.targets import target_of
 from manydg.training.record import REMEDY, RunRecord, Use
 

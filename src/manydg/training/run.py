@@ -30,17 +30,11 @@ from manydg.data.dataset import DomainDataset
 from manydg.data.info import TargetSpec
 from manydg.data.schema import InputSchema
 from manydg.data.splits import Split, check_split, split_named, split_patients, warn_of_overlap
+from manydg.data.storage import refuse_dataset_folder
 from manydg.errors import ConfigError, DataError, StorageError
 from manydg.evaluation.metrics import choose_threshold, score, score_patients
 from manydg.evaluation.predictions import Predictions, write_predictions
-from manydg.files import (
-    JsonObject,
-    fingerprint,
-    read_json,
-    refuse_dataset_folder,
-    remove_partial_files,
-    write_json,
-)
+from manydg.files import JsonObject, fingerprint, read_json, remove_partial_files, write_json
 from manydg.machine import peak_memory
 from manydg.targets import target_of
 from manydg.training.checkpoint import read_tensors, write_tensors
