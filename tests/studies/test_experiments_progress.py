@@ -16,9 +16,9 @@ from manydg.cli import _progress
 from manydg.cli._progress import LiveBoard, RunLines, described, study_board
 from manydg.config import TrainingConfig
 from manydg.data.dataset import DomainDataset
-from manydg.studies.records import RUNS
+from manydg.studies.records import RUNS, RunStatus, StatusFile, read_status
 from manydg.studies.settings import Options
-from manydg.studies.study import PlannedRun, RunStatus, SilentBoard, StatusFile, Study, grid, plan_study, read_status
+from manydg.studies.study import PlannedRun, SilentBoard, Study, grid, plan_study
 from manydg.training.record import EpochEntry, RunRecord
 
 QUICK = Options(TrainingConfig(epochs=2, batch_size=32, backbone_options={"hidden": 8, "width": 6}))

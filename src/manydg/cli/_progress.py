@@ -95,7 +95,7 @@ class LiveBoard(RunLines):
         from rich.table import Table
         from rich.text import Text
 
-        from manydg.studies.study import read_status
+        from manydg.studies.records import read_status
 
         table = Table("experiment", "run", "epoch", "loss", "validation", box=None, pad_edge=False)
         for run, file in list(self.under_way.values()):

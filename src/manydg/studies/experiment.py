@@ -112,9 +112,6 @@ def training_patients(request: Request) -> int:
     return request.training_patients
 
 
-# Folding records into figure data that the report draws.
-
-
 Series = dict[str, dict[float, list[float]]]
 
 

@@ -20,8 +20,6 @@ from manydg.training.fit import Fitted, Reporter, fit, fit_further
 from manydg.training.record import CurvePoint, EpochEntry, RunRecord, Variant
 from manydg.training.run import PREDICTIONS, draw_split, make_record, predict_held_out, train
 
-# What a procedure is given to do one run.
-
 
 @dataclass(frozen=True, eq=False)
 class RunTask:

@@ -7,6 +7,8 @@ its record's ``experiments``. ``study.json`` describes the datasets and how the 
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import time
 from collections.abc import Iterable, Mapping
@@ -19,9 +21,18 @@ from manydg.data.dataset import DomainDataset
 from manydg.data.info import CohortStep, Provenance, TargetSpec
 from manydg.data.storage import refuse_dataset_folder
 from manydg.errors import DataError, StorageError
-from manydg.files import Json, ParsedJson, append_line, fingerprint, read_json, write_atomically, write_json
+from manydg.files import (
+    Json,
+    ParsedJson,
+    append_line,
+    fingerprint,
+    read_json,
+    write_atomically,
+    write_json,
+    write_unsynced,
+)
 from manydg.targets import target_of
-from manydg.training.record import REMEDY, RunRecord, Use
+from manydg.training.record import REMEDY, EpochEntry, Metrics, RunRecord, Use
 
 RESULTS, RUNS, STUDY = "results.jsonl", "runs", "study.json"
 RUN_RECORD, FAILURE, STATUS = "run.json", "failed.json", "status.json"
@@ -101,6 +112,59 @@ def read_results(folder: str | Path) -> list[RunRecord]:
             raise StorageError(f"{source} is damaged: {remedy}") from None
         records.append(RunRecord.from_json(content, source, remedy))
     return records
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """How far a run is: its last finished epoch."""
+
+    epoch: int = 0
+    epochs: int = 0
+    losses: Mapping[str, float] = field(default_factory=dict)
+    val: Metrics = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+class StatusFile:
+    """A reporter of training that keeps the last epoch's figures in a file, for a progress board in any process.
+
+    A status that cannot be written is skipped: it must not stop a run.
+
+    Parameters
+    ----------
+    file : Path
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.epochs = 0
+
+    def started(self, algorithm: str, epochs: int, first_epoch: int) -> None:
+        self.epochs = epochs
+        self._write(RunStatus(first_epoch - 1, epochs))
+
+    def epoch_ended(self, entry: EpochEntry) -> None:
+        self._write(RunStatus(entry.epoch, self.epochs, entry.losses, entry.val, entry.seconds))
+
+    def finished(self, record: RunRecord) -> None:
+        pass
+
+    def remove(self) -> None:
+        """Take the file away at the end of the run."""
+        with contextlib.suppress(OSError):
+            self.file.unlink(missing_ok=True)
+
+    def _write(self, status: RunStatus) -> None:
+        with contextlib.suppress(StorageError):
+            write_unsynced(self.file, json.dumps(dataclasses.asdict(status)))
+
+
+def read_status(file: Path) -> RunStatus:
+    """What a status file says; nothing where there is none yet or no more."""
+    try:
+        return RunStatus(**json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return RunStatus()
 
 
 @dataclass(frozen=True)

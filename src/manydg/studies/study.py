@@ -6,12 +6,9 @@ again.
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import json
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -20,8 +17,8 @@ from manydg.code_version import code_version
 from manydg.config import TrainingConfig
 from manydg.data.dataset import DomainDataset, open_dataset
 from manydg.data.storage import DESCRIPTION, Verify
-from manydg.errors import ManyDGError, StorageError
-from manydg.files import fingerprint, remove_partial_files, write_unsynced
+from manydg.errors import ManyDGError
+from manydg.files import fingerprint, remove_partial_files
 from manydg.jobs import Job, current_engine
 from manydg.studies.procedures import PROCEDURES, STEPS, RunTask, tuning_epochs
 from manydg.studies.records import (
@@ -29,6 +26,7 @@ from manydg.studies.records import (
     RUN_RECORD,
     RUNS,
     STATUS,
+    StatusFile,
     append,
     collect,
     mark_use,
@@ -36,61 +34,7 @@ from manydg.studies.records import (
     read_runs,
 )
 from manydg.studies.settings import Options, as_options, spelled_out
-from manydg.training.record import EpochEntry, Metrics, RunRecord, Use, Variant
-
-
-@dataclass(frozen=True)
-class RunStatus:
-    """How far a run is: its last finished epoch."""
-
-    epoch: int = 0
-    epochs: int = 0
-    losses: Mapping[str, float] = field(default_factory=dict)
-    val: Metrics = field(default_factory=dict)
-    seconds: float = 0.0
-
-
-class StatusFile:
-    """A reporter of training runs that keeps the last epoch's figures in a file.
-
-    A status that cannot be written is skipped: it must not stop a run.
-
-    Parameters
-    ----------
-    file : Path
-    """
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-        self.epochs = 0
-
-    def started(self, algorithm: str, epochs: int, first_epoch: int) -> None:
-        self.epochs = epochs
-        self._write(RunStatus(first_epoch - 1, epochs))
-
-    def epoch_ended(self, entry: EpochEntry) -> None:
-        self._write(RunStatus(entry.epoch, self.epochs, entry.losses, entry.val, entry.seconds))
-
-    def finished(self, record: RunRecord) -> None:
-        pass
-
-    def remove(self) -> None:
-        """Take the file away at the end of the run."""
-        with contextlib.suppress(OSError):
-            self.file.unlink(missing_ok=True)
-
-    def _write(self, status: RunStatus) -> None:
-        with contextlib.suppress(StorageError):
-            write_unsynced(self.file, json.dumps(dataclasses.asdict(status)))
-
-
-def read_status(file: Path) -> RunStatus:
-    """What a status file says; nothing where there is none yet or no more."""
-    try:
-        return RunStatus(**json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return RunStatus()
-
+from manydg.training.record import RunRecord, Use, Variant
 
 TRAIN = "train"
 

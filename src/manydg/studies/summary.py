@@ -37,9 +37,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-# What a summary holds: one entry for each row and metric, and what a reader must know about them.
-
-
 @dataclass(frozen=True)
 class Entry:
     """One row of the table at one metric, on unseen patients.
@@ -123,9 +120,7 @@ class Summary:
 
     def to_rich(self, width: int | None = None) -> Table:
         """A table for a terminal of some width; by default that of this one."""
-        from manydg.studies.summary_text import to_rich
-
-        return to_rich(self, width)
+        return tables.to_rich(self, width)
 
     def to_markdown(self) -> str:
         """The tables and notes as Markdown."""
@@ -134,9 +129,6 @@ class Summary:
     def to_csv(self) -> str:
         """Every number, one line for each row and metric."""
         return tables.to_csv([self])
-
-
-# Records sorted for a summary: which runs count, which failed or are missing, and their predictions.
 
 
 Record = RunRecord
@@ -291,9 +283,6 @@ def load_predictions(folder: str | Path, record: Record) -> Predictions | None:
     if not record.ok or not path.is_file():
         return None
     return read_predictions(path, "test", _target(record), record.threshold)
-
-
-# Every run's metrics under one set of resampled patients, so that rows of a table are compared draw by draw.
 
 
 FloatArray = npt.NDArray[np.float64]

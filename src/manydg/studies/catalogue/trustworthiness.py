@@ -28,9 +28,6 @@ from manydg.training.record import RunRecord
 from manydg.training.reliability import CALIBRATION, Calibration, patient_embeddings, read_calibration
 from manydg.training.run import Run, open_run
 
-# How far a finished run's statements about its test patients turned out to be true.
-
-
 FloatArray = npt.NDArray[np.float64]
 
 
