@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from manydg.backbones import Backbone
-from manydg.data.columns import Capacity, Column, Ragged, take
+from manydg.data.columns import Capacity, Column, Ragged, nest, take, tensors_of
 from manydg.data.dataset import Batch, DomainDataset
 from manydg.data.sampling import EpochPlan
 
@@ -145,8 +145,8 @@ class StreamedSource:
         with torch.cuda.stream(self._stream):
             sent = Batch(
                 {name: _send_rows(column, stored, self.device) for name, column in train.columns.items()},
-                _send_rows(train.targets, indices, self.device),
-                _send_rows(train.domains, indices, self.device),
+                _dense(_send_rows(train.targets, indices, self.device)),
+                _dense(_send_rows(train.domains, indices, self.device)),
                 pairs,
             )
             arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -154,7 +154,7 @@ class StreamedSource:
         return sent, arrived
 
 
-def _send_rows(column: Any, rows: Tensor, device: torch.device) -> Any:
+def _send_rows(column: Column, rows: Tensor, device: torch.device) -> Column:
     """Send rows of a column to a device, gathered straight into pinned memory where the column is dense."""
     if isinstance(column, Ragged) or not column.is_contiguous():
         return _send(take(column, rows), device)
@@ -163,10 +163,9 @@ def _send_rows(column: Any, rows: Tensor, device: torch.device) -> Any:
     return gathered.to(device, non_blocking=True)
 
 
-def _send(column: Any, device: torch.device) -> Any:
-    if isinstance(column, Ragged):
-        return Ragged(_send(column.values, device), _send(column.offsets, device))
-    return column.pin_memory().to(device, non_blocking=True)
+def _send(column: Column, device: torch.device) -> Column:
+    *levels, items = (tensor.pin_memory().to(device, non_blocking=True) for tensor in tensors_of(column))
+    return nest(levels, items)
 
 
 def pinned(rows: int, column: Tensor) -> Tensor:
@@ -182,10 +181,7 @@ def _dense(column: Column) -> Tensor:
 def _tensors(batch: Batch) -> Iterator[Tensor]:
     yield from (batch.targets, batch.domains)
     for column in batch.inputs.values():
-        while isinstance(column, Ragged):
-            yield column.offsets
-            column = column.values
-        yield column
+        yield from tensors_of(column)
 
 
 def lengths_of(dataset: DomainDataset) -> Lengths | None:
