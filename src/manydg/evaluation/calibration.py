@@ -15,7 +15,7 @@ import numpy.typing as npt
 from scipy import optimize, special
 
 from manydg.errors import DataError
-from manydg.evaluation import formulas
+from manydg.evaluation.metrics import divide, group_means
 from manydg.targets import Target
 
 Array = npt.NDArray[Any]
@@ -60,8 +60,8 @@ def reliability(target: Target, truth: Array, probabilities: Array, bins: int = 
     stated, true = (values.ravel() for values in statements(target, truth, probabilities))
     cell = np.clip((stated * bins).astype(np.int64), 0, bins - 1)
     counts = np.bincount(cell, minlength=bins).astype(np.int64)
-    mean = formulas.divide(np.bincount(cell, weights=stated, minlength=bins), counts)
-    share = formulas.divide(np.bincount(cell, weights=true, minlength=bins), counts)
+    mean = divide(np.bincount(cell, weights=stated, minlength=bins), counts)
+    share = divide(np.bincount(cell, weights=true, minlength=bins), counts)
     gap = np.nan_to_num(np.abs(mean - share))
     error = float((gap * counts).sum() / counts.sum()) if counts.sum() else math.nan
     return Reliability(mean, share, counts, error)
@@ -101,7 +101,7 @@ def patient_calibration(
     brier = _brier_of_samples(target, truth, probabilities)
     columns = {"samples": np.bincount(groups, minlength=len(codes)).astype(float)}
     for name, values in (("stated", stated), ("observed", true), ("brier", brier)):
-        columns[name] = formulas.group_means(values, groups, len(codes))
+        columns[name] = group_means(values, groups, len(codes))
     columns["ece"] = _errors_within(*statements(target, truth, probabilities), groups, len(codes))
     return {int(code): {name: float(values[i]) for name, values in columns.items()} for i, code in enumerate(codes)}
 
@@ -111,7 +111,7 @@ def _errors_within(stated: FloatArray, true: FloatArray, groups: Array, count: i
     cell = np.clip((stated * BINS).astype(np.int64), 0, BINS - 1) + BINS * np.asarray(groups, np.int64)[:, None]
     # The gap of a bin times its number of statements is the absolute sum of the differences in it.
     sums = np.bincount(cell.ravel(), weights=(stated - true).ravel(), minlength=count * BINS).reshape(count, BINS)
-    return formulas.divide(np.abs(sums).sum(axis=1), np.bincount(groups, minlength=count) * stated.shape[1])
+    return divide(np.abs(sums).sum(axis=1), np.bincount(groups, minlength=count) * stated.shape[1])
 
 
 def log_loss(target: Target, truth: Array, probabilities: Array) -> float:

@@ -4,6 +4,9 @@
 F1, kappa and area under the ROC curve of the probability of the second class. ``multilabel``: Jaccard, average
 precision and F1 of each sample, then averaged. A metric that is undefined for the given truth is NaN. Values are those
 of scikit-learn, which has no function for many patients, or for many sets of weights, at once.
+
+:class:`PatientMetrics` computes them all, from formulas of many *groups* at once without a loop over patients: a group
+is a patient, a visit or a whole test set, and rows carry the number of their group, 0 to ``count - 1``.
 """
 
 from __future__ import annotations
@@ -14,14 +17,16 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy import sparse
 
 from manydg.errors import DataError
-from manydg.evaluation import formulas
 from manydg.evaluation.predictions import DEFAULT_THRESHOLD, Predictions
 from manydg.targets import Target
 
 Array = npt.NDArray[Any]
 FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+Groups = npt.NDArray[np.integer]
 _CELLS = 400_000
 """Most numbers held in memory at once while rankings are weighted anew."""
 
@@ -67,7 +72,7 @@ class PatientMetrics:
         """Confusion matrix of each patient, ``(patients, K * K)``."""
         run = self.predictions
         truth, size = np.asarray(run.truth, np.int64), self.target.size
-        matrices = formulas.confusion_matrices(truth, run.decisions(), run.groups, self._patients, size)
+        matrices = confusion_matrices(truth, run.decisions(), run.groups, self._patients, size)
         return matrices.reshape(self._patients, -1).astype(float)
 
     def _count_multilabel(self) -> FloatArray:
@@ -82,24 +87,24 @@ class PatientMetrics:
         values = np.stack([by_name[name] for name in self.target.metrics], axis=1)
         known = ~np.isnan(values)
         both = np.concatenate([np.where(known, values, 0.0), known], axis=1)
-        return formulas.group_sums(both, run.groups, self._patients)
+        return group_sums(both, run.groups, self._patients)
 
     def _from_totals(self, totals: FloatArray) -> dict[str, FloatArray]:
         """Metrics that follow from totals ``(rows, ...)``, ``(rows,)`` each."""
         if self.target.kind == "multilabel":
             sums, known = np.split(totals, 2, axis=1)
-            return dict(zip(self.target.metrics, formulas.divide(sums, known).T, strict=True))
+            return dict(zip(self.target.metrics, divide(sums, known).T, strict=True))
         matrices = totals.reshape(len(totals), self.target.size, self.target.size)
-        values = {"kappa": formulas.kappa_of(matrices)}
+        values = {"kappa": kappa_of(matrices)}
         if self.target.kind == "binary":
-            return values | {"f1": formulas.f1_of(matrices)[..., 1]}
-        return values | {"accuracy": formulas.accuracy_of(matrices), "f1_macro": formulas.macro_f1_of(matrices)}
+            return values | {"f1": f1_of(matrices)[..., 1]}
+        return values | {"accuracy": accuracy_of(matrices), "f1_macro": macro_f1_of(matrices)}
 
-    def _ranking(self, groups: npt.NDArray[np.integer], count: int) -> formulas.Ranking:
+    def _ranking(self, groups: npt.NDArray[np.integer], count: int) -> Ranking:
         scores = _as_float(self.predictions.probabilities[:, 1])
-        return formulas.Ranking(np.asarray(self.predictions.truth) != 0, scores, groups, count)
+        return Ranking(np.asarray(self.predictions.truth) != 0, scores, groups, count)
 
-    def _ranked(self, ranking: formulas.Ranking, weights: FloatArray | None = None) -> dict[str, FloatArray]:
+    def _ranked(self, ranking: Ranking, weights: FloatArray | None = None) -> dict[str, FloatArray]:
         """Metrics of ranking, of each group or under each column of ``weights``; both are undefined for one class."""
         precision, area = (values.ravel() for values in ranking.areas(weights))
         return {"auprc": np.where(np.isnan(area), np.nan, precision), "auroc": area}
@@ -193,7 +198,7 @@ def sample_average_precision(truth: Array, probabilities: Array) -> FloatArray:
     rows, labels = truth.shape
     groups = np.repeat(np.arange(rows), labels)
     order = (np.argsort(-probabilities, axis=1) + labels * np.arange(rows)[:, None]).ravel()
-    ranking = formulas.Ranking(truth.ravel() != 0, probabilities.ravel(), groups, rows, order)
+    ranking = Ranking(truth.ravel() != 0, probabilities.ravel(), groups, rows, order)
     return ranking.areas()[0].ravel()
 
 
@@ -201,7 +206,7 @@ def sample_overlap(truth: Array, chosen: Array) -> tuple[FloatArray, FloatArray]
     """Jaccard and F1 of each multi-label sample, both ``(rows,)``; 1 where truth and prediction are both empty."""
     hits = np.logical_and(truth, chosen).sum(axis=1)
     total = (truth != 0).sum(axis=1) + (chosen != 0).sum(axis=1)
-    jaccard, f1 = formulas.divide(hits, total - hits), formulas.divide(2 * hits, total)
+    jaccard, f1 = divide(hits, total - hits), divide(2 * hits, total)
     return np.where(total == 0, 1.0, jaccard), np.where(total == 0, 1.0, f1)
 
 
@@ -233,10 +238,10 @@ def choose_threshold(target: Target, truth: Array, probabilities: Array) -> tupl
 def _binary_f1_curve(truth: Array, scores: Array) -> tuple[FloatArray, FloatArray]:
     """Thresholds half-way between neighbouring scores, and the F1 each one gives."""
     values = np.unique(_as_float(scores))[::-1]
-    ranking = formulas.Ranking(truth != 0, _as_float(scores), np.zeros(len(truth), np.int64), 1)
+    ranking = Ranking(truth != 0, _as_float(scores), np.zeros(len(truth), np.int64), 1)
     hits, taken = (counts.ravel() for counts in ranking.cumulative())
     lower = np.append(values[1:], 0.0)
-    return (values + lower) / 2, formulas.divide(2 * hits, taken + hits[-1])
+    return (values + lower) / 2, divide(2 * hits, taken + hits[-1])
 
 
 def _sample_f1_curve(truth: Array, probabilities: Array) -> tuple[FloatArray, FloatArray]:
@@ -251,7 +256,7 @@ def _sample_f1_curve(truth: Array, probabilities: Array) -> tuple[FloatArray, Fl
     # A label whose probability passes j cuts is predicted at the first j of them.
     taken, hits = (np.cumsum(counts[:, ::-1], axis=1)[:, ::-1][:, 1:] for counts in (taken, hits))
     total = taken + present.sum(axis=1, keepdims=True)
-    return cuts, np.where(total == 0, 1.0, formulas.divide(2 * hits, total)).mean(axis=0)
+    return cuts, np.where(total == 0, 1.0, divide(2 * hits, total)).mean(axis=0)
 
 
 def _as_float(values: Array) -> FloatArray:
@@ -272,3 +277,158 @@ def _checked(target: Target, truth: Array, probabilities: Array) -> tuple[Array,
             f"the probabilities of {bad} of {len(probabilities)} samples are not finite: the model diverged"
         )
     return truth, probabilities
+
+
+# Formulas of many groups
+
+
+def divide(numerator: npt.ArrayLike, denominator: npt.ArrayLike) -> FloatArray:
+    """Element-wise quotient that is NaN, without a warning, where the denominator is zero."""
+    top, bottom = np.broadcast_arrays(np.asarray(numerator, float), np.asarray(denominator, float))
+    quotient = np.full(top.shape, np.nan)
+    np.divide(top, bottom, out=quotient, where=bottom != 0)
+    return quotient
+
+
+def group_sums(values: FloatArray, groups: Groups, count: int) -> FloatArray:
+    """Sum of the rows ``(rows, dim)`` of each group, ``(count, dim)``."""
+    rows = len(groups)
+    membership = sparse.csr_matrix((np.ones(rows), (groups, np.arange(rows))), shape=(count, rows))
+    return np.asarray(membership @ values, float)
+
+
+def group_means(values: FloatArray, groups: Groups, count: int) -> FloatArray:
+    """Mean of the values ``(rows,)`` of each group, NaN values left out; NaN for a group with none."""
+    known = ~np.isnan(values)
+    sums = np.bincount(groups[known], weights=values[known], minlength=count)
+    return divide(sums, np.bincount(groups[known], minlength=count))
+
+
+def confusion_matrices(
+    truth: npt.NDArray[np.integer], predicted: npt.NDArray[np.integer], groups: Groups, count: int, classes: int
+) -> IntArray:
+    """Confusion matrix of every group.
+
+    Parameters
+    ----------
+    truth, predicted, groups : (rows,)
+        Class codes, and the group of each row.
+
+    Returns
+    -------
+    (count, classes, classes) array of int
+        Rows are the truth, columns the prediction.
+    """
+    cell = (np.asarray(groups, np.int64) * classes + truth) * classes + predicted
+    return np.bincount(cell, minlength=count * classes**2).astype(np.int64).reshape(count, classes, classes)
+
+
+def accuracy_of(matrices: npt.NDArray[np.number]) -> FloatArray:
+    """Share of samples on the diagonal, of each ``(..., K, K)`` matrix."""
+    return divide(np.trace(matrices, axis1=-2, axis2=-1), matrices.sum(axis=(-2, -1)))
+
+
+def kappa_of(matrices: npt.NDArray[np.number]) -> FloatArray:
+    """Cohen's kappa of each ``(..., K, K)`` matrix; NaN where truth and prediction are one and the same class."""
+    counts = np.asarray(matrices, float)
+    total = counts.sum(axis=(-2, -1))
+    expected = divide((counts.sum(axis=-1) * counts.sum(axis=-2)).sum(axis=-1), total)
+    return divide(np.trace(counts, axis1=-2, axis2=-1) - expected, total - expected)
+
+
+def f1_of(matrices: npt.NDArray[np.number]) -> FloatArray:
+    """F1 of every class ``(..., K)``; NaN for a class absent from both truth and prediction."""
+    counts = np.asarray(matrices, float)
+    hits = np.diagonal(counts, axis1=-2, axis2=-1)
+    return divide(2 * hits, counts.sum(axis=-1) + counts.sum(axis=-2))
+
+
+def macro_f1_of(matrices: npt.NDArray[np.number]) -> FloatArray:
+    """Mean F1 over the classes present in truth or prediction."""
+    each = f1_of(matrices)
+    present = ~np.isnan(each)
+    return divide(np.where(present, each, 0.0).sum(axis=-1), present.sum(axis=-1))
+
+
+class Ranking:
+    """Rows sorted from high to low score within each group.
+
+    Rows of equal score form one *step*: a decision threshold can only fall between steps.
+
+    Parameters
+    ----------
+    truth : (rows,) array of bool
+    scores : (rows,) array of float
+    groups : (rows,) array of int
+        Every group has at least one row.
+    count : int
+        Number of groups.
+    order : (rows,) array of int, optional
+        The rows by rising group and falling score, where the caller has a quicker way to them.
+
+    Attributes
+    ----------
+    order : (rows,) array of int
+    """
+
+    def __init__(
+        self,
+        truth: npt.NDArray[np.bool_],
+        scores: npt.NDArray[np.floating],
+        groups: Groups,
+        count: int,
+        order: npt.NDArray[np.intp] | None = None,
+    ) -> None:
+        self.order = np.lexsort((-scores, groups)) if order is None else order
+        self._hit, self._count = truth[self.order], count
+        group, score = groups[self.order], scores[self.order]
+        ends = (group[1:] != group[:-1]) | (score[1:] != score[:-1])
+        self._last = np.flatnonzero(np.append(ends, np.ones(min(1, len(score)), bool)))
+        self._group = group[self._last]
+        # Each group's first and last step.
+        self._first = np.flatnonzero(np.diff(self._group, prepend=-1))
+        self._final = np.flatnonzero(np.diff(self._group, append=count))
+
+    def cumulative(self, weights: FloatArray | None = None) -> tuple[FloatArray, FloatArray]:
+        """Positives and rows of a group from its highest score down to each step, ``(steps, columns)`` each.
+
+        Parameters
+        ----------
+        weights : (rows, columns) array, optional
+            How often each row counts, in the ranking's order; a column for each set of weights. Once if not given.
+        """
+        each = np.ones((len(self.order), 1)) if weights is None else weights
+        taken = np.cumsum(each, axis=0)[self._last]
+        hits = np.cumsum(np.where(self._hit[:, None], each, 0.0), axis=0)[self._last]
+        return self._within_groups(hits), self._within_groups(taken)
+
+    def areas(self, weights: FloatArray | None = None) -> tuple[FloatArray, FloatArray]:
+        """Average precision and area under the ROC curve of each group, ``(count, columns)`` each.
+
+        Average precision is NaN without a positive; the area, in which ties count half, also without a negative.
+        ``weights`` are those of :meth:`cumulative`.
+        """
+        hits, taken = self.cumulative(weights)
+        new_hits, new_taken = self._increments(hits), self._increments(taken)
+        positives, rows = hits[self._final], taken[self._final]
+        # Rows of weight zero may come first: then nothing is taken yet, and nothing gained.
+        precision = np.divide(hits, taken, out=np.zeros_like(hits), where=taken > 0)
+        gained = self._sums(new_hits * precision)
+        wins = self._sums((new_taken - new_hits) * (hits - new_hits / 2))
+        return divide(gained, positives), divide(wins, positives * (rows - positives))
+
+    def _within_groups(self, totals: FloatArray) -> FloatArray:
+        """Cumulative totals over all groups, less what earlier groups hold."""
+        if self._count <= 1:
+            return totals
+        earlier = np.concatenate([np.zeros((1, totals.shape[1])), totals[self._final[:-1]]])
+        return np.asarray(totals - np.repeat(earlier, np.diff(self._first, append=len(totals)), axis=0), float)
+
+    def _increments(self, totals: FloatArray) -> FloatArray:
+        """What each step adds to its group's total."""
+        added = np.diff(totals, axis=0, prepend=0.0)
+        added[self._first] = totals[self._first]
+        return added
+
+    def _sums(self, values: FloatArray) -> FloatArray:
+        return group_sums(values, self._group, self._count)

@@ -21,7 +21,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 
 from manydg.errors import DataError
-from manydg.evaluation import formulas
+from manydg.evaluation.metrics import divide, group_sums
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -82,8 +82,8 @@ def domain_similarity(embeddings: npt.NDArray[Any], patients: npt.NDArray[Any]) 
     other_pairs = samples * (samples - 1) / 2 - pairs.sum()
     several = sizes > 1
     return DomainSimilarity(
-        within=float(formulas.divide(inside.sum(), pairs.sum())),
-        across=float(formulas.divide(everything - inside.sum(), other_pairs)),
+        within=float(divide(inside.sum(), pairs.sum())),
+        across=float(divide(everything - inside.sum(), other_pairs)),
         within_by_patient=float((inside[several] / pairs[several]).mean()) if several.any() else math.nan,
         patients=int((sizes > 0).sum()),
         samples=int(samples),
@@ -98,7 +98,7 @@ def _unit_sums(embeddings: npt.NDArray[Any], groups: IntArray) -> tuple[FloatArr
     for start in range(0, len(embeddings), _SLICE):
         units, kept = _unit_rows(embeddings[start : start + _SLICE])
         mine = groups[start : start + _SLICE][kept]
-        sums += formulas.group_sums(units, mine, count)
+        sums += group_sums(units, mine, count)
         sizes += np.bincount(mine, minlength=count)
         left_out += int((~kept).sum())
     return sums, sizes, left_out
@@ -139,7 +139,7 @@ class Norms:
 def norms(parallel: npt.NDArray[Any], orthogonal: npt.NDArray[Any]) -> Norms:
     """Lengths of the parts of v along and at right angles to z, both ``(samples, dim)``."""
     along, across = (np.linalg.norm(np.asarray(part, float), axis=1) for part in (parallel, orthogonal))
-    shares = formulas.divide(along**2, along**2 + across**2)
+    shares = divide(along**2, along**2 + across**2)
     first, second = along - along.mean(), across - across.mean()
     scale = math.sqrt(float((first**2).sum()) * float((second**2).sum()))
     return Norms(
@@ -217,7 +217,7 @@ def _session_means(
     """Unit mean embedding of each (patient, session), and the patient of each."""
     person, session = _codes(patients), _codes(sessions)
     _, first, groups = np.unique(person * (session.max() + 1) + session, return_index=True, return_inverse=True)
-    sums = formulas.group_sums(np.asarray(embeddings, float), groups.astype(np.int64), len(first))
+    sums = group_sums(np.asarray(embeddings, float), groups.astype(np.int64), len(first))
     means, kept = _unit_rows(sums / np.bincount(groups)[:, None])
     return means, person[first][kept]
 

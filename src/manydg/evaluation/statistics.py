@@ -18,8 +18,7 @@ import numpy.typing as npt
 from scipy import special, stats
 
 from manydg.errors import DataError
-from manydg.evaluation.formulas import divide
-from manydg.evaluation.metrics import PatientMetrics
+from manydg.evaluation.metrics import PatientMetrics, divide
 from manydg.evaluation.predictions import Predictions
 
 FloatArray = npt.NDArray[np.float64]

@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from manydg.errors import DataError
-from manydg.evaluation import formulas
+from manydg.evaluation.metrics import group_means
 from manydg.targets import Target
 
 Array = npt.NDArray[Any]
@@ -134,7 +134,7 @@ def patient_coverage(
     codes, groups = np.unique(patients, return_inverse=True)
     hit = covered(target, truth, probabilities, rule).mean(axis=1)
     size = prediction_sets(target, probabilities, rule).sum(axis=1).astype(float)
-    coverage, sizes = (formulas.group_means(values, groups, len(codes)) for values in (hit, size))
+    coverage, sizes = (group_means(values, groups, len(codes)) for values in (hit, size))
     return {int(code): {"coverage": float(coverage[i]), "size": float(sizes[i])} for i, code in enumerate(codes)}
 
 
@@ -146,9 +146,9 @@ def class_coverage(target: Target, truth: Array, probabilities: Array, patients:
     _, groups = np.unique(patients, return_inverse=True)
     hit, number = covered(target, truth, probabilities, rule).astype(float), int(groups.max()) + 1
     if target.kind == "multilabel":
-        return [float(np.nanmean(formulas.group_means(column, groups, number))) for column in hit.T]
+        return [float(np.nanmean(group_means(column, groups, number))) for column in hit.T]
     rows = [np.asarray(truth) == code for code in np.unique(truth)]
-    return [float(np.nanmean(formulas.group_means(hit[of, 0], groups[of], number))) for of in rows]
+    return [float(np.nanmean(group_means(hit[of, 0], groups[of], number))) for of in rows]
 
 
 def _prepare(

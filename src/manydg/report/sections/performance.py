@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from manydg.evaluation import calibration
-from manydg.evaluation.formulas import confusion_matrices
+from manydg.evaluation.metrics import confusion_matrices
 from manydg.evaluation.predictions import Predictions, decide
 from manydg.report import charts
 from manydg.report.charts import Series
