@@ -24,8 +24,15 @@ from manydg.evaluation.calibration import scale_temperature
 from manydg.evaluation.predictions import decide, read_predictions
 from manydg.evaluation.trust import SetRule, prediction_sets
 from manydg.files import JsonObject, new_folder, write_through
-from manydg.sources import SOURCES, AnySource, NewSamples, SamplePredictions, TrainedOn, find_source
-from manydg.sources._source import write_prediction_table
+from manydg.sources import (
+    SOURCES,
+    AnySource,
+    NewSamples,
+    SamplePredictions,
+    TrainedOn,
+    find_source,
+    write_prediction_table,
+)
 from manydg.training.reliability import Calibration, patient_embeddings, read_calibration
 from manydg.training.run import PREDICTIONS, Run, open_run
 

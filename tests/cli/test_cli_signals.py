@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from manydg import cli
 from manydg.cli.inspect import CountRow, compare_counts
 from manydg.data.dataset import from_arrays, open_dataset
+from manydg.data.info import CohortStep
 from manydg.errors import ConfigError
 from manydg.sources import PublishedCounts, find_source
 
@@ -98,7 +99,7 @@ def published(source: str) -> PublishedCounts:
 
 
 def compare(source: str, counts: dict[str, int], flow: list[dict[str, Any]], options: dict[str, Any]) -> list[CountRow]:
-    return compare_counts(published(source), counts, flow, options)
+    return compare_counts(published(source), counts, [CohortStep.from_json(step) for step in flow], options)
 
 
 FLOW = [

@@ -17,6 +17,7 @@ import pytest
 
 from manydg import sources
 from manydg.data.dataset import open_dataset
+from manydg.data.info import SourceFile
 from manydg.errors import ConfigError, DataError, StorageError
 from manydg.sources import sleep_edf
 from manydg.sources._edf import read_annotations
@@ -184,12 +185,13 @@ def test_a_changed_file_is_not_taken_over(twin: Path, tmp_path: Path) -> None:
     file = tmp_path / "a.edf"
     file.write_bytes(b"one")
     work, job = WorkFolder(tmp_path / "out", "x", {"margin": 1}), Job("a", (file,), None)
-    work.save(job, [1, 2])
-    assert work.load(job) == [1, 2]
-    assert WorkFolder(tmp_path / "out", "x", {"margin": 2}).load(job) is None
+    result = SourceFile("a", 3, "b")
+    work.save(job, result)
+    assert work.load(job, SourceFile) == result
+    assert WorkFolder(tmp_path / "out", "x", {"margin": 2}).load(job, SourceFile) is None
     file.write_bytes(b"two")
     os.utime(file, ns=(time.time_ns(), time.time_ns() + 10**9))
-    assert work.load(job) is None
+    assert work.load(job, SourceFile) is None
 
 
 def test_what_a_killed_run_left_half_written_is_cleared_away(twin: Path, tmp_path: Path) -> None:

@@ -22,8 +22,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from manydg.cli._options import Address, FilesEngine
 from manydg.errors import ManyDGWarning
-from manydg.sources import SOURCES, TWINS, AnySource, Options, find_source, find_twin
-from manydg.sources._source import option_help, option_types
+from manydg.sources import SOURCES, TWINS, AnySource, Options, find_source, find_twin, option_help, option_types
 
 if TYPE_CHECKING:
     from manydg.registry import Registry

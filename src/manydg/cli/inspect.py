@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from manydg.data.dataset import DomainDataset
+    from manydg.data.info import CohortStep
     from manydg.data.schema import ColumnSchema
+    from manydg.files import Json
 
-Step = Mapping[str, Any]
-"""A step of a cohort flow: its name under ``step``, and counts."""
 _PROSE = ("explanation", "other counts")
 _LABELS_SHOWN = 20
 
@@ -46,7 +46,8 @@ def inspect(
     if json:
         from json import dumps
 
-        typer.echo(dumps(asdict(summary), indent=1))
+        flow = [step.to_json() for step in summary.cohort_flow]
+        typer.echo(dumps(asdict(summary) | {"cohort_flow": flow}, indent=1))
         return
     from rich.console import Console
 
@@ -133,8 +134,8 @@ class DatasetSummary:
     labels: list[LabelRow]
     labels_per_sample: LabelsPerSample | None
     samples_per_patient: PatientSizes
-    cohort_flow: Sequence[Step]
-    options: Mapping[str, Any]
+    cohort_flow: Sequence[CohortStep]
+    options: Mapping[str, Json]
     files: int
     expected: AgainstPaper
 
@@ -147,7 +148,7 @@ def summarize(folder: str | Path) -> DatasetSummary:
 
     data = open_dataset(folder, verify="sizes")
     origin = data.info.provenance or Provenance("")
-    source, flow, options = data.info.source, [step.to_json() for step in data.info.cohort_flow], origin.options
+    source, flow, options = data.info.source, data.info.cohort_flow, origin.options
     published = find_source(source).published if source in SOURCES.names() else None
     sizes = vocabulary_sizes(data)
     counts = {"patients": data.n_patients, "samples": len(data)} | sizes
@@ -229,7 +230,7 @@ def samples_per_patient(data: DomainDataset) -> PatientSizes:
 
 
 def compare_counts(
-    published: PublishedCounts, counts: Mapping[str, int], flow: Sequence[Step], options: Mapping[str, Any]
+    published: PublishedCounts, counts: Mapping[str, int], flow: Sequence[CohortStep], options: Mapping[str, Json]
 ) -> list[CountRow]:
     """Each count that the paper states beside the dataset's; those the dataset lacks are left out.
 
@@ -238,7 +239,7 @@ def compare_counts(
     published : PublishedCounts
     counts : dict of str to int
         The dataset's, by the same names.
-    flow : list of dict
+    flow : sequence of CohortStep
         Its cohort flow.
     options : dict
         The options it was prepared with.
@@ -261,8 +262,8 @@ def _explain(
     name: str,
     counts: Mapping[str, int],
     published: PublishedCounts,
-    flow: Sequence[Step],
-    options: Mapping[str, Any],
+    flow: Sequence[CohortStep],
+    options: Mapping[str, Json],
 ) -> str:
     difference = counts[name] - published.counts[name]
     if difference == 0 or (name in published.at_least and difference > 0):
@@ -270,7 +271,7 @@ def _explain(
     reasons = []
     if options.get("limit_patients"):
         reasons.append(f"limited to {options['limit_patients']} patients")
-    steps = [step for step in flow if name in step]
+    steps = [step for step in flow if name in step.counts]
     if difference > 0:
         reasons.append(f"{difference:,} more: the paper filtered further, or counts other files")
     elif steps:
@@ -290,33 +291,34 @@ def _smaller_vocabulary(counts: Mapping[str, int], published: PublishedCounts) -
     return "as many people, but fewer codes: filtered, or not in the raw files"
 
 
-def _responsible_filter(name: str, expected: int, missing: int, steps: Sequence[Step], flow: Sequence[Step]) -> str:
+def _responsible_filter(
+    name: str, expected: int, missing: int, steps: Sequence[CohortStep], flow: Sequence[CohortStep]
+) -> str:
     """Which filter, or which few together, took away what is missing."""
+    left = [step.counts[name] for step in steps]
     drops = {
-        str(after["step"]): int(before[name]) - int(after[name])
-        for before, after in itertools.pairwise(steps)
-        if int(before[name]) > int(after[name])
+        after.step: had - has
+        for after, (had, has) in zip(steps[1:], itertools.pairwise(left), strict=True)
+        if had > has
     }
     first = steps[0]
-    if name == "samples" and int(first.get("left_out", 0)) and "recordings" not in first:
-        drops[str(first["step"])] = int(first["left_out"])
+    if name == "samples" and first.counts.get("left_out", 0) and "recordings" not in first.counts:
+        drops[first.step] = first.counts["left_out"]
     for size in (1, 2, 3):
         for names in itertools.combinations(drops, size):
             if sum(drops[step] for step in names) == missing:
                 return f"exactly what '{' and '.join(names)}' left out ({missing:,})"
-    if int(first[name]) < expected:
-        beginning = "" if first is flow[0] else f" ({flow[0]['step']}: {_figures(flow[0])})"
-        return f"the raw files hold fewer from the start: {int(first[name]):,} at '{first['step']}'{beginning}"
-    crossing = next(
-        (after for before, after in itertools.pairwise(steps) if int(before[name]) >= expected > int(after[name])), None
-    )
-    if crossing is None:
-        return f"{missing:,} fewer"
-    return f"falls below at '{crossing['step']}' ({int(crossing[name]):,} left, {drops[str(crossing['step'])]:,} out)"
+    if left[0] < expected:
+        beginning = "" if first is flow[0] else f" ({flow[0].step}: {_figures(flow[0])})"
+        return f"the raw files hold fewer from the start: {left[0]:,} at '{first.step}'{beginning}"
+    for after, (had, has) in zip(steps[1:], itertools.pairwise(left), strict=True):
+        if had >= expected > has:
+            return f"falls below at '{after.step}' ({has:,} left, {drops[after.step]:,} out)"
+    return f"{missing:,} fewer"
 
 
-def _figures(step: Step) -> str:
-    return ", ".join(f"{name} {value:,}" for name, value in step.items() if name not in ("step", "left_out"))
+def _figures(step: CohortStep) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in step.counts.items() if name != "left_out")
 
 
 # Tables for the terminal
@@ -377,22 +379,25 @@ def _show_patients(console: Console, sizes: PatientSizes) -> None:
     _table(console, "Samples per patient", head, [[f"{round(value, 1):,.10g}" for value in asdict(sizes).values()]])
 
 
-def _show_flow(console: Console, flow: Sequence[Step]) -> None:
+def _show_flow(console: Console, flow: Sequence[CohortStep]) -> None:
     if not flow:
         return
-    main = [name for name in ("patients", "recordings", "samples") if any(name in step for step in flow)]
-    rows = [
-        [step["step"], *(f"{step[name]:,}" if name in step else "" for name in main), _details(step, main)]
-        for step in flow
-    ]
+    main = [name for name in ("patients", "recordings", "samples") if any(name in step.counts for step in flow)]
+    rows = []
+    for step in flow:
+        counts = step.counts
+        rows.append(
+            [step.step, *(f"{counts[name]:,}" if name in counts else "" for name in main), _details(step, main)]
+        )
     _table(console, "Cohort flow", ["step", *main, "other counts"], rows)
 
 
-def _details(step: Step, main: list[str]) -> str:
+def _details(step: CohortStep, main: list[str]) -> str:
     """The counts that have no column of their own; what left out nothing is passed over."""
-    words = {name: value for name, value in step.items() if name not in ("step", *main)}
-    shown = [f"{name.replace('_', ' ')} {value:,}" for name, value in words.items() if value or "left_out" not in name]
-    return ", ".join(shown)
+    rest = {name: count for name, count in step.counts.items() if name not in main}
+    return ", ".join(
+        f"{name.replace('_', ' ')} {count:,}" for name, count in rest.items() if count or "left_out" not in name
+    )
 
 
 def _show_expected(console: Console, expected: AgainstPaper) -> None:

@@ -20,9 +20,12 @@ from manydg.sources._source import (
     find_source,
     find_twin,
     option,
+    option_help,
+    option_types,
     prepare,
     recognize,
     synthesize,
+    write_prediction_table,
 )
 
 __all__ = [
@@ -42,7 +45,10 @@ __all__ = [
     "find_source",
     "find_twin",
     "option",
+    "option_help",
+    "option_types",
     "prepare",
     "recognize",
     "synthesize",
+    "write_prediction_table",
 ]

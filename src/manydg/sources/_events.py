@@ -6,7 +6,7 @@ that the whole of a large database fits in about 16 bytes a row and is sorted on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import torch
 
 from manydg.data.columns import Column, Ragged
 from manydg.errors import DataError
-from manydg.files import disk_errors, prefetch_map
+from manydg.files import Json, disk_errors, prefetch_map
 
 # Rows of events packed into sortable keys, and small tools for ragged layouts.
 
@@ -148,6 +148,19 @@ class Field:
 
 
 @dataclass(frozen=True)
+class CodeField:
+    """The codes of a field: from ``start`` up to ``stop``, and the kind of event they belong to."""
+
+    name: str
+    kind: int
+    start: int
+    stop: int
+
+    def to_json(self) -> dict[str, Json]:
+        return {"name": self.name, "kind": self.kind, "start": self.start, "stop": self.stop}
+
+
+@dataclass(frozen=True)
 class Vocabulary:
     """All codes of all fields, in one numbering.
 
@@ -155,12 +168,12 @@ class Vocabulary:
     ----------
     words : list of str
         ``<unknown>`` first, then ``field:word`` field by field, each field's words sorted.
-    fields : list of dict
-        ``name``, ``kind``, ``start`` and ``stop`` of each field's range.
+    fields : tuple of CodeField
+        The range of each field; not needed to look words up.
     """
 
     words: list[str]
-    fields: list[dict[str, Any]]
+    fields: tuple[CodeField, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -239,8 +252,8 @@ class EventStore:
             kept = sorted(word for word, index in table.items() if count[index] >= max(1, min_count))
             start = len(words)
             words.extend(f"{field.name}:{word}" for word in kept)
-            ranges.append({"name": field.name, "kind": field.kind, "start": start, "stop": len(words)})
-        return Vocabulary(words, ranges)
+            ranges.append(CodeField(field.name, field.kind, start, len(words)))
+        return Vocabulary(words, tuple(ranges))
 
     def blocks(
         self,
@@ -367,58 +380,67 @@ def lay_out(
     return EventBlock(np.flatnonzero(enough) + first, columns, counts)
 
 
-# Events that are already read, kept beside the dataset in the making so that a killed run goes on from there.
+# Events saved beside the dataset while it is prepared, so that a killed run goes on from there
 
 
 _COLUMNS = ("local", "time", "word", "value")
 
 
-def keep_events(store: EventStore, place: Path) -> dict[str, Any]:
-    """Write a store's rows as plain binary files, one a column.
+@dataclass(frozen=True)
+class SavedEvents:
+    """What :func:`load_events` needs besides the files that :func:`save_events` wrote.
 
     Parameters
     ----------
-    store : EventStore
-    place : path
-        The files' common name, to which an ending is added.
-
-    Returns
-    -------
-    dict of JSON values
-        What :func:`put_back` needs besides the files; ``kept`` holds their names and sizes.
+    kept : dict of str to int
+        The files' names and sizes.
+    kinds : list of str
+        The type of each column.
+    words : dict of str to list of str
+        The words of each field, in the order of their numbers.
+    pieces : list of (str, int, int)
+        Field, block and number of rows of each piece.
+    counts : dict of str to int
+        How many rows were read, and left out for which reason.
     """
+
+    kept: dict[str, int]
+    kinds: list[str]
+    words: dict[str, list[str]]
+    pieces: list[tuple[str, int, int]]
+    counts: dict[str, int]
+
+
+def save_events(store: EventStore, path: Path, counts: dict[str, int]) -> SavedEvents:
+    """Write a store's rows as plain binary files, one per column; ``path`` is their common name."""
     pieces = list(store.pieces())
     kinds = [np.result_type(*(piece.arrays[at].dtype for piece in pieces)).str for at in range(4)] if pieces else []
     kept: dict[str, int] = {}
-    with disk_errors(place.parent):
+    with disk_errors(path.parent):
         for at, kind in enumerate(kinds):
-            path = _file(place, _COLUMNS[at])
-            with path.open("wb") as file:
+            column = _file(path, _COLUMNS[at])
+            with column.open("wb") as file:
                 for piece in pieces:
                     piece.arrays[at].astype(kind, copy=False).tofile(file)
-            kept[path.name] = path.stat().st_size
-    return {
-        "kept": kept,
-        "kinds": kinds,
-        "words": store.words(),
-        "pieces": [[piece.field, piece.block, len(piece.arrays[0])] for piece in pieces],
-    }
+            kept[column.name] = column.stat().st_size
+    shapes = [(piece.field, piece.block, len(piece.arrays[0])) for piece in pieces]
+    return SavedEvents(kept, kinds, store.words(), shapes, counts)
 
 
-def put_back(store: EventStore, found: Mapping[str, Any], place: Path) -> None:
-    """Add the rows that :func:`keep_events` wrote to a store, whose words may be numbered otherwise."""
-    with disk_errors(place.parent):
+def load_events(store: EventStore, saved: SavedEvents, path: Path) -> None:
+    """Add the rows that :func:`save_events` wrote to a store, whose words may be numbered otherwise."""
+    with disk_errors(path.parent):
         # Mapped, not read: what was just written is still in memory, and each block is used once.
         columns = [
-            np.asarray(np.memmap(_file(place, column), kind, "r"))
-            for column, kind in zip(_COLUMNS, found["kinds"], strict=False)
+            np.asarray(np.memmap(_file(path, column), kind, "r"))
+            for column, kind in zip(_COLUMNS, saved.kinds, strict=False)
         ]
     renumber = {
         field: _renumbering(store.word_ids(field, pl.Series(words, dtype=pl.String)))
-        for field, words in found["words"].items()
+        for field, words in saved.words.items()
     }
     start = 0
-    for field, block, length in found["pieces"]:
+    for field, block, length in saved.pieces:
         local, time, word, value = (column[start : start + length] for column in columns)
         store.put(field, block, [local, time, renumber[field](word), value])
         start += length
@@ -430,5 +452,5 @@ def _renumbering(numbers: npt.NDArray[np.int32]) -> Callable[[Array], Array]:
     return lambda word: numbers[word]
 
 
-def _file(place: Path, column: str) -> Path:
-    return place.with_name(f"{place.name}.{column}.bin")
+def _file(path: Path, column: str) -> Path:
+    return path.with_name(f"{path.name}.{column}.bin")

@@ -15,20 +15,27 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import TypeAdapter
 
 from manydg.data.info import CohortStep, DatasetInfo, Provenance, SourceFile
 from manydg.errors import ConfigError, ManyDGError, StorageError
 from manydg.files import Json, disk_errors, read_ahead, reading_errors, recover_folder, write_json
 from manydg.jobs import Job, WorkerLostError, current_engine, engine_named, in_this_process, using
 from manydg.sources._source import recognize
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+A = TypeVar("A")
+R = TypeVar("R", bound="DataclassInstance")
 
 # Where a dataset came from: the files read, the options used and the counts left after each filter.
 
@@ -55,9 +62,9 @@ class CohortFlow:
         """Add what is left after a step; any counts may be named (patients, samples, rows, left_out, ...)."""
         self._steps.append(CohortStep(step, {name: int(count) for name, count in counts.items()}))
 
-    def extend(self, steps: Iterable[Mapping[str, Any]]) -> None:
-        """Add steps that another flow gave as JSON values."""
-        self._steps.extend(CohortStep.from_json(step) for step in steps)
+    def extend(self, steps: Iterable[CohortStep]) -> None:
+        """Add the steps of another flow."""
+        self._steps.extend(steps)
 
     def steps(self) -> tuple[CohortStep, ...]:
         return tuple(self._steps)
@@ -120,7 +127,7 @@ def with_provenance(
     info: DatasetInfo,
     source: str,
     files: Iterable[str | Path | SourceFile],
-    options: Mapping[str, Any],
+    options: Mapping[str, Json | Path],
     flow: CohortFlow,
 ) -> DatasetInfo:
     """A dataset's info with its origin.
@@ -133,7 +140,7 @@ def with_provenance(
     files : paths, or what :func:`describe_files` made of them
         The files the dataset was made from.
     options : dict
-        The options that decide the content; paths among them are cut to their names.
+        The options that decide the content; of paths only the last part is stored.
     flow : CohortFlow
     """
     entries = tuple(file if isinstance(file, SourceFile) else describe_files([file])[0] for file in files)
@@ -230,36 +237,44 @@ class WorkFolder:
         Whatever decides a piece's result; a piece made with other options is made again.
     """
 
-    def __init__(self, out: Path, source: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, out: Path, source: str, options: Mapping[str, object]) -> None:
         # Absolute, since a job may be done by a process elsewhere.
         self.path = out.absolute().with_name(f".{out.name}.work")
         self._context = _digest([source, dict(options)])
 
-    def load(self, job: Job[Any]) -> Any | None:
-        """A finished piece, or ``None`` where there is none or where what it depends on has changed since."""
+    def load(self, job: Job[Any], kind: type[R]) -> R | None:
+        """The result of a finished job, or ``None`` if there is none or what it depends on has changed since.
+
+        Parameters
+        ----------
+        job : Job
+        kind : type
+            The dataclass of its result.
+        """
         try:
-            piece = json.loads(self._place(job).read_text(encoding="utf-8"))
+            piece = json.loads(self._result_file(job).read_text(encoding="utf-8"))
             if piece["key"] != self._key(job.name, job.files):
                 return None
-            result = piece["result"]
-            kept = result.get("kept", {}) if isinstance(result, dict) else {}
-            whole = all((self.path / name).stat().st_size == size for name, size in kept.items())
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            result = TypeAdapter(kind).validate_python(piece["result"])
+            kept: dict[str, int] = getattr(result, "kept", {})
+            complete = all((self.path / name).stat().st_size == size for name, size in kept.items())
+        except (OSError, ValueError, KeyError, TypeError):
             return None
-        return result if whole else None
+        return result if complete else None
 
-    def save(self, job: Job[Any], result: Any) -> None:
-        """Keep a finished piece; it appears whole or not at all.
+    def save(self, job: Job[Any], result: DataclassInstance) -> None:
+        """Save the result of a job; it appears whole or not at all.
 
-        Larger things go into files of their own first (see :meth:`room_for`), whose names and sizes stand in the
-        result under ``kept``.
+        Larger things go into files of their own first (see :meth:`path_for`), whose names and sizes are the result's
+        field ``kept``.
         """
-        write_json(self._place(job), {"key": self._key(job.name, job.files), "result": result}, indent=None)
+        content = {"key": self._key(job.name, job.files), "result": asdict(result)}
+        write_json(self._result_file(job), content, indent=None)
 
-    def room_for(self, name: str, files: tuple[Path, ...]) -> Path:
-        """Where the job of this name may write files of its own: a path to which it adds endings.
+    def path_for(self, name: str, files: tuple[Path, ...]) -> Path:
+        """A path, to which endings are added, for files of the job of this name.
 
-        What the job depends on is part of the name, so that pieces of other runs are never taken for its own.
+        What the job depends on is part of the name, so that files of other runs are never taken for its own.
         """
         with disk_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -268,25 +283,25 @@ class WorkFolder:
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
 
-    def _place(self, job: Job[Any]) -> Path:
+    def _result_file(self, job: Job[Any]) -> Path:
         return self.path / (hashlib.blake2b(job.name.encode(), digest_size=12).hexdigest() + ".json")
 
     def _key(self, name: str, files: Sequence[Path]) -> str:
         return _digest([self._context, name, states_of(files)])
 
 
-def states_of(files: Sequence[Path]) -> list[list[Any]]:
+def states_of(files: Sequence[Path]) -> list[list[str | int]]:
     """What shows whether files have changed: name, size and time of the last change."""
     return [[file.name, (state := file.stat()).st_size, state.st_mtime_ns] for file in files]
 
 
-def _digest(values: Any) -> str:
+def _digest(values: object) -> str:
     text = json.dumps(values, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 @contextmanager
-def work_folder(out: Path, source: str, options: Mapping[str, Any]) -> Iterator[WorkFolder]:
+def work_folder(out: Path, source: str, options: Mapping[str, object]) -> Iterator[WorkFolder]:
     """A work folder for as long as it is of use: it goes when the block ends, or fails because of the data.
 
     It stays after a kill, an interrupt, and the loss of a worker.
@@ -303,16 +318,18 @@ def work_folder(out: Path, source: str, options: Mapping[str, Any]) -> Iterator[
 
 
 def run_jobs(
-    function: Callable[[Any], Any], jobs: Sequence[Job[Any]], work: WorkFolder, *, workers: int, title: str
-) -> list[Any]:
-    """Run a function over all jobs that are not done yet, and keep each result as soon as it is there.
+    function: Callable[[A], R], jobs: Sequence[Job[A]], work: WorkFolder, kind: type[R], *, workers: int, title: str
+) -> list[R]:
+    """Run a function over all jobs that are not done yet, and save each result as soon as it is there.
 
     Parameters
     ----------
     function : callable
-        From a job's argument to JSON values; importable by name, for other processes to find it.
+        From a job's argument to a dataclass; importable by name, for other processes to find it.
     jobs : sequence of Job
     work : WorkFolder
+    kind : type
+        That dataclass, whose fields JSON can hold.
     workers : int
         How many processes; 1 stays in this one. On a cluster (:func:`manydg.sources._preparing.spreading`) 1 sets no
         limit.
@@ -324,8 +341,8 @@ def run_jobs(
     """
     if workers < 1:
         raise ConfigError(f"the number of workers must be 1 or more, not {workers}")
-    results = {job.name: work.load(job) for job in jobs}
-    missing = [job for job in jobs if results[job.name] is None]
+    results = {job.name: done for job in jobs if (done := work.load(job, kind)) is not None}
+    missing = [job for job in jobs if job.name not in results]
     with Progress(title, total=len(jobs)) as progress:
         progress.advance(len(jobs) - len(missing))
         engine = current_engine()

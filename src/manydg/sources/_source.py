@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from manydg.data.columns import Column
     from manydg.data.info import TargetSpec
+    from manydg.files import Json
 
 Reporter = Callable[[str], None]
 """Shows a line to the user."""
@@ -118,7 +119,7 @@ class Options:
         hints = option_types(cls)
         return cls(**{name: _converted(value, hints[name]) for name, value in values.items()})
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         """The options as JSON values, by name; of paths only the last part."""
         return {entry.name: _plain(getattr(self, entry.name)) for entry in fields(self)}
 
@@ -147,7 +148,7 @@ def _converted(value: object, kind: type) -> object:
     return value
 
 
-def _plain(value: object) -> object:
+def _plain(value: Any) -> Json:
     if isinstance(value, Path):
         return value.name
     return list(value) if isinstance(value, tuple) else value
@@ -376,7 +377,7 @@ class Source(ABC, Generic[O, P]):
         """
         return typing.cast("O", self.options_class())
 
-    def notes_on(self, options: Mapping[str, Any]) -> list[str]:
+    def notes_on(self, options: Mapping[str, Json]) -> list[str]:
         """Lines for the user about a finished dataset, from the options in its provenance."""
         return []
 

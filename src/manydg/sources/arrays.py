@@ -14,6 +14,7 @@ import torch
 
 from manydg.data.info import DatasetInfo
 from manydg.errors import DataError, StorageError
+from manydg.files import Json
 from manydg.sources._dense import MISSING, write_dense
 from manydg.sources._preparing import CohortFlow, with_provenance
 from manydg.sources._source import NewSamples, Options, RawArgument, Source, SourceDocs, TrainedOn, option
@@ -65,11 +66,11 @@ class Arrays(Source[ArraysOptions, Options]):
             paths["time"] = options.time
         arrays = {role: _load(path) for role, path in paths.items()}
         _check(arrays, paths)
-        settings = {} if options.rate is None else _signal_settings(arrays["x"], raw, options.rate)
+        settings: dict[str, Json] = {} if options.rate is None else _signal_settings(arrays["x"], raw, options.rate)
         patients = np.asarray(arrays["patient"])
         flow = CohortFlow()
         flow.add("rows of the arrays", patients=len(np.unique(patients)), samples=len(patients))
-        plain = {"kind": options.kind, "rate": options.rate, "missing": options.missing}
+        plain: dict[str, Json] = {"kind": options.kind, "rate": options.rate, "missing": options.missing}
         described = plain | {role: path.name for role, path in paths.items()}
         return write_dense(
             out,
@@ -138,7 +139,7 @@ def _check(arrays: dict[str, npt.NDArray[Any]], paths: dict[str, Path]) -> None:
         raise DataError(f"{paths['x']} has shape {arrays['x'].shape}; samples are (rows, features) or (rows, ..., ...)")
 
 
-def _signal_settings(samples: npt.NDArray[Any], path: Path, rate: float) -> dict[str, Any]:
+def _signal_settings(samples: npt.NDArray[Any], path: Path, rate: float) -> dict[str, Json]:
     if samples.ndim != 3:
         raise DataError(f"{path} has shape {samples.shape}; signals are (rows, channels, samples)")
     if not rate > 0:

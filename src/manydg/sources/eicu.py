@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,11 +28,12 @@ from manydg.sources._events import (
     EventBlock,
     EventStore,
     Field,
+    SavedEvents,
     Vocabulary,
     join_blocks,
-    keep_events,
-    put_back,
+    load_events,
     ranges,
+    save_events,
 )
 from manydg.sources._preparing import (
     CohortFlow,
@@ -208,7 +208,7 @@ class Eicu(Source[EicuOptions, Options]):
         store = EventStore(FIELDS, stays.height)
         for table in _event_tables(tables):
             EventReader(store, *_ids_and_ends(stays)).read(table)
-        vocabulary = Vocabulary(list(trained.vocabularies["events"]), list(settings["code_fields"]))
+        vocabulary = Vocabulary(list(trained.vocabularies["events"]))
         limits = {"min_events": settings.get("min_events", 1), "max_events": settings.get("max_events")}
         samples, columns = join_blocks(store.blocks(vocabulary, **limits))
         if not len(samples):
@@ -557,12 +557,12 @@ class _TableTask:
     out: Path
 
 
-def _read_table(task: _TableTask) -> dict[str, Any]:
-    """Read one table and keep its rows; returns their description and the counts by reason."""
+def _read_table(task: _TableTask) -> SavedEvents:
+    """Read one table and save its rows."""
     fields = [field for field in FIELDS if field.name in FIELDS_OF[task.table.name]]
     store = EventStore(fields, len(task.stays))
     counts = EventReader(store, task.stays, task.last).read(task.table)
-    return {"counts": counts, **keep_events(store, task.out)}
+    return save_events(store, task.out, counts)
 
 
 def _read_events(
@@ -572,12 +572,13 @@ def _read_events(
     tasks, jobs = [], []
     for table in _event_tables(tables):
         files = (table.path, tables["patient"].path)
-        tasks.append(_TableTask(table, ids, last, work.room_for(table.name, files)))
+        tasks.append(_TableTask(table, ids, last, work.path_for(table.name, files)))
         jobs.append(Job(table.name, files, tasks[-1]))
     store = EventStore(FIELDS, stays.height)
-    for task, kept in zip(tasks, run_jobs(_read_table, jobs, work, workers=workers, title="tables"), strict=True):
-        flow.add(f"rows of {task.table.name}", **kept["counts"])
-        put_back(store, kept, task.out)
+    pieces = run_jobs(_read_table, jobs, work, SavedEvents, workers=workers, title="tables")
+    for task, piece in zip(tasks, pieces, strict=True):
+        flow.add(f"rows of {task.table.name}", **piece.counts)
+        load_events(store, piece, task.out)
     return store
 
 
@@ -592,7 +593,7 @@ def _ids_and_ends(stays: pl.DataFrame) -> tuple[npt.NDArray[np.int64], npt.NDArr
 def _settings(vocabulary: Vocabulary, options: EicuOptions) -> dict[str, Json]:
     return {
         "event_kinds": list(KINDS),
-        "code_fields": [field for field in vocabulary.fields if field["stop"] > field["start"]],
+        "code_fields": [field.to_json() for field in vocabulary.fields if field.stop > field.start],
         "static_names": list(STATIC_NAMES),
         "without": list(options.without),
         "min_events": options.min_events,

@@ -14,7 +14,7 @@ import math
 import re
 import tokenize
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -148,15 +148,15 @@ class Iiic(Source[IiicOptions, Options]):
         jobs = [Job(part.name, part.files, (part, rules)) for part in parts]
         patients = [_check_part(part, rules) for part in parts]
         if spreads(workers):
-            run_jobs(plan_part, jobs, work, workers=workers, title="checking samples")
+            run_jobs(plan_part, jobs, work, PartPlan, workers=workers, title="checking samples")
         most = options.limit_patients
         chosen = None if most is None else np.unique(np.concatenate(patients))[:most]
         info = DatasetInfo(settings=SETTINGS | {"scale": options.scale})
         with DatasetWriter(out, TargetSpec("votes", CLASSES), info, overwrite=overwrite) as writer:
             plans = _copy(writer, jobs, patients, chosen, work)
-            limited = [_limit(verdicts_in(plan), keys, chosen) for plan, keys in zip(plans, patients, strict=True)]
+            limited = [_limit(plan.verdicts, keys, chosen) for plan, keys in zip(plans, patients, strict=True)]
             flow = _flow(np.concatenate(limited), np.concatenate(patients), rules)
-            files = [SourceFile.from_json(entry) for plan in plans for entry in plan["files"]]
+            files = [file for plan in plans for file in plan.files]
             writer.info = with_provenance(writer.info, self.name, files, options.to_json(), flow)
         work.remove()
         return out
@@ -410,6 +410,19 @@ def check_signals(stored: npt.NDArray[Any], options: IiicOptions) -> npt.NDArray
 # A part read in blocks: hashed, checked and passed on at once
 
 
+@dataclass(frozen=True)
+class PartPlan:
+    """What becomes of the rows of a part: a digit for each row, and the part's files with their checksums."""
+
+    digits: str
+    files: tuple[SourceFile, ...]
+
+    @property
+    def verdicts(self) -> npt.NDArray[np.uint8]:
+        """The digits as numbers, ``(rows,)``."""
+        return np.frombuffer(self.digits.encode(), np.uint8) - np.uint8(ord("0"))
+
+
 class PartReading:
     """A part read once from end to end, for its checksum and for what becomes of each row.
 
@@ -465,20 +478,18 @@ class PartReading:
                 yield rows, stored
             hashing.update(self._digest, memoryview(file.read()))
 
-    def plan(self) -> dict[str, Any]:
-        """The outcome, once all blocks are read, as JSON values: ``verdicts`` (a digit for each row) and ``files``
-        with their checksums."""
+    def plan(self) -> PartPlan:
+        """The outcome, once all blocks are read."""
         path = self._part.signals
         entry = SourceFile(path.name, path.stat().st_size, self._digest.hexdigest())
         if not self._signals.flags.c_contiguous:
             # Rows of a column-major file do not lie one after the other, so its bytes are read by themselves.
             (entry,) = describe_files([path])
         others = describe_files([file for file in self._part.files if file != path])
-        files = [file.to_json() for file in (entry, *others)]
-        return {"verdicts": "".join(map(str, self._verdicts.tolist())), "files": files}
+        return PartPlan("".join(map(str, self._verdicts.tolist())), (entry, *others))
 
 
-def plan_part(argument: tuple[Part, IiicOptions]) -> dict[str, Any]:
+def plan_part(argument: tuple[Part, IiicOptions]) -> PartPlan:
     """Read a part for its :meth:`PartReading.plan` alone."""
     reading = PartReading(*argument)
     for _ in reading.blocks():
@@ -489,24 +500,19 @@ def plan_part(argument: tuple[Part, IiicOptions]) -> dict[str, Any]:
 class PlannedReading:
     """A part whose plan is known: blocks without a single sample are not read."""
 
-    def __init__(self, part: Part, plan: dict[str, Any]) -> None:
+    def __init__(self, part: Part, plan: PartPlan) -> None:
         self._part, self._plan = part, plan
 
     def blocks(self) -> Iterator[Block]:
         """As those of :class:`PartReading`."""
-        verdicts = verdicts_in(self._plan)
+        verdicts = self._plan.verdicts
         for start in range(0, len(verdicts), BLOCK):
             rows = slice(start, start + BLOCK)
             if (verdicts[rows] == KEPT).any():
                 yield rows, signal_block(self._part, rows), verdicts[rows]
 
-    def plan(self) -> dict[str, Any]:
+    def plan(self) -> PartPlan:
         return self._plan
-
-
-def verdicts_in(plan: Mapping[str, Any]) -> npt.NDArray[np.uint8]:
-    """What becomes of each row, ``(rows,)``."""
-    return np.frombuffer(plan["verdicts"].encode(), np.uint8) - np.uint8(ord("0"))
 
 
 def check_unit(part: Part, stored: npt.NDArray[Any], scale: float) -> None:
@@ -569,18 +575,18 @@ def _flow(verdicts: npt.NDArray[np.uint8], patients: npt.NDArray[np.str_], optio
 
 def _copy(
     writer: DatasetWriter,
-    jobs: Sequence[Job[Any]],
+    jobs: Sequence[Job[tuple[Part, IiicOptions]]],
     patients: Sequence[npt.NDArray[np.str_]],
     chosen: npt.NDArray[np.str_] | None,
     work: WorkFolder,
-) -> list[dict[str, Any]]:
+) -> list[PartPlan]:
     """Write the samples, a block at a time; a part that is not planned yet is planned by the way. Returns the plans."""
     plans = []
     with Progress("copying signals", total=sum(map(len, patients))) as progress:
         for job, keys in zip(jobs, patients, strict=True):
             part, options = job.argument
             votes = read_votes(part, len(keys), options)
-            plan = work.load(job)
+            plan = work.load(job, PartPlan)
             reading = PartReading(part, options) if plan is None else PlannedReading(part, plan)
             for rows, stored, verdicts in reading.blocks():
                 kept = _limit(verdicts, keys[rows], chosen) == KEPT

@@ -24,7 +24,17 @@ from manydg.data.storage import DatasetWriter
 from manydg.errors import DataError, StorageError
 from manydg.files import Json, disk_errors
 from manydg.jobs import Job
-from manydg.sources._events import EventBlock, EventStore, Field, Vocabulary, join_blocks, keep_events, put_back, ranges
+from manydg.sources._events import (
+    EventBlock,
+    EventStore,
+    Field,
+    SavedEvents,
+    Vocabulary,
+    join_blocks,
+    load_events,
+    ranges,
+    save_events,
+)
 from manydg.sources._preparing import (
     CohortFlow,
     WorkFolder,
@@ -140,7 +150,7 @@ class Meds(Source[MedsOptions, TimesOptions]):
         store = EventStore(fields, samples.height)
         clock = Clock.of(samples, survey(events, raw)[1])
         read_events(store, events, raw, clock)
-        vocabulary = Vocabulary(list(trained.vocabularies["events"]), list(settings["code_fields"]))
+        vocabulary = Vocabulary(list(trained.vocabularies["events"]))
         limits = {"min_events": settings.get("min_events", 1), "max_events": settings.get("max_events")}
         rows, columns = join_blocks(store.blocks(vocabulary, **limits, ticks_per_minute=60))
         if not len(rows):
@@ -152,8 +162,8 @@ class Meds(Source[MedsOptions, TimesOptions]):
 
 def _settings(vocabulary: Vocabulary, options: MedsOptions) -> dict[str, Json]:
     return {
-        "event_kinds": [field["name"] for field in vocabulary.fields],
-        "code_fields": vocabulary.fields,
+        "event_kinds": [field.name for field in vocabulary.fields],
+        "code_fields": [field.to_json() for field in vocabulary.fields],
         "static_names": list(STATIC_NAMES),
         "kinds": options.kinds,
         "min_events": options.min_events,
@@ -433,18 +443,26 @@ class _Read:
     clock: Clock
 
 
-def _look_through(task: _Look) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _Survey:
+    """How often each prefix of a code occurs in a file; the subjects are in the file that is kept."""
+
+    prefixes: dict[str, int]
+    kept: dict[str, int]
+
+
+def _look_through(task: _Look) -> _Survey:
     prefixes, subjects = survey(scan_events([task.file]), task.file)
     with disk_errors(task.out.parent):
         subjects.write_ipc(task.out)
     counts = dict(zip(prefixes["prefix"].to_list(), prefixes["len"].to_list(), strict=True))
-    return {"prefixes": counts, "kept": {task.out.name: task.out.stat().st_size}}
+    return _Survey(counts, {task.out.name: task.out.stat().st_size})
 
 
-def _read_file(task: _Read) -> dict[str, Any]:
+def _read_file(task: _Read) -> SavedEvents:
     store = EventStore(task.fields, len(task.clock.when))
     counts = read_events(store, scan_events([task.file]), task.file, task.clock)
-    return {"counts": counts, **keep_events(store, task.out)}
+    return save_events(store, task.out, counts)
 
 
 @dataclass(frozen=True)
@@ -477,12 +495,12 @@ class Shards:
         kinds : {"prefix", "one"}
         """
         jobs = [self._job("survey", file, lambda out, file=file: _Look(file, out)) for file in self.files]
-        pieces = run_jobs(_look_through, jobs, self.work, workers=self.workers, title="looking through files")
+        pieces = run_jobs(_look_through, jobs, self.work, _Survey, workers=self.workers, title="looking through files")
         with disk_errors(self.work.path):
             known = pl.concat([pl.read_ipc(job.argument.out) for job in jobs])
         counts: dict[str, int] = {}
         for piece in pieces:
-            for prefix, count in piece["prefixes"].items():
+            for prefix, count in piece.prefixes.items():
                 counts[prefix] = counts.get(prefix, 0) + count
         return _fields(counts, kinds), Clock.of(samples, known)
 
@@ -492,18 +510,18 @@ class Shards:
             self._job("events", file, lambda out, file=file: _Read(file, out, tuple(fields), clock))
             for file in self.files
         ]
-        pieces = run_jobs(_read_file, jobs, self.work, workers=self.workers, title="reading files")
+        pieces = run_jobs(_read_file, jobs, self.work, SavedEvents, workers=self.workers, title="reading files")
         store, counts = EventStore(fields, len(clock.when)), dict[str, int]()
         for job, piece in zip(jobs, pieces, strict=True):
-            put_back(store, piece, job.argument.out)
-            for name, count in piece["counts"].items():
+            load_events(store, piece, job.argument.out)
+            for name, count in piece.counts.items():
                 counts[name] = counts.get(name, 0) + count
         flow.add("rows of the data", **counts)
         return store
 
     def _job(self, step: str, file: Path, task: Callable[..., Any]) -> Job[Any]:
         name = f"{step} {file.relative_to(self.raw).as_posix()}"
-        return Job(name, (file,), task(self.work.room_for(name, (file,))))
+        return Job(name, (file,), task(self.work.path_for(name, (file,))))
 
 
 def _fields(counts: dict[str, int], kinds: str) -> list[Field]:

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +20,7 @@ import polars as pl
 import torch
 
 from manydg.data.columns import Column, Ragged
-from manydg.data.info import DatasetInfo, TargetSpec
+from manydg.data.info import CohortStep, DatasetInfo, TargetSpec
 from manydg.data.storage import DatasetWriter
 from manydg.errors import ConfigError, DataError
 from manydg.files import Json, disk_errors
@@ -223,18 +222,26 @@ def read_table(task: TableTask, flow: CohortFlow) -> pl.DataFrame:
     return read_codes(task.table, task.visits, flow, most=task.most)
 
 
-def keep_table(task: TableTask) -> dict[str, Any]:
-    """Read a table and keep its codes in a file; returns the steps of its cohort flow."""
+@dataclass(frozen=True)
+class SavedTable:
+    """The steps of a table's cohort flow, and the file its codes are in."""
+
+    flow: list[CohortStep]
+    kept: dict[str, int]
+
+
+def keep_table(task: TableTask) -> SavedTable:
+    """Read a table and save its codes in a file."""
     assert task.out is not None
     flow = CohortFlow()
     codes = read_table(task, flow)
     with disk_errors(task.out.parent):
         codes.write_ipc(task.out)
-    return {"flow": flow.to_json(), "kept": {task.out.name: task.out.stat().st_size}}
+    return SavedTable(list(flow.steps()), {task.out.name: task.out.stat().st_size})
 
 
 def kept_table(task: TableTask) -> pl.DataFrame:
-    """The codes that :func:`keep_table` kept."""
+    """The codes that :func:`keep_table` saved."""
     assert task.out is not None
     with disk_errors(task.out.parent):
         return pl.read_ipc(task.out)
@@ -683,10 +690,11 @@ def _read(
     jobs = []
     for task in _tasks(tables, visits, options.ndc_map.absolute(), options.max_diagnoses):
         files = tuple(filter(None, (task.table.path, tables["admissions"].path, task.ndc_map)))
-        jobs.append(Job(task.table.name, files, replace(task, out=work.room_for(task.table.name, files))))
+        jobs.append(Job(task.table.name, files, replace(task, out=work.path_for(task.table.name, files))))
     frames = []
-    for job, kept in zip(jobs, run_jobs(keep_table, jobs, work, workers=workers, title="tables"), strict=True):
-        flow.extend(kept["flow"])
+    saved = run_jobs(keep_table, jobs, work, SavedTable, workers=workers, title="tables")
+    for job, table in zip(jobs, saved, strict=True):
+        flow.extend(table.flow)
         frames.append(kept_table(job.argument))
     return Records(visits, *frames)
 

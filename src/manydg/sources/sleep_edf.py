@@ -162,10 +162,10 @@ class SleepEdf(Source[SleepEdfOptions, RecordingOptions]):
         nights = limit(folder.nights, options.limit_patients)
         work = WorkFolder(out, self.name, {"wake_margin": options.wake_margin})
         jobs = [Job(night.name, (night.psg, night.hypnogram), (night, options.wake_margin)) for night in nights]
-        plans = run_jobs(plan_night, jobs, work, workers=workers, title="checking nights")
+        plans = run_jobs(plan_night, jobs, work, NightPlan, workers=workers, title="checking nights")
         sums = [Job(f"checksums of {night.name}", (night.psg, night.hypnogram), night) for night in nights]
         if spreads(workers):
-            run_jobs(describe_night, sums, work, workers=workers, title="checksums")
+            run_jobs(describe_night, sums, work, NightFiles, workers=workers, title="checksums")
         info = DatasetInfo(settings=SETTINGS)
         with DatasetWriter(out, TargetSpec("classes", STAGES), info, overwrite=overwrite) as writer:
             files = _copy(writer, sums, plans, work)
@@ -291,15 +291,28 @@ def check_recording(psg: Path) -> EdfHeader:
     return header
 
 
-def plan_night(argument: tuple[Night, float | None]) -> dict[str, Any]:
-    """Check one night and choose its epochs.
+@dataclass(frozen=True)
+class NightPlan:
+    """Which epochs of a night are samples.
 
-    Returns
-    -------
-    dict of JSON values
-        ``epochs`` (indices of the samples), ``stages`` (their codes), ``start`` (ISO time or ``None``), ``seconds`` of
-        signal, and ``counts`` of what was left out for which reason.
+    Parameters
+    ----------
+    epochs, stages : list of int
+        Indices of the samples, and the codes of their stages.
+    seconds : float
+        Length of the signal.
+    counts : dict of str to int
+        How many epochs there are, and how many are left out for which reason.
     """
+
+    epochs: list[int]
+    stages: list[int]
+    seconds: float
+    counts: dict[str, int]
+
+
+def plan_night(argument: tuple[Night, float | None]) -> NightPlan:
+    """Check one night and choose its epochs."""
     night, wake_margin = argument
     header = check_recording(night.psg)
     hypnogram = read_header(night.hypnogram)
@@ -319,18 +332,20 @@ def plan_night(argument: tuple[Night, float | None]) -> dict[str, Any]:
         "signal_without_hypnogram": in_signal - len(stages),
         "stages_without_signal": int((beyond >= 0).sum()),
     }
-    return {
-        "epochs": kept.tolist(),
-        "stages": stages[kept].tolist(),
-        "start": header.start.isoformat() if header.start else None,
-        "seconds": header.seconds,
-        "counts": counts,
-    }
+    return NightPlan(kept.tolist(), stages[kept].tolist(), header.seconds, counts)
 
 
-def describe_night(night: Night) -> list[dict[str, Json]]:
+@dataclass(frozen=True)
+class NightFiles:
     """Name, size and checksum of a night's two files."""
-    return [file.to_json() for file in describe_files([night.psg, night.hypnogram])]
+
+    psg: SourceFile
+    hypnogram: SourceFile
+
+
+def describe_night(night: Night) -> NightFiles:
+    """Read both files of a night for their checksums."""
+    return NightFiles(*describe_files([night.psg, night.hypnogram]))
 
 
 def choose_epochs(
@@ -354,13 +369,13 @@ def choose_epochs(
     return np.nonzero(staged & within)[0], counts
 
 
-def night_offsets(nights: Sequence[Night], plans: Sequence[Mapping[str, Any]]) -> list[float]:
+def night_offsets(nights: Sequence[Night], plans: Sequence[NightPlan]) -> list[float]:
     """Seconds to add to each night's clock, in whole days, so that a person's nights follow one another."""
     offsets, clock, person = [], 0.0, ""
     for night, plan in zip(nights, plans, strict=True):
         clock = 0.0 if night.patient != person else clock
         offsets.append(clock)
-        clock += 86_400.0 * math.ceil(max(plan["seconds"], 1.0) / 86_400.0)
+        clock += 86_400.0 * math.ceil(max(plan.seconds, 1.0) / 86_400.0)
         person = night.patient
     return offsets
 
@@ -390,13 +405,13 @@ def limit(nights: Sequence[Night], patients: int | None) -> tuple[Night, ...]:
 
 
 def _flow(
-    folder: RawFolder, nights: Sequence[Night], plans: Sequence[Mapping[str, Any]], wake_margin: float | None
+    folder: RawFolder, nights: Sequence[Night], plans: Sequence[NightPlan], wake_margin: float | None
 ) -> CohortFlow:
     def people(nights: Sequence[Night]) -> int:
         return len({night.patient for night in nights})
 
     def total(reason: str) -> int:
-        return sum(int(plan["counts"][reason]) for plan in plans)
+        return sum(plan.counts[reason] for plan in plans)
 
     flow = CohortFlow()
     pairs, alone = len(folder.nights), len(folder.unpaired)
@@ -416,12 +431,12 @@ def _flow(
     return flow
 
 
-def _people_left(nights: Sequence[Night], plans: Sequence[Mapping[str, Any]]) -> int:
-    return len({night.patient for night, plan in zip(nights, plans, strict=True) if plan["epochs"]})
+def _people_left(nights: Sequence[Night], plans: Sequence[NightPlan]) -> int:
+    return len({night.patient for night, plan in zip(nights, plans, strict=True) if plan.epochs})
 
 
 def _copy(
-    writer: DatasetWriter, jobs: Sequence[Job[Any]], plans: Sequence[Mapping[str, Any]], work: WorkFolder
+    writer: DatasetWriter, jobs: Sequence[Job[Night]], plans: Sequence[NightPlan], work: WorkFolder
 ) -> list[SourceFile]:
     """Write the chosen epochs, a night at a time.
 
@@ -435,18 +450,18 @@ def _copy(
     files: list[SourceFile] = []
     with Progress("copying signals", total=len(nights)) as progress:
         for job, plan, offset in zip(jobs, plans, night_offsets(nights, plans), strict=True):
-            night, known = job.argument, work.load(job)
+            night, known = job.argument, work.load(job, NightFiles)
             if known is None:
                 content = map_whole(night.psg)
                 digest = hashlib.sha256()
                 with hashed_meanwhile(digest, content.data):
                     _copy_night(writer, night, plan, offset, content)
                 signal = SourceFile(night.psg.name, len(content), digest.hexdigest())
-                known = [file.to_json() for file in (signal, *describe_files([night.hypnogram]))]
+                known = NightFiles(signal, *describe_files([night.hypnogram]))
                 work.save(job, known)
             else:
                 _copy_night(writer, night, plan, offset, None)
-            files.extend(SourceFile.from_json(file) for file in known)
+            files += [known.psg, known.hypnogram]
             progress.advance()
     return files
 
@@ -454,11 +469,11 @@ def _copy(
 def _copy_night(
     writer: DatasetWriter,
     night: Night,
-    plan: Mapping[str, Any],
+    plan: NightPlan,
     offset: float,
     content: npt.NDArray[np.uint8] | None,
 ) -> None:
-    kept, stages = np.asarray(plan["epochs"], np.int64), np.asarray(plan["stages"], np.int64)
+    kept, stages = np.asarray(plan.epochs, np.int64), np.asarray(plan.stages, np.int64)
     header = check_recording(night.psg)
     channels = [header.find(label) for label in CHANNELS]
     # A few megabytes at a time stay in the processor's cache between reading, hashing and writing.

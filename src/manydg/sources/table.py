@@ -20,6 +20,7 @@ import torch
 
 from manydg.data.info import DatasetInfo
 from manydg.errors import ConfigError, DataError, StorageError
+from manydg.files import Json
 from manydg.sources._dense import MISSING, write_dense
 from manydg.sources._preparing import CohortFlow, with_provenance
 from manydg.sources._source import NewSamples, Options, RawArgument, Source, SourceDocs, TrainedOn, option
@@ -63,8 +64,8 @@ class TableOptions(Options):
                 "a session column needs a time column, which orders the samples within a session: give time"
             )
 
-    def to_json(self) -> dict[str, Any]:
-        target = self.target[0] if len(self.target) == 1 else list(self.target)
+    def to_json(self) -> dict[str, Json]:
+        target: Json = self.target[0] if len(self.target) == 1 else list(self.target)
         shown = super().to_json() | {"target": target}
         return {name: value for name, value in shown.items() if name not in ("kind", "classes")}
 
@@ -93,11 +94,11 @@ class TableFile(Source[TableOptions, Options]):
         flow.add("rows of the table", patients=frame[roles.patient].n_unique(), samples=frame.height)
         patients = numbers_or_text(frame, roles.patient, "patient", raw)
         times = None if roles.time is None else times_of(frame, roles.time, raw)
-        settings: dict[str, Any] = {"features": roles.features}
+        settings: dict[str, Json] = {"features": roles.features}
         if roles.session is not None and times is not None:
             sessions = sessions_of(frame, roles.session, raw)
-            settings["session_gap"] = session_gap(patients, sessions, times)
-            times = lay_out(patients, sessions, times, settings["session_gap"])
+            settings["session_gap"] = gap = session_gap(patients, sessions, times)
+            times = lay_out(patients, sessions, times, gap)
         described = options.to_json() | {"left_out_of_features": roles.left_out}
         return write_dense(
             out,
@@ -130,9 +131,9 @@ class TableFile(Source[TableOptions, Options]):
         whose = rows if patients is None else patients
         yield NewSamples({"x": torch.from_numpy(values)}, pl.DataFrame({"row": rows}), whose, times)
 
-    def notes_on(self, options: Mapping[str, Any]) -> list[str]:
+    def notes_on(self, options: Mapping[str, Json]) -> list[str]:
         left_out = options.get("left_out_of_features")
-        if not left_out:
+        if not isinstance(left_out, list) or not left_out:
             return []
         return [f"not used as features, being patient, target, time or session: {', '.join(left_out)}"]
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from scipy import fft
 
 from manydg.errors import ConfigError, StorageError
+from manydg.files import Json
 
 Array = npt.NDArray[np.float32]
 
@@ -32,7 +32,7 @@ class PatientFactors:
     gains: tuple[float, ...]
     preferences: tuple[float, ...]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
 
 

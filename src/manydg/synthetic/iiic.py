@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from manydg.errors import ConfigError
-from manydg.files import NpyStream, disk_errors, write_json
+from manydg.files import Json, NpyStream, disk_errors, write_json
 from manydg.sources import Options, Twin, option
 from manydg.sources._preparing import Progress
 from manydg.synthetic._signals import PatientFactors, check_request, draw_factors, draw_signals, require_empty, spectra
@@ -78,10 +78,10 @@ class IiicTwin(Twin[IiicTwinOptions]):
         return f"wrote the samples of {options.patients} people to {out}"
 
 
-def _write(out: Path, sizes: npt.NDArray[np.int64], seed: int, layout: str) -> dict[str, Any]:
+def _write(out: Path, sizes: npt.NDArray[np.int64], seed: int, layout: str) -> dict[str, Json]:
     out.mkdir(parents=True, exist_ok=True)
     names = [f"IIIC{person:05d}" for person in range(len(sizes))]
-    truth: dict[str, Any] = {}
+    truth: dict[str, Json] = {}
     votes: list[npt.NDArray[np.int64]] = []
     whole = _open(out) if layout == "array" else None
     with Progress("writing patients", total=len(sizes)) as progress:
