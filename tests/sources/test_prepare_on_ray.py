@@ -11,7 +11,6 @@ import pytest
 
 from manydg import jobs, sources
 from manydg.errors import ConfigError, DataError
-from manydg.sources import _preparing
 
 ray = pytest.importorskip("ray", reason="the Ray engine needs ray: pip install 'manydg[ray]'")
 pytestmark = pytest.mark.slow
@@ -59,7 +58,7 @@ def test_the_dataset_is_the_same_as_one_made_here(
     result = jobs._result
     monkeypatch.setattr(jobs, "_result", lambda ray, reference: done.append("one") or result(ray, reference))
     monkeypatch.chdir(tmp_path)
-    with _preparing.spreading("ray", cluster):
+    with jobs.using(jobs.engine_named("ray", cluster)):
         there = sources.prepare(source, Path("raw"), Path("there"), **options)
     assert not ray.is_initialized()
     assert len(done) >= 2
@@ -71,7 +70,7 @@ def test_a_damaged_file_is_reported_from_the_cluster_as_it_is_here(cluster: str,
     sources.synthesize("sleep-edf", tmp_path / "raw", patients=2, hours=0.3)
     psg = next((tmp_path / "raw").glob("*-PSG.edf"))
     psg.write_bytes(psg.read_bytes()[:-1000])
-    with _preparing.spreading("ray", cluster), pytest.raises(DataError, match=f"{psg.name} is truncated"):
+    with jobs.using(jobs.engine_named("ray", cluster)), pytest.raises(DataError, match=f"{psg.name} is truncated"):
         sources.prepare("sleep-edf", tmp_path / "raw", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

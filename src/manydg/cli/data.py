@@ -232,9 +232,9 @@ def _prepare(
     address: str | None,
     overwrite: bool,
 ) -> None:
-    from manydg.sources._preparing import spreading
+    from manydg.jobs import engine_named, using
 
-    with spreading(engine, address), _warnings_as_notes():
+    with using(engine_named(engine, address)), _warnings_as_notes():
         source.prepare(raw, out, options, workers=workers, overwrite=overwrite)
     for line in describe_dataset(source, out):
         typer.echo(line)

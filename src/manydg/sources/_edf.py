@@ -23,7 +23,7 @@ _FIELDS = (16, 80, 8, 8, 8, 8, 8, 80, 8, 32)
 
 @dataclass(frozen=True)
 class EdfChannel:
-    """One signal of a file: name, unit, calibration, and where its samples lie in a data record."""
+    """One signal of a file: name, unit, calibration, and where its samples are in a data record."""
 
     label: str
     unit: str
@@ -39,7 +39,7 @@ class EdfChannel:
 
 @dataclass(frozen=True)
 class EdfHeader:
-    """What the head of an EDF file says, checked against the file's size.
+    """The header of an EDF file, checked against the file's size.
 
     ``start`` is ``None`` where the file hides or garbles its date.
     """
@@ -69,11 +69,11 @@ class EdfHeader:
 
     def find(self, label: str) -> EdfChannel:
         """The channel of a name, whatever its case and with or without ``EEG`` in front."""
-        found = [channel for channel in self.channels if _plain(channel.label) == _plain(label)]
-        if len(found) == 1:
-            return found[0]
-        if found:
-            raise DataError(f"{self.path} has {len(found)} channels called '{label}': it is not clear which is meant")
+        matches = [channel for channel in self.channels if _plain(channel.label) == _plain(label)]
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            raise DataError(f"{self.path} has {len(matches)} channels called '{label}': it is not clear which is meant")
         raise DataError(f"{self.path} has no channel '{label}'; its channels are {', '.join(self.labels) or 'none'}")
 
 
@@ -127,15 +127,15 @@ def _channels(file: Path, block: bytes, signals: int) -> tuple[EdfChannel, ...]:
         columns.append([block[at + width * k : at + width * (k + 1)] for k in range(signals)])
         at += width * signals
     labels, _, units, low, high, bottom, top, _, samples, _ = columns
-    found, offset = [], 0
+    channels, offset = [], 0
     for k in range(signals):
         label = _text(labels[k])
         count = _whole(samples[k], file, f"samples per record of '{label}'", low=1)
         physical = (read_number(low[k], file, "physical minimum"), read_number(high[k], file, "physical maximum"))
         digital = (_whole(bottom[k], file, "digital minimum"), _whole(top[k], file, "digital maximum"))
-        found.append(EdfChannel(label, _text(units[k]), physical, digital, count, offset))
+        channels.append(EdfChannel(label, _text(units[k]), physical, digital, count, offset))
         offset += count
-    return tuple(found)
+    return tuple(channels)
 
 
 def _text(field: bytes) -> str:
@@ -173,10 +173,10 @@ def _start(fixed: bytes) -> datetime | None:
 def require_rate(header: EdfHeader, channels: Sequence[EdfChannel], rate: float) -> None:
     """Raise unless every channel has this sampling rate."""
     for channel in channels:
-        found = header.rate(channel)
-        if abs(found - rate) > 1e-6 * rate:
+        given = header.rate(channel)
+        if abs(given - rate) > 1e-6 * rate:
             raise DataError(
-                f"{header.path}: channel '{channel.label}' is sampled at {found:g} Hz, expected {rate:g} Hz"
+                f"{header.path}: channel '{channel.label}' is sampled at {given:g} Hz, expected {rate:g} Hz"
             )
 
 
@@ -220,7 +220,7 @@ def read_epochs(
     records = memory_map(header) if content is None else _records_in(header, content)
     first, last = int(epochs[0]), int(epochs[-1]) + 1
     signals = np.empty((len(epochs), len(channels), epoch_samples), np.float32)
-    for place, channel in enumerate(channels):
+    for row, channel in enumerate(channels):
         gain, shift = _calibration(header, channel)
         per_record = channel.samples_per_record
         if last * epoch_samples > header.records * per_record:
@@ -231,9 +231,9 @@ def read_epochs(
         ahead = first * epoch_samples - start * per_record
         stored = flat[ahead : ahead + (last - first) * epoch_samples].reshape(last - first, epoch_samples)
         chosen = stored if len(epochs) == last - first else stored[epochs - first]
-        np.multiply(chosen, np.float32(gain), out=signals[:, place])
+        np.multiply(chosen, np.float32(gain), out=signals[:, row])
         if shift:
-            signals[:, place] += np.float32(shift)
+            signals[:, row] += np.float32(shift)
     return signals
 
 
@@ -287,16 +287,16 @@ def read_annotations(path: str | Path) -> list[Annotation]:
     if not channels:
         raise DataError(f"{header.path} holds no annotations: it is not an EDF+ annotation file")
     records = memory_map(header)
-    found: list[Annotation] = []
+    annotations: list[Annotation] = []
     for record in range(header.records):
         for channel in channels:
             stored = records[record, channel.offset : channel.offset + channel.samples_per_record]
-            found.extend(_annotations_in(stored.tobytes(), header.path))
-    return found
+            annotations.extend(_annotations_in(stored.tobytes(), header.path))
+    return annotations
 
 
 def _annotations_in(block: bytes, path: Path) -> list[Annotation]:
-    found: list[Annotation] = []
+    annotations: list[Annotation] = []
     for entry in block.split(b"\0"):
         if not entry:
             continue
@@ -306,10 +306,10 @@ def _annotations_in(block: bytes, path: Path) -> list[Annotation]:
             raise DataError(f"{path} is damaged: an annotation is cut off or garbled. Download it again")
         seconds = read_number(onset, path, "annotation onset")
         length = read_number(duration, path, "annotation duration") if duration else 0.0
-        found.extend(
+        annotations.extend(
             Annotation(seconds, length, text.decode("utf-8", "replace").strip()) for text in texts[:-1] if text
         )
-    return found
+    return annotations
 
 
 def write_annotations(path: Path, words: Sequence[str], start: datetime | None, seconds: float) -> None:

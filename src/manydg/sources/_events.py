@@ -78,7 +78,7 @@ class PackedRows:
         return self.key >> self.bits[2]
 
     def sample_time_kind(self, event: npt.NDArray[np.int64]) -> tuple[Array, Array, Array]:
-        """What an event's number says."""
+        """The digits of an event's number."""
         time_bits, kind_bits, _ = self.bits
         digit = (event >> kind_bits) & ((1 << time_bits) - 1)
         time = self.times[digit] if len(self.times) > 1 else digit + self.times.sum()
@@ -90,7 +90,7 @@ class PackedRows:
 
 
 def _order(key: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """What sorts keys that are not below 0, stably."""
+    """The stable order of keys that are not negative."""
     if not len(key):
         return np.zeros(0, np.int64)
     # Sixteen bits are sorted by counting; what is left then comes in runs, on which a stable sort is fast.
@@ -106,7 +106,7 @@ def _sorted_within(
     bits = np.where(np.isnan(value), np.float32(np.nan), value).view(np.int32)
     # A float's bits order like an integer once those of negative numbers are turned round.
     rank = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).astype(np.int64) + (1 << 31)
-    # Stable, which is fast here since all groups but for their insides stand in order already.
+    # Stable, which is fast here since the groups are in order already.
     both = np.sort((group << 32) | rank, kind="stable")
     low = ((both & 0xFFFFFFFF) - (1 << 31)).astype(np.int32)
     return (low ^ ((low >> 31) & 0x7FFFFFFF)).view(np.float32), same_as_before(both)
@@ -227,7 +227,7 @@ class EventStore:
             self._bins[int(at)].append((number, local[rows], time[rows], word[rows], values[rows]))
 
     def pieces(self) -> Iterator[Piece]:
-        """The rows held, in the pieces in which they came."""
+        """The rows in the pieces in which they were added."""
         for block, pieces in self._bins.items():
             for number, *arrays in pieces:
                 yield Piece(self.fields[number].name, block, arrays)
@@ -237,7 +237,7 @@ class EventStore:
         return {field.name: list(table) for field, table in zip(self.fields, self._words, strict=True)}
 
     def put(self, field: str, block: int, arrays: Sequence[Array]) -> None:
-        """Take back a piece that :meth:`pieces` gave."""
+        """Add a piece that :meth:`pieces` gave."""
         local, time, word, value = arrays
         self._bins[block].append((self._numbers[field], local, time, word, value))
 
@@ -263,7 +263,7 @@ class EventStore:
         max_events: int | None = None,
         ticks_per_minute: int = 1,
     ) -> Iterator[EventBlock]:
-        """Lay the samples out block by block, in order; what a block held is freed once it is given out."""
+        """Lay the samples out block by block, in order; a block's rows are freed once it is yielded."""
         remap = self._codes_in(vocabulary)
         kinds = np.array([field.kind for field in self.fields], np.int64)
 
@@ -308,11 +308,11 @@ class EventBlock:
 
 def join_blocks(blocks: Iterable[EventBlock]) -> tuple[npt.NDArray[np.int64], dict[str, Column]]:
     """All blocks in one: the samples' numbers and their columns."""
-    found = list(blocks)
+    parts = list(blocks)
     columns: dict[str, Column] = {}
-    for name in found[0].columns if found else ():
-        columns[name] = _join([block.columns[name] for block in found])
-    return np.concatenate([block.samples for block in found] or [np.zeros(0, np.int64)]), columns
+    for name in parts[0].columns if parts else ():
+        columns[name] = _join([block.columns[name] for block in parts])
+    return np.concatenate([block.samples for block in parts] or [np.zeros(0, np.int64)]), columns
 
 
 def _join(parts: Sequence[Column]) -> Column:
@@ -346,8 +346,8 @@ def lay_out(
 ) -> EventBlock:
     """Sort rows into events: all codes of one kind at one time of a sample.
 
-    Events stand in the order of time, then kind; codes within an event in the order of their numbers. A row that says
-    what another one says is dropped. Of a sample with more than ``max_events`` events the last ones are kept.
+    Events are in the order of time, then kind; codes within an event in the order of their numbers. Repeated rows are
+    dropped. Of a sample with more than ``max_events`` events the last ones are kept.
     """
     given = len(rows.key)
     rows = rows.arranged()

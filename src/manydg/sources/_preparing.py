@@ -1,8 +1,8 @@
-"""Work that goes on after a kill: finished pieces are kept beside the dataset until it is whole.
+"""What preparing a dataset needs besides its format: provenance, checksums, and work that resumes after a kill.
 
-What takes time (reading every byte for its checksum, checking, scoring) is done file by file; each file's result is one
-small JSON file in a hidden folder, written in one step. A second run takes over the results whose files and options
-are unchanged, and the folder goes when the dataset stands.
+What takes time (reading every byte for its checksum, checking, scoring) is done file by file. Each file's result is a
+small JSON file in a hidden folder beside the dataset, written in one step. A second run takes over the results whose
+files and options are unchanged; the folder is deleted once the dataset is complete.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pydantic import TypeAdapter
 from manydg.data.info import CohortStep, DatasetInfo, Provenance, SourceFile
 from manydg.errors import ConfigError, ManyDGError, StorageError
 from manydg.files import Json, disk_errors, read_ahead, reading_errors, recover_folder, write_json
-from manydg.jobs import Job, WorkerLostError, current_engine, engine_named, in_this_process, using
+from manydg.jobs import Job, WorkerLostError, current_engine
 from manydg.sources._source import recognize
 
 if TYPE_CHECKING:
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 A = TypeVar("A")
 R = TypeVar("R", bound="DataclassInstance")
 
-# Where a dataset came from: the files read, the options used and the counts left after each filter.
-
-
 _CHUNK = 1 << 22
+
+
+# Cohort flow and provenance
 
 
 class CohortFlow:
@@ -72,55 +72,6 @@ class CohortFlow:
     def to_json(self) -> list[dict[str, Json]]:
         """The steps as JSON values, in order."""
         return [step.to_json() for step in self._steps]
-
-
-def file_checksum(path: str | Path) -> str:
-    """The SHA-256 checksum of a file, read as a stream; PhysioNet's ``SHA256SUMS.txt`` lists the same."""
-    digest = hashlib.sha256()
-    with reading_errors(path), Path(path).open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def read_into(file: io.FileIO, data: memoryview) -> None:
-    """Fill a buffer from an unbuffered file; one that ends before is damaged."""
-    filled = 0
-    while filled < len(data):
-        count = file.readinto(data[filled:])
-        if not count:
-            raise StorageError(f"{file.name!s} became shorter while it was read: copy it again")
-        filled += count
-
-
-def map_whole(path: Path) -> npt.NDArray[np.uint8]:
-    """All bytes of a file, ``(bytes,)``, mapped into memory; the disk begins to read them at once."""
-    try:
-        with path.open("rb") as file:
-            read_ahead(file.fileno(), 0, 0)
-            return np.memmap(file, np.uint8, "r")
-    except (OSError, ValueError) as error:
-        raise StorageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
-
-
-@contextmanager
-def hashed_meanwhile(digest: Any, data: memoryview) -> Iterator[None]:
-    """Add bytes to a checksum while the block does something else with them; hashing does not hold the interpreter."""
-    thread = threading.Thread(target=digest.update, args=(data,))
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join()
-
-
-def describe_files(paths: Iterable[str | Path]) -> list[SourceFile]:
-    """Name, size and checksum of each file, in memory of one chunk; folders' names are left out."""
-    entries = []
-    for path in map(Path, paths):
-        checksum = file_checksum(path)
-        entries.append(SourceFile(path.name, path.stat().st_size, checksum))
-    return entries
 
 
 def with_provenance(
@@ -156,73 +107,112 @@ def _version() -> str:
         return "from a source tree"
 
 
-class Progress:
-    """A progress bar on the terminal; where standard error is no terminal it says nothing.
+# Reading and checksums
 
-    Parameters
-    ----------
-    title : str
-    total : int, optional
-        How many steps there will be, where that is known.
 
-    Examples
-    --------
-    >>> with Progress("reading", total=2) as progress:
-    ...     progress.advance()
-    ...     progress.advance()
-    """
+def file_checksum(path: str | Path) -> str:
+    """The SHA-256 checksum of a file, read as a stream; PhysioNet's ``SHA256SUMS.txt`` lists the same."""
+    digest = hashlib.sha256()
+    with reading_errors(path), Path(path).open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
 
-    def __init__(self, title: str, total: int | None = None) -> None:
-        self._title, self._total = title, total
-        self._bar: Any = None
-        self._task: Any = None
 
-    def __enter__(self) -> Progress:
-        if sys.stderr is not None and sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-            from rich.progress import Progress as Bar
+def describe_files(paths: Iterable[str | Path]) -> list[SourceFile]:
+    """Name, size and checksum of each file, in memory of one chunk; folders' names are left out."""
+    entries = []
+    for path in map(Path, paths):
+        checksum = file_checksum(path)
+        entries.append(SourceFile(path.name, path.stat().st_size, checksum))
+    return entries
 
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-            self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
-            self._task = self._bar.add_task(self._title, total=self._total)
-            self._bar.start()
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+def read_into(file: io.FileIO, data: memoryview) -> None:
+    """Fill a buffer from an unbuffered file; a file that ends before is damaged."""
+    filled = 0
+    while filled < len(data):
+        count = file.readinto(data[filled:])
+        if not count:
+            raise StorageError(f"{file.name!s} became shorter while it was read: copy it again")
+        filled += count
 
-    def advance(self, steps: float = 1) -> None:
-        """Say that some steps are done."""
-        if self._bar is not None:
-            self._bar.advance(self._task, steps)
 
-    def describe(self, title: str) -> None:
-        """Change the words beside the bar."""
-        if self._bar is not None:
-            self._bar.update(self._task, description=title)
+def map_whole(path: Path) -> npt.NDArray[np.uint8]:
+    """All bytes of a file, ``(bytes,)``, mapped into memory; the disk begins to read them at once."""
+    try:
+        with path.open("rb") as file:
+            read_ahead(file.fileno(), 0, 0)
+            return np.memmap(file, np.uint8, "r")
+    except (OSError, ValueError) as error:
+        raise StorageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
 @contextmanager
-def spreading(engine: str = "local", address: str | None = None) -> Iterator[None]:
-    """What is prepared within the block reads its files on this machine or on a Ray cluster.
+def hashed_meanwhile(digest: Any, data: memoryview) -> Iterator[None]:
+    """Add bytes to a checksum while the block does something else with them; hashing releases the GIL."""
+    thread = threading.Thread(target=digest.update, args=(data,))
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+# Jobs whose results survive a kill
+
+
+def run_jobs(
+    function: Callable[[A], R], jobs: Sequence[Job[A]], work: WorkFolder, kind: type[R], *, workers: int, title: str
+) -> list[R]:
+    """Run a function over all jobs that are not done yet, and save each result as soon as it is there.
 
     Parameters
     ----------
-    engine : {"local", "ray"}
-    address : str, optional
-        As for :class:`manydg.jobs.RayEngine`.
+    function : callable
+        From a job's argument to a dataclass; importable by name, for other processes to find it.
+    jobs : sequence of Job
+    work : WorkFolder
+    kind : type
+        That dataclass, whose fields JSON can hold.
+    workers : int
+        How many processes; 1 stays in this one. On a cluster (:func:`manydg.jobs.using`) 1 sets no limit.
+
+    Returns
+    -------
+    list
+        The results, in the order of the jobs.
     """
-    with using(engine_named(engine, address)):
-        yield
+    if workers < 1:
+        raise ConfigError(f"the number of workers must be 1 or more, not {workers}")
+    results = {job.name: done for job in jobs if (done := work.load(job, kind)) is not None}
+    missing = [job for job in jobs if job.name not in results]
+    with Progress(title, total=len(jobs)) as progress:
+        progress.advance(len(jobs) - len(missing))
+        engine = current_engine()
+        # A single file is not worth a process of its own.
+        for job, result in engine.run(function, missing, engine.limit(min(workers, max(1, len(missing))))):
+            work.save(job, result)
+            results[job.name] = result
+            progress.advance()
+    return [results[job.name] for job in jobs]
 
 
-def spreads(workers: int) -> bool:
-    """Whether jobs are done by other processes; where they are not, what a job reads may serve two ends at once."""
-    return not in_this_process(workers)
+@contextmanager
+def work_folder(out: Path, source: str, options: Mapping[str, object]) -> Iterator[WorkFolder]:
+    """A work folder that is deleted when the block ends, or fails because of the data.
+
+    It stays after a kill, an interrupt, and the loss of a worker.
+    """
+    work = WorkFolder(out, source, options)
+    try:
+        yield work
+    except WorkerLostError:
+        raise
+    except ManyDGError:
+        work.remove()
+        raise
+    work.remove()
 
 
 class WorkFolder:
@@ -231,10 +221,10 @@ class WorkFolder:
     Parameters
     ----------
     out : path
-        The dataset folder that is being made.
+        The dataset folder that is being prepared.
     source : str
     options : dict
-        Whatever decides a piece's result; a piece made with other options is made again.
+        Whatever decides a job's result; one that was done with other options is done again.
     """
 
     def __init__(self, out: Path, source: str, options: Mapping[str, object]) -> None:
@@ -300,62 +290,61 @@ def _digest(values: object) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-@contextmanager
-def work_folder(out: Path, source: str, options: Mapping[str, object]) -> Iterator[WorkFolder]:
-    """A work folder for as long as it is of use: it goes when the block ends, or fails because of the data.
-
-    It stays after a kill, an interrupt, and the loss of a worker.
-    """
-    work = WorkFolder(out, source, options)
-    try:
-        yield work
-    except WorkerLostError:
-        raise
-    except ManyDGError:
-        work.remove()
-        raise
-    work.remove()
-
-
-def run_jobs(
-    function: Callable[[A], R], jobs: Sequence[Job[A]], work: WorkFolder, kind: type[R], *, workers: int, title: str
-) -> list[R]:
-    """Run a function over all jobs that are not done yet, and save each result as soon as it is there.
+class Progress:
+    """A progress bar on the terminal; where standard error is no terminal it shows nothing.
 
     Parameters
     ----------
-    function : callable
-        From a job's argument to a dataclass; importable by name, for other processes to find it.
-    jobs : sequence of Job
-    work : WorkFolder
-    kind : type
-        That dataclass, whose fields JSON can hold.
-    workers : int
-        How many processes; 1 stays in this one. On a cluster (:func:`manydg.sources._preparing.spreading`) 1 sets no
-        limit.
+    title : str
+    total : int, optional
+        How many steps there will be, where that is known.
 
-    Returns
-    -------
-    list
-        The results, in the order of the jobs.
+    Examples
+    --------
+    >>> with Progress("reading", total=2) as progress:
+    ...     progress.advance()
+    ...     progress.advance()
     """
-    if workers < 1:
-        raise ConfigError(f"the number of workers must be 1 or more, not {workers}")
-    results = {job.name: done for job in jobs if (done := work.load(job, kind)) is not None}
-    missing = [job for job in jobs if job.name not in results]
-    with Progress(title, total=len(jobs)) as progress:
-        progress.advance(len(jobs) - len(missing))
-        engine = current_engine()
-        # A single file is not worth a process of its own.
-        for job, result in engine.run(function, missing, engine.limit(min(workers, max(1, len(missing))))):
-            work.save(job, result)
-            results[job.name] = result
-            progress.advance()
-    return [results[job.name] for job in jobs]
+
+    def __init__(self, title: str, total: int | None = None) -> None:
+        self._title, self._total = title, total
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> Progress:
+        if sys.stderr is not None and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import Progress as Bar
+
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
+            self._task = self._bar.add_task(self._title, total=self._total)
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def advance(self, steps: float = 1) -> None:
+        """Count some steps as done."""
+        if self._bar is not None:
+            self._bar.advance(self._task, steps)
+
+    def describe(self, title: str) -> None:
+        """Change the title."""
+        if self._bar is not None:
+            self._bar.update(self._task, description=title)
+
+
+# Folders: the one to write, and one that holds something else
 
 
 def make_ready(out: Path, *, overwrite: bool) -> None:
-    """Refuse early to replace a folder, and clear away what killed runs left half-written."""
+    """Refuse early to replace a folder, and delete what killed runs left unfinished."""
     if out.exists() and not overwrite:
         raise StorageError(f"{out} already exists: name another folder or say --overwrite (overwrite=True)")
     with disk_errors(out):

@@ -29,7 +29,7 @@ from manydg.data.info import DatasetInfo, SourceFile, TargetSpec
 from manydg.data.storage import DatasetWriter
 from manydg.errors import ConfigError, DataError, ManyDGWarning, StorageError
 from manydg.files import LARGE_FILE, HashingThread, Json, drop_from_cache, reading_errors
-from manydg.jobs import Job
+from manydg.jobs import Job, in_this_process
 from manydg.sources._preparing import (
     CohortFlow,
     Progress,
@@ -38,7 +38,6 @@ from manydg.sources._preparing import (
     make_ready,
     read_into,
     run_jobs,
-    spreads,
     with_provenance,
     wrong_folder,
 )
@@ -147,7 +146,7 @@ class Iiic(Source[IiicOptions, Options]):
         work = WorkFolder(out, self.name, rules.to_json())
         jobs = [Job(part.name, part.files, (part, rules)) for part in parts]
         patients = [_check_part(part, rules) for part in parts]
-        if spreads(workers):
+        if not in_this_process(workers):
             run_jobs(plan_part, jobs, work, PartPlan, workers=workers, title="checking samples")
         most = options.limit_patients
         chosen = None if most is None else np.unique(np.concatenate(patients))[:most]

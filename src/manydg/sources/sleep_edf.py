@@ -29,7 +29,7 @@ from manydg.data.info import DatasetInfo, SourceFile, TargetSpec
 from manydg.data.storage import DatasetWriter
 from manydg.errors import ConfigError, DataError, StorageError
 from manydg.files import Json, disk_error, write_atomically
-from manydg.jobs import Job
+from manydg.jobs import Job, in_this_process
 from manydg.sources._edf import (
     Annotation,
     EdfChannel,
@@ -50,7 +50,6 @@ from manydg.sources._preparing import (
     make_ready,
     map_whole,
     run_jobs,
-    spreads,
     with_provenance,
     wrong_folder,
 )
@@ -164,7 +163,7 @@ class SleepEdf(Source[SleepEdfOptions, RecordingOptions]):
         jobs = [Job(night.name, (night.psg, night.hypnogram), (night, options.wake_margin)) for night in nights]
         plans = run_jobs(plan_night, jobs, work, NightPlan, workers=workers, title="checking nights")
         sums = [Job(f"checksums of {night.name}", (night.psg, night.hypnogram), night) for night in nights]
-        if spreads(workers):
+        if not in_this_process(workers):
             run_jobs(describe_night, sums, work, NightFiles, workers=workers, title="checksums")
         info = DatasetInfo(settings=SETTINGS)
         with DatasetWriter(out, TargetSpec("classes", STAGES), info, overwrite=overwrite) as writer:
