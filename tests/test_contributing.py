@@ -89,7 +89,7 @@ def test_a_source_of_another_package_is_synthesized_prepared_predicted_and_found
     assert tables[0].read_text().splitlines()[0] == "file,row,yes"
     (entry,) = find_datasets(plug_in / "data")
     assert (entry.name, entry.state) == ("spectra", "raw")
-    again = prepare_folder(entry, plug_in, plug_in / "paper", workers=1, say=print)
+    again = prepare_folder(entry, plug_in, plug_in / "paper", workers=1, report=print)
     assert len(manydg.open_dataset(again)) == 72
     assert set(find_twin("spectra").scales) == {"full", "small", "smoke"}
 
