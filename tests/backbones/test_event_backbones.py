@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from manydg.backbones import Backbone, build_backbone
-from manydg.backbones._codes import CodeValues
-from manydg.backbones._records import EventSteps
+from manydg.backbones._records import CodeValues, EventSteps
 from manydg.backbones.event_transformer import EventTransformer
 from manydg.data.columns import Column, Ragged
 from manydg.data.dataset import DomainDataset

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manydg.backbones._codes import pooled_sum
+from manydg.backbones._records import pooled_sum
 from manydg.backbones._sequences import ByLength, Layout, last_steps
 from manydg.data.columns import offsets_from_lengths
 

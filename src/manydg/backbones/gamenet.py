@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from manydg.backbones._backbone import Backbone, Inputs
-from manydg.backbones._codes import two_levels
-from manydg.backbones._records import VisitCodes
+from manydg.backbones._records import VisitCodes, two_levels
 from manydg.backbones._sequences import Layout, layout_of
 from manydg.data.columns import Ragged
 from manydg.data.dataset import DomainDataset
