@@ -54,11 +54,14 @@ class Registry(Generic[T]):
 
     def summary(self, name: str) -> str:
         """The first line of the docstring of an entry's module, without its full stop, read without importing it."""
-        module = self._built_in().get(name) or self._plugins()[name].partition(":")[0]
-        spec = importlib.util.find_spec(module)
+        built_in = name in self._built_in()
+        spec = importlib.util.find_spec(self.package if built_in else self._plugins()[name].partition(":")[0])
         if spec is None or spec.origin is None:
             return ""
-        docstring = ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))) or ""
+        # To look a module up inside its package would import the package.
+        origin = Path(spec.origin)
+        file = origin.with_name(f"{name.replace('-', '_')}.py") if built_in else origin
+        docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
         return docstring.partition("\n")[0].rstrip(".")
 
     def _built_in(self) -> dict[str, str]:

@@ -198,7 +198,7 @@ def demo(
     from manydg.cli._progress import console, study_board
     from manydg.config import TrainingConfig
     from manydg.studies.conduct import conduct, make_request
-    from manydg.synthetic._demo import make_demo_dataset
+    from manydg.synthetic import make_demo_dataset
 
     dataset, folder = make_demo_dataset(patients), out / "dataset"
     dataset.save(folder, overwrite=True)

@@ -12,13 +12,16 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from manydg.data.encoding import encode_patients, encode_targets
-from manydg.data.info import DatasetInfo
+from manydg.data.info import DatasetInfo, TargetSpec
 from manydg.data.storage import DatasetWriter
 from manydg.errors import DataError, ManyDGWarning
 
 MISSING = ("refuse", "keep")
+PositionName = Callable[[tuple[int, ...]], str]
+"""What messages call a position within a sample."""
 _PIECE_BYTES = 1 << 26
 _NAMED = 8
 
@@ -30,7 +33,7 @@ def write_dense(
     patients: npt.NDArray[Any],
     *,
     column: str = "x",
-    position_name: Callable[[tuple[int, ...]], str],
+    position_name: PositionName,
     files: Mapping[str, Path],
     kind: str | None = None,
     classes: Sequence[str] | None = None,
@@ -56,10 +59,7 @@ def write_dense(
     """
     with naming(files["target"]):
         labels, target = encode_targets(targets, kind, classes)
-        if target.kind == "classes" and target.size > max(20, len(labels) // 2):
-            raise DataError(
-                f"the target has {target.size} different values in {len(labels)} samples: is it a measurement?"
-            )
+        _check_target(labels, target)
     with naming(files["patient"]):
         _check_patients(patients)
     settings = {**info.settings, **({"missing": True} if missing == "keep" else {})}
@@ -74,16 +74,25 @@ def write_dense(
             value_range.update(piece)
             when = None if times is None else times[rows]
             writer.append({column: piece}, labels.numpy()[rows], patients[rows], when)
-    if constant := value_range.constant():
+    _warn_of_constants(value_range.constant(), position_name)
+    return Path(out)
+
+
+def _warn_of_constants(constant: Sequence[tuple[int, ...]], position_name: PositionName) -> None:
+    if constant:
         named = ", ".join(position_name(position) for position in constant[:_NAMED])
         more = f" and {len(constant) - _NAMED} more" if len(constant) > _NAMED else ""
-        warnings.warn(f"the same value in every sample: {named}{more}. They tell nothing", ManyDGWarning, stacklevel=3)
-    return Path(out)
+        warnings.warn(f"the same value in every sample: {named}{more}. They tell nothing", ManyDGWarning, stacklevel=4)
+
+
+def _check_target(labels: Tensor, target: TargetSpec) -> None:
+    if target.kind == "classes" and target.size > max(20, len(labels) // 2):
+        raise DataError(f"the target has {target.size} different values in {len(labels)} samples: is it a measurement?")
 
 
 @contextlib.contextmanager
 def naming(file: Path) -> Iterator[None]:
-    """Errors in data that know nothing of files say which file it is."""
+    """Add the file's name to errors about data."""
     try:
         yield
     except DataError as error:
@@ -106,9 +115,7 @@ class _Range:
         return [tuple(map(int, position)) for position in np.argwhere(self.high <= self.low)]
 
 
-def _check_finite(
-    piece: npt.NDArray[np.float32], start: int, missing: str, position_name: Callable[[tuple[int, ...]], str]
-) -> None:
+def _check_finite(piece: npt.NDArray[np.float32], start: int, missing: str, position_name: PositionName) -> None:
     bad = np.isinf(piece) if missing == "keep" else ~np.isfinite(piece)
     if not bad.any():
         return
