@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from manydg.data.columns import Column, Ragged, offsets_from_lengths, take
 from manydg.data.dataset import DomainDataset
 from manydg.data.schema import InputSchema
 from manydg.errors import ConfigError, DataError, ManyDGWarning
+from manydg.files import ParsedJson
 
 VISIT_COLUMNS = ("diagnoses", "procedures", "history_drugs")
 EVENT_COLUMNS = {"event_kind": 1, "event_codes": 2, "event_values": 2}
@@ -483,7 +484,7 @@ def check_event_schema(schema: InputSchema) -> None:
         raise ConfigError("the dataset names no vocabulary of events: add it to info['vocabularies']['events']")
 
 
-def _slots(settings: Mapping[str, Any], size: int) -> tuple[Tensor, list[int]]:
+def _slots(settings: ParsedJson, size: int) -> tuple[Tensor, list[int]]:
     """The index of each code's field among the fields of its kind, and the number of fields of each kind."""
     kinds = settings.get("event_kinds") or ["event"]
     slots = [0] * len(kinds)

@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -15,10 +14,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from manydg.errors import StorageError
-from manydg.files import write_atomically
+from manydg.files import JsonObject, ParsedJson, write_atomically
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: JsonObject) -> None:
     """Write tensors and JSON values to one file; the old file stays until the new one is whole."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps({"checksum": checksum(plain), **meta})
@@ -32,11 +31,11 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, 
 
 def read_tensors(
     path: Path, remedy: str = "delete it and run the same command again"
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
+) -> tuple[dict[str, Tensor], ParsedJson]:
     """Read what :func:`write_tensors` wrote; an error ends in the remedy."""
     try:
         with safe_open(path, framework="pt") as file:
-            meta: dict[str, Any] = json.loads(file.metadata()["manydg"])
+            meta = json.loads(file.metadata()["manydg"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if meta.pop("checksum") != checksum(tensors):
             raise ValueError("its content does not match its checksum")
@@ -56,7 +55,7 @@ def checksum(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def pack_optimizer(name: str, optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def pack_optimizer(name: str, optimizer: Optimizer) -> tuple[dict[str, Tensor], JsonObject]:
     """An optimiser's state as named tensors and JSON values."""
     state = optimizer.state_dict()
     entries = {
@@ -67,9 +66,9 @@ def pack_optimizer(name: str, optimizer: Optimizer) -> tuple[dict[str, Tensor], 
     return tensors, {"groups": state["param_groups"], "scalars": scalars}
 
 
-def unpack_optimizer(name: str, optimizer: Optimizer, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+def unpack_optimizer(name: str, optimizer: Optimizer, tensors: Mapping[str, Tensor], meta: ParsedJson) -> None:
     """Put back what :func:`pack_optimizer` took out."""
-    state: dict[int, dict[str, Any]] = {}
+    state: dict[int, dict[str, object]] = {}
     for source in (tensors, meta["scalars"]):
         for path, value in source.items():
             owner, _, rest = path.partition("/")
@@ -78,7 +77,7 @@ def unpack_optimizer(name: str, optimizer: Optimizer, tensors: Mapping[str, Tens
                 state.setdefault(int(index), {})[key] = value
     optimizer.load_state_dict({"state": state, "param_groups": meta["groups"]})
     for weight, entry in optimizer.state.items():
-        # A fused update goes through memory as it lies; files hold every tensor in its plain layout.
+        # A fused update needs the memory layout of the weights; files hold every tensor in its plain layout.
         entry.update({key: _laid_out_as(value, weight) for key, value in entry.items() if isinstance(value, Tensor)})
 
 

@@ -11,7 +11,7 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from manydg.algorithms import Algorithm
 from manydg.algorithms._forest import Forest
 from manydg.data.schema import InputSchema
 from manydg.errors import ConfigError, StorageError, TrainingError, unknown_name
-from manydg.files import write_atomically
+from manydg.files import ParsedJson, write_atomically
 from manydg.training.run import Run, open_run
 
 FORMATS = ("onnx", "torch")
@@ -107,7 +107,7 @@ class Exported:
 
     path: Path
     difference: float
-    metadata: Mapping[str, Any]
+    metadata: ParsedJson
 
 
 def export_run(run: str | Path | Run, out: str | Path, format: str = "onnx") -> Exported:
@@ -163,7 +163,7 @@ def refusal(algorithm: Algorithm, schema: InputSchema) -> str | None:
     return None
 
 
-def describe(run: Run) -> dict[str, Any]:
+def describe(run: Run) -> ParsedJson:
     """What whoever runs the file must know, as JSON values; no patient is in it."""
     columns = {
         name: {"dtype": column.dtype, "shape": ["batch", *column.shape]} for name, column in run.schema.columns.items()
@@ -202,7 +202,7 @@ def _dynamic_rows(columns: tuple[Tensor, ...]) -> tuple[tuple[dict[int, Any], ..
     return (tuple({0: rows} for _ in columns),)
 
 
-def _torch_bytes(model: Deployed, columns: tuple[Tensor, ...], metadata: Mapping[str, Any]) -> tuple[bytes, _Runs]:
+def _torch_bytes(model: Deployed, columns: tuple[Tensor, ...], metadata: ParsedJson) -> tuple[bytes, _Runs]:
     program = torch.export.export(model, columns, dynamic_shapes=_dynamic_rows(columns))
     buffer = io.BytesIO()
     torch.export.save(program, buffer, extra_files={METADATA: json.dumps(metadata)})
@@ -211,7 +211,7 @@ def _torch_bytes(model: Deployed, columns: tuple[Tensor, ...], metadata: Mapping
     return content, lambda given: loaded(*given).detach().numpy()
 
 
-def _onnx_bytes(model: Deployed, columns: tuple[Tensor, ...], metadata: Mapping[str, Any]) -> tuple[bytes, _Runs]:
+def _onnx_bytes(model: Deployed, columns: tuple[Tensor, ...], metadata: ParsedJson) -> tuple[bytes, _Runs]:
     try:
         import onnxruntime
         import onnxscript  # noqa: F401 - torch's exporter needs it and would fail with a message of its own

@@ -14,7 +14,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from manydg.data.sampling import EpochPlan, plan_epoch
 from manydg.data.schema import InputSchema
 from manydg.errors import DataError, StorageError, TrainingError, unknown_name
 from manydg.evaluation.metrics import choose_threshold, score
+from manydg.files import Json
 from manydg.targets import Target, target_of
 from manydg.training.checkpoint import pack_optimizer, read_tensors, same_device, unpack_optimizer, write_tensors
 from manydg.training.execution.distributed import by_leader, check_divisible, current_team
@@ -406,11 +407,11 @@ class TrainingLoop:
         tensors = {f"model/{name}": tensor for name, tensor in self.algorithm.state_dict().items()}
         tensors |= {f"best/{name}": tensor for name, tensor in self.best.items()}
         history = [entry.to_json() for entry in self.history]
-        meta: dict[str, Any] = {"history": history, "best_epoch": self.best_epoch, "optimizers": {}}
+        states: dict[str, Json] = {}
         for name, optimizer in self.optimizers.items():
-            packed, meta["optimizers"][name] = pack_optimizer(name, optimizer)
+            packed, states[name] = pack_optimizer(name, optimizer)
             tensors |= {f"optimizer/{key}": tensor for key, tensor in packed.items()}
-        write_tensors(path, tensors, meta)
+        write_tensors(path, tensors, {"history": history, "best_epoch": self.best_epoch, "optimizers": states})
 
     def _resume(self, path: Path) -> None:
         tensors, meta = read_tensors(path)

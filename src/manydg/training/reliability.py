@@ -28,6 +28,7 @@ from manydg.evaluation.trust import (
     fit_reference,
     novelty_threshold,
 )
+from manydg.files import Json
 from manydg.training.checkpoint import read_tensors, write_tensors
 from manydg.training.inference import embed_dataset
 
@@ -113,7 +114,7 @@ def write_calibration(folder: Path, calibration: Calibration) -> None:
     if calibration.reference is not None:
         for name, values in vars(calibration.reference).items():
             arrays[f"reference.{name}"] = values.astype(np.float32)
-    meta = {
+    meta: dict[str, Json] = {
         "temperature": calibration.temperature,
         "on_average": {"level": calibration.on_average.level, "share": calibration.on_average.share},
         "for_most": {"level": calibration.for_most.level, "share": calibration.for_most.share},

@@ -34,7 +34,7 @@ from manydg.data.storage import refuse_dataset_folder
 from manydg.errors import ConfigError, DataError, StorageError
 from manydg.evaluation.metrics import choose_threshold, score, score_patients
 from manydg.evaluation.predictions import Predictions, write_predictions
-from manydg.files import JsonObject, fingerprint, read_json, remove_partial_files, write_json
+from manydg.files import Json, JsonObject, fingerprint, read_json, remove_partial_files, write_json
 from manydg.machine import peak_memory
 from manydg.targets import target_of
 from manydg.training.checkpoint import read_tensors, write_tensors
@@ -376,7 +376,7 @@ def save_model(folder: Path, run: Run) -> Path:
 
 
 def _write_model(folder: Path, run: Run) -> None:
-    meta = {
+    meta: dict[str, Json] = {
         "config": run.config.to_json(),
         "schema": run.schema.to_json(),
         "target": run.algorithm.target.spec.to_json(),

@@ -128,7 +128,7 @@ class StreamedSource:
 
     def allocate(self, item: Future[tuple[Batch, Any]]) -> Batch:
         batch = self.batch(item, 0)
-        columns: dict[str, Any] = {name: _dense(column).clone() for name, column in batch.inputs.items()}
+        columns: dict[str, Column] = {name: _dense(column).clone() for name, column in batch.inputs.items()}
         return replace(batch, inputs=columns, targets=batch.targets.clone(), domains=batch.domains.clone())
 
     def fill(self, buffers: Batch, item: Future[tuple[Batch, Any]]) -> None:
