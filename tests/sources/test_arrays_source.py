@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 
 from manydg.data.dataset import DomainDataset, open_dataset
-from manydg.errors import DataError, ManyDGWarning, StorageError
+from manydg.errors import ConfigError, DataError, ManyDGWarning, StorageError
+from manydg.predict import predict_raw
 from manydg.sources import _dense, prepare
+from manydg.training.run import train
 
 X = np.arange(24.0).reshape(6, 4)
 Y = np.array([0, 1, 2, 0, 1, 2])
@@ -114,3 +117,24 @@ def test_files_that_are_no_arrays_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "many.npz", X)
     with pytest.raises(StorageError, match="several arrays"):
         prepare("arrays", tmp_path / "many.npz", tmp_path / "out", y=tmp_path / "y.npy", patient=tmp_path / "p.npy")
+
+
+def test_new_arrays_and_a_dataset_folder_get_the_same_predictions(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    patients = np.repeat(np.arange(10), 6)
+    y = np.arange(60) % 2
+    prepared(tmp_path, x=rng.normal(size=(60, 4)) + y[:, None], y=y, p=patients)
+    train(open_dataset(tmp_path / "out"), algorithm="base", epochs=1, out=tmp_path / "run")
+    (new,) = predict_raw(tmp_path / "run", tmp_path / "x.npy", tmp_path / "new")
+    (folder,) = predict_raw(tmp_path / "run", tmp_path / "out", tmp_path / "folder")
+    one, other = pl.read_csv(new), pl.read_csv(folder)
+    assert one.columns[:2] == ["row", "predicted"]
+    assert other.columns[:3] == ["row", "patient", "predicted"]
+    assert one["p_1"].to_list() == other["p_1"].to_list()
+    assert other["patient"].to_list() == patients.tolist()
+    with pytest.raises(ConfigError, match="--resample is for raw files, not for a dataset folder"):
+        predict_raw(tmp_path / "run", tmp_path / "out", tmp_path / "no", resample=True)
+    np.save(tmp_path / "x.npy", np.full((2, 4), np.nan))
+    with pytest.raises(DataError, match="2 samples hold missing or infinite values, the first is row 0"):
+        predict_raw(tmp_path / "run", tmp_path / "x.npy", tmp_path / "no")
+    assert not (tmp_path / "no").exists()

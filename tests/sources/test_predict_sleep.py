@@ -22,12 +22,13 @@ from manydg.sources._edf import read_annotations
 from manydg.sources.sleep_edf import (
     STAGES,
     Recording,
+    SignalFormat,
     find_recordings,
     read_recording,
     stages_from_annotations,
 )
 
-SETTINGS = sleep_edf.SETTINGS
+SETTINGS = sleep_edf.SignalFormat.of(sleep_edf.SETTINGS)
 NAMES = ("W", "N1", "N2", "N3", "REM")
 
 
@@ -51,7 +52,7 @@ def test_a_night_without_hypnogram_gives_the_inputs_of_preparation(tmp_path: Pat
     raw = sources.synthesize("sleep-edf", tmp_path / "raw", patients=1, hours=0.5, nights=1)
     data = open_dataset(sources.prepare("sleep-edf", raw, tmp_path / "out"))
     assert data.times is not None
-    recording = read_recording(raw / "SC4001E0-PSG.edf", data.info.settings)
+    recording = read_recording(raw / "SC4001E0-PSG.edf", SignalFormat.of(data.info.settings))
     epochs = (data.times / 30).long().numpy()
     np.testing.assert_array_equal(recording.signal[epochs], data.column("signal").numpy())
     assert len(recording.signal) == 60
@@ -100,7 +101,7 @@ def test_a_real_recording_is_resampled_as_scipy_does_by_fourier(shared_data: Pat
     from scipy.signal import resample
 
     path = shared_data / "eegmat_edf_sample" / "Subject00_2.edf"
-    settings = {"channels": ["EEG Fp1", "EEG Pz"], "rate": 100.0, "unit": "uV", "epoch_seconds": 10}
+    settings = SignalFormat(("EEG Fp1", "EEG Pz"), 100.0, 10.0)
     recording = read_recording(path, settings, resample=True)
     reference = resample(edfio.read_edf(path).get_signal("EEG Pz").data, 6200)[:6000]
     ours = recording.signal[:, 1].reshape(-1)

@@ -15,7 +15,7 @@ from manydg import sources
 from manydg.data.dataset import open_dataset
 from manydg.predict import as_dataset, predict_samples
 from manydg.sources._edf import read_annotations, read_header
-from manydg.sources.sleep_edf import SleepEdf, read_recording, stages_from_annotations
+from manydg.sources.sleep_edf import SignalFormat, SleepEdf, read_recording, stages_from_annotations
 from manydg.synthetic._signals import draw_factors
 from manydg.synthetic.sleep_edf import _draw_recording, _write_psg
 from manydg.training.run import open_run, train
@@ -57,7 +57,7 @@ def test_real_hypnograms_go_through_prepare_train_and_predict(raw: Path, shared_
     assert run.record.status == "ok"
 
     model = open_run(tmp_path / "run")
-    recording = read_recording(raw / "SC4001E0-PSG.edf", model.schema.settings)
+    recording = read_recording(raw / "SC4001E0-PSG.edf", SignalFormat.of(model.schema.settings))
     predictions = predict_samples(model, as_dataset(recording, model))
     probabilities = predictions.probabilities
     prepared = data.subset(["SC400"])

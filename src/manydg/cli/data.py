@@ -202,19 +202,19 @@ def _option(entry: Field[Any], kind: type) -> inspect.Parameter:
     return _parameter(entry.name, Annotated[as_typed, info], default)
 
 
-def _options(options: type[Options], values: Mapping[str, Any], more: Iterable[str] = ()) -> Any:
+def _options(options: type[Options], values: Mapping[str, object], more: Iterable[str] = ()) -> Any:
     """Options from what was typed; ``more`` are the words that followed a greedy option."""
     given: dict[str, object] = {}
     for entry in fields(options):
         shown, value = option_help(entry), values[entry.name]
-        if shown.commas and value is not None:
-            value = [name.strip() for name in value.split(",")]
-        elif shown.zero and value == 0:
-            value = None
-        elif shown.greedy:
-            value = [*value, *more]
         if shown.commas and value is None:
             continue
+        if shown.commas:
+            value = [name.strip() for name in str(value).split(",")]
+        elif shown.zero and value == 0:
+            value = None
+        elif shown.greedy and isinstance(value, list):
+            value = [*value, *more]
         given[entry.name] = value
     return options.of(**given)
 

@@ -74,6 +74,10 @@ class Mimic3Options(Options):
     ddi: Path | None = option(None, help="Table of drug interactions.")
     ddi_atc: Path | None = option(None, help="ATC codes of the compounds in --ddi.")
 
+    def to_json(self) -> dict[str, Json]:
+        """All but ``ddi_atc``, which is a part of ``ddi``."""
+        return {name: value for name, value in super().to_json().items() if name != "ddi_atc"}
+
 
 @dataclass(frozen=True)
 class DrugMapOptions(Options):

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 import torch
+from pydantic import TypeAdapter
 
 from manydg.data.info import DatasetInfo, SourceFile, TargetSpec
 from manydg.data.storage import DatasetWriter
@@ -177,7 +178,7 @@ class SleepEdf(Source[SleepEdfOptions, RecordingOptions]):
         """One recording after the other, cut into the epochs the model knows; hypnograms are not needed."""
         self.check_trained_on(trained)
         for path in find_recordings(raw):
-            yield read_recording(path, trained.settings, resample=options.resample)
+            yield read_recording(path, SignalFormat.of(trained.settings), resample=options.resample)
 
     def write_predictions(self, folder: Path, samples: NewSamples, predictions: SamplePredictions) -> list[Path]:
         """Write stages as ``NAME.csv``, as EDF+ annotations ``NAME-Hypnogram.edf`` and as a plot ``NAME.png``."""
@@ -525,16 +526,37 @@ def find_recordings(raw: str | Path) -> list[Path]:
     return recordings
 
 
-def read_recording(path: str | Path, settings: Mapping[str, Any], *, resample: bool = False) -> Recording:
+@dataclass(frozen=True)
+class SignalFormat:
+    """The signals a model was trained on.
+
+    Parameters
+    ----------
+    channels : tuple of str
+    rate : float
+        Samples per second.
+    epoch_seconds : float
+    """
+
+    channels: tuple[str, ...]
+    rate: float
+    epoch_seconds: float = EPOCH_SECONDS
+
+    @staticmethod
+    def of(settings: Mapping[str, Json]) -> SignalFormat:
+        """From the settings of a dataset."""
+        return TypeAdapter(SignalFormat).validate_python(settings)
+
+
+def read_recording(path: str | Path, trained: SignalFormat, *, resample: bool = False) -> Recording:
     """Read a recording as a model's inputs.
 
     Parameters
     ----------
     path : path
         EDF or EDF+, without a hypnogram.
-    settings : dict
-        ``channels``, ``rate``, ``unit`` and ``epoch_seconds`` of the data the model was trained on, as the dataset's
-        ``info["settings"]`` states them.
+    trained : SignalFormat
+        Of the data the model was trained on.
     resample : bool
         Bring another sampling rate to the model's instead of refusing it.
 
@@ -544,8 +566,8 @@ def read_recording(path: str | Path, settings: Mapping[str, Any], *, resample: b
         For other channels, units or rates, with what was expected; a recording shorter than an epoch.
     """
     header = read_header(path)
-    channels = [_channel(header, label, settings) for label in settings["channels"]]
-    rate, seconds = float(settings["rate"]), float(settings.get("epoch_seconds", 30))
+    channels = [_channel(header, label, trained) for label in trained.channels]
+    rate, seconds = trained.rate, trained.epoch_seconds
     for channel in channels:
         microvolts_per_unit(header, channel)
     rates = {header.rate(channel) for channel in channels}
@@ -565,11 +587,11 @@ def read_recording(path: str | Path, settings: Mapping[str, Any], *, resample: b
     return _recording(header, signal, seconds)
 
 
-def _channel(header: EdfHeader, label: str, settings: Mapping[str, Any]) -> EdfChannel:
+def _channel(header: EdfHeader, label: str, trained: SignalFormat) -> EdfChannel:
     try:
         return header.find(label)
     except DataError as error:
-        raise DataError(f"{error}. The model was trained on {', '.join(settings['channels'])}") from error
+        raise DataError(f"{error}. The model was trained on {', '.join(trained.channels)}") from error
 
 
 def _check_length(header: EdfHeader, epochs: int, seconds: float) -> None:
