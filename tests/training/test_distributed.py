@@ -6,19 +6,26 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from manydg.algorithms import ALGORITHMS as REGISTRY
-from manydg.algorithms import Algorithm
-from manydg.data.dataset import DomainDataset, from_arrays
+from manydg.algorithms import Algorithm, Optimizers, descend
+from manydg.algorithms.base import Base
+from manydg.backbones import build_backbone
+from manydg.data.dataset import Batch, DomainDataset, from_arrays
+from manydg.data.sampling import plan_epoch
+from manydg.data.schema import InputSchema
 from manydg.errors import ConfigError
-from manydg.training.execution.distributed import Team, check_divisible
+from manydg.targets import target_of
+from manydg.training.execution.distributed import DistributedSteps, Team, check_divisible
+from manydg.training.execution.policy import AS_WRITTEN, steps_for
 from manydg.training.run import open_run, train
 
 OPTIONS = ["--epochs", "3", "--batch-size", "16", "--lr", "0.01", "--device", "cpu", "--backbone-option", "dropout=0"]
@@ -149,3 +156,52 @@ def test_a_folder_of_another_run_stops_all_processes_with_one_reason(
     assert "process 0 had to stop" in done.stderr
     # The launcher shows where it stopped itself; our processes show no traceback.
     assert done.stderr.count("Traceback") == 1
+
+
+@pytest.fixture
+def team() -> Iterator[Team]:
+    """A team of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield Team(0, 1, torch.device("cpu"))
+    dist.destroy_process_group()
+
+
+def trained(kind: type[Algorithm], data: DomainDataset, team: Team | None) -> tuple[Algorithm, list[float]]:
+    """An algorithm after an epoch of a team or of this process, and its losses."""
+    torch.manual_seed(0)
+    backbone = build_backbone("mlp", InputSchema.of(data), {"dropout": 0.0})
+    backbone.fit_inputs(data)
+    algorithm = kind(backbone, target_of(data.target), data.n_patients).train()
+    optimizers, device = algorithm.optimizers(1e-2, 0.0), torch.device("cpu")
+    plan = plan_epoch(algorithm.sampling, data.domains, 16, 0, 1)
+    if team is None:
+        plain = steps_for(algorithm, data, optimizers, device, AS_WRITTEN)
+        return algorithm, [float(step().values.sum()) for step in plain.run(plan)]
+    with DistributedSteps(team, algorithm, data, optimizers, device) as steps:
+        return algorithm, [float(step().values.sum()) for step in steps.run(plan)]
+
+
+def test_nothing_of_a_team_stays_on_the_algorithm(team: Team) -> None:
+    data = uneven()
+    (shared, losses), (alone, expected) = trained(Base, data, team), trained(Base, data, None)
+    assert losses == pytest.approx(expected, rel=1e-4)
+    assert [type(part) for part in shared.modules()] == [type(part) for part in alone.modules()]
+    assert not shared.backbone._forward_hooks
+    assert not shared.backbone._forward_pre_hooks
+    assert_same_weights(shared, alone)
+    tracked = [name for name, _ in alone.named_buffers() if name.endswith("num_batches_tracked")]
+    assert {int(shared.get_buffer(name)) for name in tracked} == {len(losses)}
+
+
+class OwnStep(Base):
+    """Has a step that torch's wrapper never hears of."""
+
+    def step(self, batch: Batch, optimizers: Optimizers) -> dict[str, torch.Tensor]:
+        total, terms = self.objective(batch)
+        descend(total, optimizers["main"])
+        return terms
+
+
+def test_an_algorithm_whose_own_step_does_not_evaluate_its_objective_is_refused(team: Team) -> None:
+    with pytest.raises(ConfigError, match=r"OwnStep cannot be trained by several processes: its own step does not"):
+        trained(OwnStep, uneven(), team)

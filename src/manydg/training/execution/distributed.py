@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -204,10 +205,13 @@ class DistributedSteps:
         self._stack.enter_context(synchronised(backbone, self.device))
         for buffer in self.algorithm.buffers():
             dist.broadcast(buffer, 0)
-        # A bias before a batch norm has no gradient.
-        self._objective = DistributedDataParallel(
-            _Objective(self.algorithm), broadcast_buffers=False, find_unused_parameters=True
-        )
+        with warnings.catch_warnings():
+            # Its successor is not in all versions of torch that are supported.
+            warnings.filterwarnings("ignore", "`broadcast_buffers`", FutureWarning)
+            # Some weights have no gradient: a bias before a batch norm, or a term that a step does not have.
+            self._objective = DistributedDataParallel(
+                _Objective(self.algorithm), broadcast_buffers=False, find_unused_parameters=True
+            )
         self._stack.enter_context(self.algorithm.evaluated_by(self._evaluate))
         for handle in (
             backbone.register_forward_pre_hook(self._draw_own_numbers),
