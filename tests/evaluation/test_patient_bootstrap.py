@@ -18,9 +18,9 @@ from manydg.evaluation.statistics import (
     bootstrap,
     patient_difference,
     patient_intervals,
-    patient_percentile,
     patient_weights,
     percentile_interval,
+    shared_patient_values,
 )
 from manydg.targets import Target, target_of
 
@@ -184,12 +184,20 @@ def test_no_patients_cannot_be_resampled() -> None:
         bootstrap(lambda weights: {"x": weights.sum(axis=1)}, 0)
 
 
-def test_the_tenth_percentile_counts_each_patient_once() -> None:
-    runs = [
-        {f"P-{i}": {"kappa": i / 10} for i in range(11)},
-        {"P-0": {"kappa": 0.4}, "P-11": {"kappa": None}, "P-12": {"kappa": math.nan}},
-    ]
-    value, patients = patient_percentile(runs, "kappa")
-    # P-0 is the mean of 0.0 and 0.4, so the sorted values start 0.1, 0.2, 0.2.
-    assert (value, patients) == (pytest.approx(0.2), 11)
-    assert patient_percentile([{}], "kappa")[1] == 0
+def test_a_patient_counts_once_by_the_mean_of_the_runs_that_tested_him() -> None:
+    runs = {
+        0: {"P-0": {"kappa": 0.0}, "P-1": {"kappa": 0.1}},
+        1: {"P-0": {"kappa": 0.4}, "P-11": {"kappa": None}, "P-12": {"kappa": math.nan}},
+    }
+    assert shared_patient_values({"ours": runs}, "kappa")["ours"] == {"P-0": pytest.approx(0.2), "P-1": 0.1}
+    assert shared_patient_values({"ours": {0: {}}}, "kappa") == {"ours": {}}
+    assert shared_patient_values({}, "kappa") == {}
+
+
+def test_models_are_compared_on_patients_and_runs_that_all_of_them_have() -> None:
+    ours = {0: {"P-0": {"f1": 0.9}, "P-1": {"f1": 0.5}}, 1: {"P-0": {"f1": 0.1}, "P-2": {"f1": 0.3}}}
+    theirs = {0: {"P-0": {"f1": 0.8}, "P-1": {"f1": None}}, 1: {"P-2": {"f1": 0.2}}}
+    nowhere = {0: {"P-0": {"f1": None}}}
+    values = shared_patient_values({"ours": ours, "theirs": theirs, "nowhere": nowhere}, "f1")
+    # Of P-0 only the run counts that both have; P-1 is undefined for one of them.
+    assert values == {"ours": {"P-0": 0.9, "P-2": 0.3}, "theirs": {"P-0": 0.8, "P-2": 0.2}, "nowhere": {}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -11,9 +12,10 @@ from hypothesis import strategies as st
 from manydg.algorithms import ALGORITHMS
 from manydg.config import TrainingConfig
 from manydg.evaluation.statistics import Interval
-from manydg.report.run_statistics import RivalTest, defined_metric, epoch_curve, patient_means, spread
+from manydg.report.run_statistics import RivalTest, defined_metric, epoch_curve, patient_values, spread
 from manydg.report.sections.comparison import difference_in_words, reading
 from manydg.report.study_figures import similarity_in_words
+from manydg.report.words import low_values, plural
 from manydg.studies.figure_data import SimilarityRow
 from manydg.training.record import EpochEntry, RunRecord
 
@@ -72,16 +74,45 @@ def test_spread_leaves_out_what_is_undefined() -> None:
 def test_a_patient_counts_once_however_many_splits_tested_him() -> None:
     runs = [
         RECORD.replace(per_patient={"P-00aa": {"kappa": 0.2}, "P-00ab": {"kappa": None}}),
-        RECORD.replace(per_patient={"P-00aa": {"kappa": 0.4}}),
+        RECORD.replace(seed=1, per_patient={"P-00aa": {"kappa": 0.4}}),
     ]
-    assert patient_means(runs, "kappa") == {"P-00aa": pytest.approx(0.3)}
+    assert patient_values({"manydg": runs}, "kappa") == {"manydg": {"P-00aa": pytest.approx(0.3)}}
 
 
 def test_a_metric_that_most_patients_lack_is_passed_over() -> None:
     people = {f"P-00{n:02d}": {"auprc": None if n else 0.5, "kappa": 0.1} for n in range(4)}
-    runs = [RECORD.replace(per_patient=people)]
+    runs = {"manydg": [RECORD.replace(per_patient=people)]}
     assert defined_metric(runs, ["auprc", "kappa"]) == "kappa"
     assert defined_metric(runs, ["auprc"]) is None
+
+
+@settings(max_examples=200)
+@given(st.lists(st.sampled_from([0.0, 0.0004, 0.1, 0.25, 0.5, 0.7512, 1.0]), min_size=1, max_size=40))
+def test_what_is_said_of_the_worst_off_patients_is_true_by_counting(values: list[float]) -> None:
+    words = low_values(values, "kappa")
+    shown = [round(value, 3) for value in values]
+    lowest = min(shown)
+    if match := re.match(r"(\d+) of (\d+) patients have kappa above ([\d.]+); the lowest has ([\d.]+)$", words):
+        bound = float(match[3])
+        assert (int(match[1]), int(match[2])) == (sum(value > bound for value in shown), len(values))
+        assert shown.count(bound) < 2
+        assert float(match[4]) == lowest < bound
+    elif match := re.match(r"(\d+) of (\d+) patients have kappa ([\d.]+) or less; the lowest has ([\d.]+)$", words):
+        bound = float(match[3])
+        assert (int(match[1]), int(match[2])) == (sum(value <= bound for value in shown), len(values))
+        assert float(match[4]) == lowest < bound
+    elif match := re.match(r"(\d+) of (\d+) patients share the lowest kappa, ([\d.]+)$", words):
+        assert (int(match[1]), int(match[2]), float(match[3])) == (shown.count(lowest), len(values), lowest)
+    elif match := re.match(r"the lowest kappa of (\d+) patients is ([\d.]+)$", words):
+        assert (int(match[1]), float(match[2])) == (len(values), lowest)
+    else:
+        assert words == f"every one of {plural(len(values), 'patient')} has kappa {lowest:.3f}"
+        assert set(shown) == {lowest}
+
+
+def test_nothing_is_above_a_quantile_that_a_fifth_of_the_patients_share() -> None:
+    words = low_values([0.0] * 6 + [0.5 + 0.01 * n for n in range(24)], "kappa")
+    assert words == "6 of 30 patients share the lowest kappa, 0.000"
 
 
 def test_an_epoch_curve_is_the_mean_of_the_runs_that_reached_the_epoch() -> None:

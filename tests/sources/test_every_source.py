@@ -10,8 +10,21 @@ from pathlib import Path
 
 import pytest
 
+from manydg.data.storage import read_description
 from manydg.errors import ConfigError, DataError
-from manydg.sources import SOURCES, TWINS, NewSamples, Options, TrainedOn, find_source, find_twin, prepare, recognize
+from manydg.sources import (
+    SOURCES,
+    TWINS,
+    NewSamples,
+    Options,
+    TrainedOn,
+    find_source,
+    find_twin,
+    prepare,
+    recognize,
+    synthesize,
+)
+from manydg.sources._preparing import is_synthetic, mark_synthetic
 from manydg.sources._source import option_help
 from tools import source_tables
 
@@ -73,6 +86,37 @@ def test_every_twin_has_the_name_of_a_source_and_is_recognised_as_it(name: str, 
     assert source is not None
     assert source.name == name
     assert recognize(tmp_path) is None
+
+
+PREPARING: dict[str, dict[str, object]] = {
+    "mimic3": {"ndc_map": "raw/ndc_to_atc.csv"},
+    "meds": {"labels": "raw/labels/readmission.parquet"},
+}
+
+
+@pytest.mark.parametrize("name", TWINS.names())
+def test_a_dataset_prepared_from_a_twin_says_that_it_is_synthetic(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    raw = synthesize(name, tmp_path / "raw", patients=12, **({"hours": 0.25} if name == "sleep-edf" else {}))
+    options = {key: str(tmp_path / str(value)) for key, value in PREPARING.get(name, {}).items()}
+    prepared = read_description(prepare(name, raw, tmp_path / "data", **options)).info
+    assert prepared.synthetic
+    assert prepared.to_json()["provenance"]["synthetic"] is True  # type: ignore[index, call-overload]
+    # Without the mark nothing is claimed, as with real files.
+    (raw / "synthetic.json").unlink()
+    assert not read_description(prepare(name, raw, tmp_path / "unmarked", **options)).info.synthetic
+
+
+def test_the_mark_counts_for_files_and_folders_below_it_and_for_folders_above(tmp_path: Path) -> None:
+    inside = tmp_path / "study" / "twin" / "part"
+    inside.mkdir(parents=True)
+    (inside / "a.csv").write_text("x")
+    assert not any(is_synthetic(path) for path in (inside, inside / "a.csv", inside.parent, inside.parent.parent))
+    mark_synthetic(inside.parent)
+    assert all(is_synthetic(path) for path in (inside, inside / "a.csv", inside.parent, inside.parent.parent))
+    assert not is_synthetic(tmp_path / "elsewhere.csv")
 
 
 @pytest.mark.parametrize("name", SOURCES.names())

@@ -33,9 +33,8 @@ def test_provenance_is_json_and_names_no_folder(tmp_path: Path) -> None:
     (tmp_path / "map.csv").write_text("x")
     flow = CohortFlow()
     flow.add("found", patients=2)
-    info = with_provenance(
-        DatasetInfo(), "mimic3", [tmp_path / "map.csv"], {"ndc_map": tmp_path / "map.csv", "limit": None}, flow
-    )
+    options = {"ndc_map": tmp_path / "map.csv", "limit": None}
+    info = with_provenance(DatasetInfo(), "mimic3", [tmp_path / "map.csv"], options, flow, raw=tmp_path)
     text = json.dumps(info.to_json())
     assert str(tmp_path) not in text
     assert info.provenance.options == {"ndc_map": "map.csv", "limit": None}

@@ -169,7 +169,8 @@ def test_the_whole_paper_on_twins_ends_in_one_report(commands: Any, tmp_path: Pa
         used = {use["experiment"] for record in records if record["dataset"] == name for use in record["experiments"]}
         drawn = {figure.experiment for figure in figures if figure.dataset == name}
         assert used | drawn >= set(paper.EXPERIMENTS)
-        assert f">{name}<" in page
+        assert f">{name} (synthetic data)<" in page
+    assert 'data-section="paper"' not in page
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "results" / "runs").glob("*/run.json")}
     code, _, err = commands.run(*arguments)
     assert code == 0, err

@@ -167,3 +167,12 @@ def test_the_summary_file_carries_the_papers_figures_and_reads_the_source_from_t
     study = {"datasets": {"nights": {"provenance": {"source": "sleep-edf"}}}, "commands": {}}
     (tmp_path / "study.json").write_text(json.dumps(study))
     assert "The same data (Sleep-EDF Cassette), other splits" in write_summary(tmp_path)[1].read_text()
+
+
+def test_the_papers_figures_are_not_put_beside_synthetic_data(tmp_path: Path) -> None:
+    records = [_record(name, seed).replace(synthetic=True) for name in ("base", "manydg") for seed in (0, 1)]
+    assert beside(summarize(records), source="sleep-edf") is None
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(record.to_json()) + "\n" for record in records))
+    text = write_summary(tmp_path)[1].read_text()
+    assert "The paper |" not in text
+    assert "The patients are synthetic (made up)" in text

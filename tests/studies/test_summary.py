@@ -94,9 +94,10 @@ def test_means_tests_and_intervals_are_those_computed_one_by_one(tmp_path: Path)
     assert entry.interval is not None
     assert entry.interval.estimate == pytest.approx(entry.mean)
     assert (entry.interval.low, entry.interval.high) == pytest.approx((alone.low, alone.high), abs=0.02)
-    gap = patient_difference([run for run in loaded[0] if run], [run for run in loaded[1] if run])["kappa"]
+    gap = patient_difference([run for run in loaded[1] if run], [run for run in loaded[0] if run])["kappa"]
     assert entry.difference is not None
     assert entry.difference.estimate == pytest.approx(entry.comparison.difference)
+    assert entry.comparison.difference == pytest.approx(np.mean(second) - np.mean(first))
     assert (entry.difference.low, entry.difference.high) == pytest.approx((gap.low, gap.high), abs=0.02)
 
 
@@ -283,3 +284,66 @@ def test_names_of_rows_are_never_cut(tmp_path: Path) -> None:
     text, summary = io.StringIO(), summarize_folder(tmp_path)[0]
     Console(file=text, width=45).print(summary.to_rich(45))
     assert all(row in text.getvalue() for row in summary.rows)
+
+
+def test_patients_metrics_are_of_the_patients_that_every_row_has_and_say_how_many(tmp_path: Path) -> None:
+    records = write_study(tmp_path, seeds=1)
+    gone = next(iter(records[0].per_patient))
+    undefined = {
+        name: {**values, "kappa": None if name == gone else values["kappa"]}
+        for name, values in records[0].per_patient.items()
+    }
+    summary = summarize([records[0].replace(per_patient=undefined), *records[1:]])
+    for record in records:
+        entry = summary.entries[record.algorithm, "kappa"]
+        kappas = {name: values["kappa"] for name, values in record.per_patient.items() if name != gone}
+        assert entry.by_patient == kappas
+        assert entry.worst_tenth == pytest.approx(np.percentile([value or 0.0 for value in kappas.values()], 10))
+        assert gone in summary.entries[record.algorithm, "accuracy"].by_patient
+    lines = [line for line in csv.DictReader(io.StringIO(summary.to_csv())) if line["metric"] == "kappa"]
+    assert {(line["worst_tenth_patients"], line["tested_patients"]) for line in lines} == {("9", "10")}
+    assert "Kappa, 10th percentile of 9 of 10 patients" in summary.to_markdown()
+    text = io.StringIO()
+    Console(file=text, width=160).print(summary.to_rich(160))
+    assert "9 of 10" in text.getvalue()
+
+
+def test_a_tenth_percentile_above_the_pooled_value_is_not_shown_and_the_reason_is_given(tmp_path: Path) -> None:
+    records = write_study(tmp_path)
+    better_within = [
+        record.replace(per_patient={name: {"kappa": 0.95, "samples": 12} for name in record.per_patient})
+        for record in records
+    ]
+    summary = summarize(better_within)
+    assert all(math.isnan(summary.entries[row, "kappa"].worst_tenth) for row in summary.rows)
+    assert any("it would exceed the value over all samples" in note for note in summary.notes)
+    rows = csv.DictReader(io.StringIO(summary.to_csv()))
+    kappa = [row for row in rows if row["metric"] == "kappa"]
+    assert all(row["worst_tenth"] == "" and "would exceed" in row["note"] for row in kappa)
+    as_is = summarize(records)
+    assert all(as_is.entries[row, "kappa"].worst_tenth < as_is.entries[row, "kappa"].mean for row in as_is.rows)
+
+
+def test_synthetic_data_are_called_synthetic_in_every_table(tmp_path: Path) -> None:
+    records = [record.replace(synthetic=True) for record in write_study(tmp_path, seeds=2)]
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(record.to_json()) + "\n" for record in records))
+    written = write_summary(tmp_path)
+    assert {row["synthetic"] for row in csv.DictReader(written[0].open())} == {"yes"}
+    markdown = written[1].read_text()
+    assert "## compare on toy (synthetic data)" in markdown
+    assert "(difference = manydg minus row; synthetic data)" in markdown
+    text = io.StringIO()
+    Console(file=text, width=160).print(summarize_folder(tmp_path, resamples=20)[0].to_rich(160))
+    assert "compare on toy (synthetic data): unseen patients" in text.getvalue()
+
+
+def test_what_the_study_says_of_its_data_counts_where_records_do_not_say_it(tmp_path: Path) -> None:
+    write_study(tmp_path, seeds=1)
+    about = {"datasets": {"toy": {"provenance": {"source": "iiic", "synthetic": True}}}}
+    (tmp_path / "study.json").write_text(json.dumps(about))
+    assert summarize_folder(tmp_path, resamples=20)[0].synthetic
+
+
+def test_seconds_are_the_median_of_the_runs(tmp_path: Path) -> None:
+    records = [record.replace(seconds=40.0 if record.seed == 0 else 2.0) for record in write_study(tmp_path)]
+    assert set(summarize(records).seconds.values()) == {2.0}

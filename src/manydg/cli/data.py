@@ -93,7 +93,7 @@ class _SynthesizeGroup(_RegistryGroup):
 
         def run(out: Path, **values: Any) -> None:
             options = _options(twin.options_class, values)
-            typer.echo(twin.describe(twin.write(out, options), options))
+            typer.echo(twin.describe(twin.create(out, options), options))
 
         folder = Annotated[Path, typer.Option(help="New folder for the raw files.", show_default=False)]
         parameters = [_parameter("out", folder), *_parameters(twin.options_class)]
@@ -264,8 +264,9 @@ def describe_dataset(source: AnySource, out: Path) -> list[str]:
     description = read_description(out)
     target, provenance = description.target, description.info.provenance
     lines = [f"{step.step}: {counts_in_words(step.counts)}" for step in description.info.cohort_flow]
+    people = "synthetic patients" if description.info.synthetic else "patients"
     lines.append(
-        f"wrote {out}: {description.samples:,} samples of {description.patients:,} patients "
+        f"wrote {out}: {description.samples:,} samples of {description.patients:,} {people} "
         f"(next: 'manydg inspect {out}', 'manydg train {out} --out RUN')"
     )
     names = target.names

@@ -121,10 +121,11 @@ class TargetSummary:
 
 @dataclass(frozen=True)
 class DatasetSummary:
-    """Everything that ``manydg inspect --json`` prints."""
+    """Everything that ``manydg inspect --json`` prints; synthetic patients are not held against the paper's."""
 
     dataset: str
     source: str | None
+    synthetic: bool
     content_hash: str
     samples: int
     patients: int
@@ -149,12 +150,14 @@ def summarize(folder: str | Path) -> DatasetSummary:
     data = open_dataset(folder, verify="sizes")
     origin = data.info.provenance or Provenance("")
     source, flow, options = data.info.source, data.info.cohort_flow, origin.options
-    published = find_source(source).published if source in SOURCES.names() else None
+    comparable = source in SOURCES.names() and not origin.synthetic
+    published = find_source(str(source)).published if comparable else None
     sizes = vocabulary_sizes(data)
     counts = {"patients": data.n_patients, "samples": len(data)} | sizes
     return DatasetSummary(
         dataset=Path(folder).name,
         source=source,
+        synthetic=origin.synthetic,
         content_hash=data.content_hash(),
         samples=len(data),
         patients=data.n_patients,
@@ -326,8 +329,9 @@ def _figures(step: CohortStep) -> str:
 
 def _show(console: Console, summary: DatasetSummary) -> None:
     source = f" from {summary.source}" if summary.source else ""
+    data = " (synthetic data)" if summary.synthetic else ""
     console.print(
-        f"{summary.dataset}{source}: {summary.samples:,} samples of {summary.patients:,} patients, "
+        f"{summary.dataset}{source}{data}: {summary.samples:,} samples of {summary.patients:,} patients, "
         f"content {summary.content_hash}"
     )
     for name, column in summary.inputs.items():
@@ -337,9 +341,9 @@ def _show(console: Console, summary: DatasetSummary) -> None:
     if summary.vocabularies:
         sizes = ", ".join(f"{name} {size:,}" for name, size in summary.vocabularies.items())
         console.print(f"  codes: {sizes}")
-    _show_labels(console, summary)
-    _show_patients(console, summary.samples_per_patient)
-    _show_flow(console, summary.cohort_flow)
+    _show_labels(console, summary, data)
+    _show_patients(console, summary.samples_per_patient, data)
+    _show_flow(console, summary.cohort_flow, data)
     _show_expected(console, summary.expected)
 
 
@@ -356,7 +360,7 @@ def _table(console: Console, title: str, head: list[str], rows: list[list[str]])
     console.print(table)
 
 
-def _show_labels(console: Console, summary: DatasetSummary) -> None:
+def _show_labels(console: Console, summary: DatasetSummary, data: str) -> None:
     labels = summary.labels
     published = any(row.expected_share is not None for row in labels)
     rows = []
@@ -365,7 +369,7 @@ def _show_labels(console: Console, summary: DatasetSummary) -> None:
         in_paper = [f"{row.expected_share:.1%}" if row.expected_share is not None else ""]
         rows.append(cells + (in_paper if published else []))
     head = ["label", "samples", "share", "patients"] + (["paper"] if published else [])
-    _table(console, f"Labels ({summary.target.kind})", head, rows)
+    _table(console, f"Labels ({summary.target.kind}){data}", head, rows)
     if len(labels) > _LABELS_SHOWN:
         console.print(f"and {len(labels) - _LABELS_SHOWN} more")
     if each := summary.labels_per_sample:
@@ -374,12 +378,13 @@ def _show_labels(console: Console, summary: DatasetSummary) -> None:
         console.print(f"labels per sample: {each.mean:.2f} on average, {each.most} at most{in_print}")
 
 
-def _show_patients(console: Console, sizes: PatientSizes) -> None:
+def _show_patients(console: Console, sizes: PatientSizes, data: str) -> None:
     head = ["least", "quarter", "median", "three quarters", "most", "mean", "patients with one"]
-    _table(console, "Samples per patient", head, [[f"{round(value, 1):,.10g}" for value in asdict(sizes).values()]])
+    row = [f"{round(value, 1):,.10g}" for value in asdict(sizes).values()]
+    _table(console, f"Samples per patient{data}", head, [row])
 
 
-def _show_flow(console: Console, flow: Sequence[CohortStep]) -> None:
+def _show_flow(console: Console, flow: Sequence[CohortStep], data: str) -> None:
     if not flow:
         return
     main = [name for name in ("patients", "recordings", "samples") if any(name in step.counts for step in flow)]
@@ -389,7 +394,7 @@ def _show_flow(console: Console, flow: Sequence[CohortStep]) -> None:
         rows.append(
             [step.step, *(f"{counts[name]:,}" if name in counts else "" for name in main), _details(step, main)]
         )
-    _table(console, "Cohort flow", ["step", *main, "other counts"], rows)
+    _table(console, f"Cohort flow{data}", ["step", *main, "other counts"], rows)
 
 
 def _details(step: CohortStep, main: list[str]) -> str:

@@ -64,7 +64,8 @@ def train(
     console.print(f"chosen: {chosen}")
     patients, samples = record.patients.test, record.samples.test
     metrics = "  ".join(f"{name} {value:.4f}" for name, value in record.test.items() if value is not None)
-    print(f"{patients} unseen patients, {samples} samples:  {metrics}")
+    people = "unseen synthetic patients" if record.synthetic else "unseen patients"
+    print(f"{patients} {people}, {samples} samples:  {metrics}")
     console.print(f"wrote {out}/run.json (the record), model.safetensors, predictions.npz and split.json")
 
 

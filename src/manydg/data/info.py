@@ -81,21 +81,26 @@ class Provenance:
     files : tuple of SourceFile
     options : dict
         The options that decided the content, as JSON values.
+    synthetic : bool
+        Whether the patients were made up. Tables and reports say so; an unmarked dataset may be of either kind.
     """
 
     source: str
     program: str = ""
     files: tuple[SourceFile, ...] = ()
     options: Mapping[str, Json] = field(default_factory=dict)
+    synthetic: bool = False
 
     @staticmethod
     def from_json(value: ParsedJson) -> Provenance:
         files = tuple(SourceFile.from_json(entry) for entry in value.get("files", ()))
-        return Provenance(str(value["source"]), str(value.get("program", "")), files, dict(value.get("options", {})))
+        program, options = str(value.get("program", "")), dict(value.get("options", {}))
+        return Provenance(str(value["source"]), program, files, options, bool(value.get("synthetic", False)))
 
     def to_json(self) -> dict[str, Json]:
         files = [file.to_json() for file in self.files]
-        return {"source": self.source, "program": self.program, "files": files, "options": dict(self.options)}
+        marked: dict[str, Json] = {"synthetic": True} if self.synthetic else {}
+        return {"source": self.source, "program": self.program, "files": files, "options": dict(self.options), **marked}
 
 
 @dataclass(frozen=True)
@@ -156,6 +161,11 @@ class DatasetInfo:
     def source(self) -> str | None:
         """The raw format the dataset was prepared from, where that is known."""
         return self.provenance.source if self.provenance else None
+
+    @property
+    def synthetic(self) -> bool:
+        """Whether the patients are known to be made up."""
+        return self.provenance is not None and self.provenance.synthetic
 
     @property
     def session_gap(self) -> float | None:

@@ -181,35 +181,52 @@ def _people(runs: Sequence[Predictions]) -> npt.NDArray[Any]:
     return np.unique(np.concatenate([run.names for run in runs]))
 
 
-def patient_percentile(
-    runs: Sequence[Mapping[str, Mapping[str, float | None]]], metric: str, percent: float = 10.0
-) -> tuple[float, int]:
-    """A low percentile of a metric over patients, each counted once by the mean of the runs that tested them.
+def shared_patient_values(
+    models: Mapping[str, Mapping[int, Mapping[str, Mapping[str, float | None]]]], metric: str
+) -> dict[str, dict[str, float]]:
+    """Each patient's metric under several models, on the same patients and runs for all of them.
+
+    Whether a metric exists for a patient may depend on what a model predicts, and a model may lack seeds; what does not
+    exist for every model is left out for all.
 
     Parameters
     ----------
-    runs : sequence of mappings
-        Patient to metrics, one mapping per run (``per_patient`` of a record).
+    models : mapping
+        Model to seed to ``per_patient`` of the run's record (patient to metrics).
     metric : str
-    percent : float
 
     Returns
     -------
-    value : float
-        NaN if the metric is defined for no patient.
-    patients : int
-        How many patients it rests on; those for whom the metric is undefined are left out.
+    dict of str to dict of str to float
+        Model to patient to the mean over the runs that tested the patient. Every model has the same patients, except
+        one for which the metric exists nowhere, which has none and does not count.
+
+    Examples
+    --------
+    >>> ours = {0: {"P-1": {"kappa": 0.2}, "P-2": {"kappa": 0.8}}}
+    >>> theirs = {0: {"P-1": {"kappa": None}, "P-2": {"kappa": 0.6}}}
+    >>> shared_patient_values({"ours": ours, "theirs": theirs}, "kappa")
+    {'ours': {'P-2': 0.8}, 'theirs': {'P-2': 0.6}}
     """
-    values: dict[str, list[float]] = {}
-    for run in runs:
-        for patient, metrics in run.items():
-            value = metrics.get(metric)
-            if value is not None and not math.isnan(value):
-                values.setdefault(patient, []).append(value)
-    if not values:
-        return math.nan, 0
-    means = [float(np.mean(each)) for each in values.values()]
-    return float(np.percentile(means, percent)), len(means)
+    known = {
+        model: {
+            (patient, seed): float(value)
+            for seed, patients in runs.items()
+            for patient, metrics in patients.items()
+            if (value := metrics.get(metric)) is not None and math.isfinite(value)
+        }
+        for model, runs in models.items()
+    }
+    defined = [values.keys() for values in known.values() if values]
+    shared = sorted(set.intersection(*map(set, defined))) if defined else []
+    return {model: _patient_means(values, shared) for model, values in known.items()}
+
+
+def _patient_means(values: Mapping[tuple[str, int], float], shared: Sequence[tuple[str, int]]) -> dict[str, float]:
+    by_patient: dict[str, list[float]] = {}
+    for key in shared if values else ():
+        by_patient.setdefault(key[0], []).append(values[key])
+    return {patient: float(np.mean(each)) for patient, each in by_patient.items()}
 
 
 @dataclass(frozen=True)

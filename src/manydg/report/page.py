@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from itertools import count as counting
 from pathlib import Path
@@ -17,10 +17,16 @@ from manydg.errors import StorageError
 from manydg.files import write_atomically
 from manydg.report.plot_style import PREFIX, Panel
 from manydg.report.results_folder import Chapter, ResultsFolder, read_results_folder
-from manydg.report.sections import Block, Bullets, Cell, Column, Part, Table, Terms, Text, all_sections
+from manydg.report.sections import Block, Bullets, Cell, Column, Figure, Part, Table, Terms, Text, all_sections
 from manydg.report.words import MEANING, listed, metric_name, plural, sentence
 
 TITLE = "How well do models do on patients they have never seen?"
+SYNTHETIC_TITLE = "Synthetic data: how well do models do on made-up patients they have never seen?"
+_SYNTHETIC = "synthetic data"
+_ABOUT_SYNTHETIC = (
+    "The patients here are synthetic: made up by a program, not real people. The figures show how the methods work, "
+    "not how they would do in a clinic, and the paper’s, which are of real patients, are not put beside them."
+)
 _FOOTER = (
     "Made by manydg from the records of {runs}. It holds no patient identifiers: patients appear by pseudonym. "
     "It is a research report and no basis for treating anyone."
@@ -95,7 +101,7 @@ def render(results: ResultsFolder) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=False, keep_trailing_newline=True)
     numbers = counting(1)
     return environment.from_string(_asset("page.jinja")).render(
-        title=TITLE,
+        title=_title(results),
         meta=_meta(results),
         policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:; "
         "base-uri 'none'; form-action 'none'",
@@ -121,8 +127,18 @@ def _chart(panel: Panel, number: int) -> Markup:
     return Markup(svg.replace("<svg ", opening, 1))
 
 
+def _title(results: ResultsFolder) -> str:
+    """The page's question; synthetic data are named in it."""
+    synthetic = [chapter.dataset for chapter in results.chapters if chapter.synthetic]
+    if not synthetic:
+        return TITLE
+    return (
+        SYNTHETIC_TITLE if len(synthetic) == len(results.chapters) else f"{TITLE} ({listed(synthetic)}: {_SYNTHETIC})"
+    )
+
+
 def _meta(results: ResultsFolder) -> str:
-    names = listed([chapter.dataset for chapter in results.chapters])
+    names = listed([chapter.title for chapter in results.chapters])
     parts = [f"Data: {names}", plural(results.finished_runs, "finished run")]
     parts += [f"results of {results.created}"] if results.created else []
     parts += [f"code {results.code_version}"] if results.code_version else []
@@ -136,19 +152,33 @@ def _chapter(chapter: Chapter, number: int) -> ChapterPage:
         for part in section.build(chapter)
     ]
     parts = [part for _, part in sorted(placed, key=lambda pair: pair[0])]
+    if chapter.synthetic:
+        parts = [replace(part, blocks=[_called_synthetic(block) for block in part.blocks]) for part in parts]
     shown = {part.name for part in parts}
     missing = [name for section in all_sections() for name in section.expected if name not in shown]
-    return ChapterPage(f"data-{number}", chapter.dataset, _summary(chapter), parts, listed(missing))
+    return ChapterPage(f"data-{number}", chapter.title, _summary(chapter), parts, listed(missing))
+
+
+def _called_synthetic(block: Block) -> Block:
+    """A table or figure whose title says that its data are synthetic."""
+    if not isinstance(block, Table | Figure):
+        return block
+    text = block.caption.removesuffix(".")
+    return replace(block, caption=f"{text} ({_SYNTHETIC}){'.' if text != block.caption else ''}")
 
 
 def _summary(chapter: Chapter) -> list[Block]:
     """The chapter in a few sentences, for readers who read no further."""
+    about: list[Block] = [Text(_ABOUT_SYNTHETIC)] if chapter.synthetic else []
     headline = next((text for section in all_sections() if (text := section.headline(chapter))), "")
     if not headline:
         done = list(dict.fromkeys(record.experiment for record in chapter.uses()))
-        return [Text(f"The methods were not compared here; this page shows {listed(done) or 'no finished run'}.")]
+        return [
+            *about,
+            Text(f"The methods were not compared here; this page shows {listed(done) or 'no finished run'}."),
+        ]
     findings = [sentence(text) for section in all_sections() for text in section.findings(chapter)]
-    return [Text(headline, "finding"), Bullets(findings)]
+    return [*about, Text(headline, "finding"), Bullets(findings)]
 
 
 def _reading(results: ResultsFolder) -> list[Block]:
@@ -162,7 +192,7 @@ def _reproduce(results: ResultsFolder) -> list[Block]:
     for chapter in results.chapters:
         shown = set(chapter.experiments())
         commands = {name: command for name, command in chapter.commands.items() if name in shown}
-        rows += [[Cell(chapter.dataset), Cell(name), Cell(command)] for name, command in commands.items()]
+        rows += [[Cell(chapter.title), Cell(name), Cell(command)] for name, command in commands.items()]
     blocks: list[Block] = [
         Text(
             "The same code, data and seed give the same figures on the same kind of machine. Runs that are already in "

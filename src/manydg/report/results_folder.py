@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
 from manydg.errors import DataError
 from manydg.evaluation.predictions import Predictions
 from manydg.report.run_statistics import Comparison
-from manydg.studies.figure_data import FIGURES, PSEUDONYM, FigureData, read_figures
+from manydg.studies.figure_data import FIGURES, PSEUDONYM, CosineTable, FigureData, read_figures
 from manydg.studies.records import StudiedDataset, read_description, read_results, views
 from manydg.studies.summary import load_predictions, summarize
 from manydg.targets import Target, target_of
@@ -51,6 +51,16 @@ class Chapter:
         if spec is None:
             raise DataError(f"no run on {self.dataset} ended well, so there is nothing to report on it")
         return target_of(spec)
+
+    @property
+    def synthetic(self) -> bool:
+        """Whether the patients are known to be made up."""
+        return any(record.synthetic for record in self.records) or (self.about is not None and self.about.synthetic)
+
+    @property
+    def title(self) -> str:
+        """The dataset's name, and that it is synthetic where it is."""
+        return f"{self.dataset} (synthetic data)" if self.synthetic else self.dataset
 
     @property
     def metric(self) -> str:
@@ -98,7 +108,8 @@ class Chapter:
 
     def figures_of(self, experiment: str) -> list[FigureData]:
         """Figures that belong to an experiment."""
-        return [figure for figure in self.figures if figure.experiment == experiment]
+        figures = [figure for figure in self.figures if figure.experiment == experiment]
+        return [_without_paper(figure) for figure in figures] if self.synthetic else figures
 
     def predictions(self, record: RunRecord) -> Predictions | None:
         """Test predictions of a run; None where the run's folder is not here."""
@@ -148,6 +159,14 @@ def read_results_folder(path: str | Path) -> ResultsFolder:
     ]
     versions = dict.fromkeys(record.code_version for record in records)
     return ResultsFolder(chapters, about.created, about.code_version or ", ".join(filter(None, versions)))
+
+
+def _without_paper(figure: FigureData) -> FigureData:
+    """A figure of synthetic data without what the paper has for real patients."""
+    data = figure.data
+    if not isinstance(data, CosineTable):
+        return figure
+    return replace(figure, data=replace(data, rows=[replace(row, paper=None) for row in data.rows]))
 
 
 def _check_datasets(figures: Sequence[FigureData], names: Sequence[str]) -> None:

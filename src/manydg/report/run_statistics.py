@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from manydg.algorithms import controls
-from manydg.evaluation.statistics import Interval
+from manydg.evaluation.statistics import Interval, shared_patient_values
 from manydg.studies.summary import Entry, Summary
 from manydg.training.record import EpochEntry, RunRecord
 
@@ -87,15 +87,15 @@ def epoch_curve(
     return x, mean, low, high
 
 
-def patient_means(records: Iterable[RunRecord], metric: str) -> dict[str, float]:
-    """Each patient's metric, the mean over the runs that tested the patient; undefined ones are left out."""
-    values: dict[str, list[float]] = {}
-    for record in records:
-        for name, entry in record.per_patient.items():
-            value = entry.get(metric)
-            if value is not None and math.isfinite(value):
-                values.setdefault(name, []).append(float(value))
-    return {name: float(np.mean(each)) for name, each in values.items()}
+def patient_values(groups: Mapping[str, Sequence[RunRecord]], metric: str) -> dict[str, dict[str, float]]:
+    """Each patient's metric with each method, on the patients and runs for which it exists with all of them."""
+    runs = {name: {record.seed: record.per_patient for record in records} for name, records in groups.items()}
+    return shared_patient_values(runs, metric)
+
+
+def tested_patients(groups: Mapping[str, Sequence[RunRecord]]) -> int:
+    """How many different patients were tested."""
+    return len({name for records in groups.values() for record in records for name in record.per_patient})
 
 
 def patient_samples(records: Iterable[RunRecord]) -> dict[str, int]:
@@ -106,11 +106,13 @@ def patient_samples(records: Iterable[RunRecord]) -> dict[str, int]:
     return counts
 
 
-def defined_metric(records: Sequence[RunRecord], metrics: Sequence[str]) -> str | None:
-    """The first metric that is defined for at least half of the tested patients; None where there is none."""
-    patients = len({name for record in records for name in record.per_patient})
-    counts = {metric: len(patient_means(records, metric)) for metric in metrics}
-    return next((metric for metric in metrics if patients and counts[metric] >= patients / 2), None)
+def defined_metric(groups: Mapping[str, Sequence[RunRecord]], metrics: Sequence[str]) -> str | None:
+    """The first metric that exists for at least half of the tested patients with every method; None without one."""
+    half = tested_patients(groups) / 2
+    for metric in metrics if half else ():
+        if all(len(values) >= half for values in patient_values(groups, metric).values()):
+            return metric
+    return None
 
 
 def seconds_per_epoch(record: RunRecord) -> float | None:
@@ -187,17 +189,15 @@ class Comparison:
         entry = self.summary.entries.get((rival, metric))
         if entry is None or entry.comparison is None:
             return None
-        paired, bounds, adjusted = entry.comparison, entry.difference, entry.adjusted or {}
-        # The summary has the rival minus the reference; the page has it the other way round.
-        negated = None if bounds is None else Interval(-bounds.estimate, -bounds.high, -bounds.low, bounds.level)
+        paired, adjusted = entry.comparison, entry.adjusted or {}
         return RivalTest(
             rival=rival,
-            difference=-paired.difference,
-            interval=negated,
+            difference=paired.difference,
+            interval=entry.difference,
             t_p=adjusted.get("t", math.nan),
             wilcoxon_p=adjusted.get("wilcoxon", math.nan),
             corrected_p=adjusted.get("corrected", math.nan),
-            effect=-paired.hedges_g,
+            effect=paired.hedges_g,
             splits=paired.pairs,
             note=paired.note,
         )

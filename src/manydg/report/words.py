@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from functools import cache
 
+import numpy as np
+
 from manydg.algorithms import ALGORITHMS
 from manydg.studies.summary_text import METRIC_NAMES
 
@@ -151,3 +153,30 @@ def plural(amount: int, one: str, many: str | None = None) -> str:
 def sentence(text: str) -> str:
     """Text with a capital first letter."""
     return text[:1].upper() + text[1:]
+
+
+def low_values(values: Sequence[float], label: str) -> str:
+    """How the worst-off patients do, in counts that are true whatever ties there are.
+
+    Examples
+    --------
+    >>> low_values([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0], "kappa")
+    '9 of 10 patients have kappa above 0.190; the lowest has 0.100'
+    >>> low_values([0.0, 0.0, 0.0, 0.5, 0.6, 0.7, 0.7, 0.8, 0.8, 0.9], "kappa")
+    '3 of 10 patients share the lowest kappa, 0.000'
+    >>> low_values([0.2, 0.5], "kappa")
+    'the lowest kappa of 2 patients is 0.200'
+    """
+    shown = sorted(round(value, 3) for value in values)
+    total, lowest, tenth = len(shown), shown[0], round(float(np.quantile(values, 0.1)), 3)
+    if shown[-1] == lowest:
+        return f"every one of {plural(total, 'patient')} has {label} {number(lowest)}"
+    if (equal := shown.count(lowest)) > 1 and (total < 10 or tenth == lowest):
+        return f"{equal} of {total} patients share the lowest {label}, {number(lowest)}"
+    if total < 10:
+        return f"the lowest {label} of {total} patients is {number(lowest)}"
+    if shown.count(tenth) > 1:
+        few = sum(value <= tenth for value in shown)
+        return f"{few} of {total} patients have {label} {number(tenth)} or less; the lowest has {number(lowest)}"
+    above = sum(value > tenth for value in shown)
+    return f"{above} of {total} patients have {label} above {number(tenth)}; the lowest has {number(lowest)}"

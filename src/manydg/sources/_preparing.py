@@ -74,12 +74,34 @@ class CohortFlow:
         return [step.to_json() for step in self._steps]
 
 
+SYNTHETIC = "synthetic.json"
+"""The file that marks a folder of raw files as synthetic."""
+
+
+def mark_synthetic(folder: Path) -> None:
+    """Mark a folder of raw files as synthetic; one that is marked stays as it is."""
+    if not (folder / SYNTHETIC).exists():
+        about = "These are not data of real patients: 'manydg synthesize' made them up."
+        write_json(folder / SYNTHETIC, {"synthetic": True, "about": about})
+
+
+def is_synthetic(raw: Path) -> bool:
+    """Whether raw files are synthetic: their folder is marked so, or one around it or not far below it."""
+    path = raw.resolve()
+    folder = path if path.is_dir() else path.parent
+    if any((around / SYNTHETIC).is_file() for around in (folder, *folder.parents[:2])):
+        return True
+    return path.is_dir() and any(any(folder.glob(f"{below}{SYNTHETIC}")) for below in ("*/", "*/*/"))
+
+
 def with_provenance(
     info: DatasetInfo,
     source: str,
     files: Iterable[str | Path | SourceFile],
     options: Mapping[str, Json | Path],
     flow: CohortFlow,
+    *,
+    raw: Path,
 ) -> DatasetInfo:
     """A dataset's info with its origin.
 
@@ -96,7 +118,7 @@ def with_provenance(
     """
     entries = tuple(file if isinstance(file, SourceFile) else describe_files([file])[0] for file in files)
     plain = {key: value.name if isinstance(value, Path) else value for key, value in options.items()}
-    origin = Provenance(source, f"manydg {_version()}", entries, plain)
+    origin = Provenance(source, f"manydg {_version()}", entries, plain, is_synthetic(raw))
     return replace(info, provenance=origin, cohort_flow=flow.steps())
 
 

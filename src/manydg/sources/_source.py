@@ -412,6 +412,14 @@ class Twin(ABC, Generic[O]):
     def write(self, out: Path, options: O) -> Path:
         """Write the files to a folder that does not exist yet, or is empty; returns it."""
 
+    def create(self, out: Path, options: O) -> Path:
+        """Write the files and mark them as synthetic, so that a dataset prepared from them says what it is."""
+        from manydg.sources._preparing import mark_synthetic
+
+        folder = self.write(out, options)
+        mark_synthetic(folder)
+        return folder
+
     def describe(self, out: Path, options: O) -> str:
         """A line for the user about what was written."""
         return f"wrote {out}"
@@ -472,7 +480,7 @@ def synthesize(source: str, out: str | Path, **options: object) -> Path:
         ``patients``, ``seed`` and whatever else ``manydg synthesize SOURCE --help`` lists.
     """
     twin = find_twin(source)
-    return twin.write(Path(out), twin.options_class.of(**options))
+    return twin.create(Path(out), twin.options_class.of(**options))
 
 
 def recognize(folder: Path) -> AnySource | None:

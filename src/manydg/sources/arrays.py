@@ -84,7 +84,9 @@ class Arrays(Source[ArraysOptions, Options]):
             classes=options.classes,
             times=np.asarray(arrays["time"], dtype=np.float64) if "time" in arrays else None,
             missing=options.missing,
-            info=with_provenance(DatasetInfo(settings=settings), self.name, list(paths.values()), described, flow),
+            info=with_provenance(
+                DatasetInfo(settings=settings), self.name, list(paths.values()), described, flow, raw=raw
+            ),
             overwrite=overwrite,
         )
 

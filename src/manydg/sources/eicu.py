@@ -168,11 +168,12 @@ class Eicu(Source[EicuOptions, Options]):
         tables = _find(raw.absolute(), options.without)
         decisive = {"limit_patients": options.limit_patients, "version": 3, "block": BLOCK}
         with work_folder(out, self.name, decisive) as work:
-            self._write(out, tables, options, workers, overwrite, work)
+            self._write(raw, out, tables, options, workers, overwrite, work)
         return out
 
     def _write(
         self,
+        raw: Path,
         out: Path,
         tables: Mapping[str, Table],
         options: EicuOptions,
@@ -194,7 +195,7 @@ class Eicu(Source[EicuOptions, Options]):
                 blocks = store.blocks(vocabulary, min_events=options.min_events, max_events=options.max_events)
                 kept = _write_blocks(writer, blocks, stays, labels, flow, options.min_events)
                 _check_labels(labels[kept])
-                writer.info = with_provenance(writer.info, self.name, files.result(), options.to_json(), flow)
+                writer.info = with_provenance(writer.info, self.name, files.result(), options.to_json(), flow, raw=raw)
 
     def for_prediction(self, raw: Path, trained: TrainedOn, options: Options) -> Iterator[NewSamples]:
         """Every unit stay with enough events; whether the patient came back need not be known.

@@ -156,7 +156,7 @@ class Iiic(Source[IiicOptions, Options]):
             limited = [_limit(plan.verdicts, keys, chosen) for plan, keys in zip(plans, patients, strict=True)]
             flow = _flow(np.concatenate(limited), np.concatenate(patients), rules)
             files = [file for plan in plans for file in plan.files]
-            writer.info = with_provenance(writer.info, self.name, files, options.to_json(), flow)
+            writer.info = with_provenance(writer.info, self.name, files, options.to_json(), flow, raw=raw)
         work.remove()
         return out
 

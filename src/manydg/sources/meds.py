@@ -136,7 +136,9 @@ class Meds(Source[MedsOptions, TimesOptions]):
                     vocabulary, min_events=options.min_events, max_events=options.max_events, ticks_per_minute=60
                 )
                 _write(writer, blocks, samples, codes, clock, flow, options.min_events)
-                writer.info = with_provenance(writer.info, self.name, described.result(), options.to_json(), flow)
+                writer.info = with_provenance(
+                    writer.info, self.name, described.result(), options.to_json(), flow, raw=raw
+                )
         return out
 
     def for_prediction(self, raw: Path, trained: TrainedOn, options: TimesOptions) -> Iterator[NewSamples]:

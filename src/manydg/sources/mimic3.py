@@ -137,7 +137,7 @@ class Mimic3(Source[Mimic3Options, DrugMapOptions]):
                 pairs = read_interactions(options.ddi, vocabularies["drugs"], compounds=options.ddi_atc)
             settings: dict[str, Json] = {"source": self.name, "drug_interactions": pairs}
             info = DatasetInfo(name=self.name, vocabularies=vocabularies, settings=settings)
-            info = with_provenance(info, self.name, files.result(), options.to_json(), flow)
+            info = with_provenance(info, self.name, files.result(), options.to_json(), flow, raw=raw)
             _write(records, vocabularies, out, info, overwrite)
         return out
 

@@ -170,7 +170,7 @@ class SleepEdf(Source[SleepEdfOptions, RecordingOptions]):
         with DatasetWriter(out, TargetSpec("classes", STAGES), info, overwrite=overwrite) as writer:
             files = _copy(writer, sums, plans, work)
             flow = _flow(folder, nights, plans, options.wake_margin)
-            writer.info = with_provenance(writer.info, self.name, files, options.to_json(), flow)
+            writer.info = with_provenance(writer.info, self.name, files, options.to_json(), flow, raw=raw)
         work.remove()
         return out
 

@@ -111,7 +111,7 @@ class TableFile(Source[TableOptions, Options]):
             classes=options.classes if options.classes is not None or len(roles.targets) == 1 else roles.targets,
             times=times,
             missing=options.missing,
-            info=with_provenance(DatasetInfo(settings=settings), self.name, [raw], described, flow),
+            info=with_provenance(DatasetInfo(settings=settings), self.name, [raw], described, flow, raw=raw),
             overwrite=overwrite,
         )
 

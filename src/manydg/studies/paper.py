@@ -111,7 +111,7 @@ def synthesize_all(folder: Path, scale: str, report: Report) -> None:
         options = twin.scales[scale]
         report(f"making up {name}: {options.to_json()['patients']} patients")
         path.parent.mkdir(parents=True, exist_ok=True)
-        twin.write(path, options)
+        twin.create(path, options)
 
 
 EXPERIMENTS = (

@@ -224,7 +224,10 @@ class Beside:
 
 
 def beside(summary: Summary, *, task: str | None = None, source: str | None = None) -> Beside | None:
-    """Put the paper's figures beside a summary; None where the paper has no such task or no figure for any row.
+    """Put the paper's figures beside a summary.
+
+    None where the paper has no such task or no figure for any row, and for synthetic data, which are not to be held
+    against real patients.
 
     Parameters
     ----------
@@ -235,7 +238,7 @@ def beside(summary: Summary, *, task: str | None = None, source: str | None = No
         What the dataset was prepared from.
     """
     chosen = task or nearest_task(summary.target_kind, summary.target_names, source)
-    if chosen is None:
+    if chosen is None or summary.synthetic:
         return None
     if chosen not in paper_tasks():
         raise unknown_name("task of the paper", chosen, paper_tasks())

@@ -18,7 +18,7 @@ from manydg.data.splits import Split, split_named, split_patients
 from manydg.evaluation.predictions import Predictions, write_predictions
 from manydg.training.fit import Fitted, Reporter, fit, fit_further
 from manydg.training.record import CurvePoint, EpochEntry, RunRecord, Variant
-from manydg.training.run import PREDICTIONS, draw_split, make_record, predict_held_out, train
+from manydg.training.run import PREDICTIONS, draw_split, make_record, predict_held_out, train, warm_up
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +85,9 @@ def learn_continually(task: RunTask) -> RunRecord:
     The variant says how many samples of each earlier patient join every step. The record's ``curve`` holds the test
     metrics after each step.
     """
-    start, device, reporter = time.perf_counter(), pick_device(task.device), task.reporter
+    device, reporter = pick_device(task.device), task.reporter
+    first_use = warm_up(device)
+    start = time.perf_counter()
     dataset, config = task.dataset, task.config
     split = draw_split(dataset, config)
     sides = {side: dataset.select(getattr(split, side)) for side in ("train", "val", "test")}
@@ -108,7 +110,7 @@ def learn_continually(task: RunTask) -> RunRecord:
             fitted = fit_further(fitted, tuning, _only(train, rows), val, device)
         curve.append(scorer.point(fitted, step, seen + each, reporter))
     record = scorer.record(fitted, time.perf_counter() - start, task.folder)
-    return record.replace(curve=tuple(curve))
+    return record.replace(curve=tuple(curve), first_use_seconds=first_use)
 
 
 def order_of_arrival(train: DomainDataset) -> Rows:

@@ -201,6 +201,11 @@ class StudiedDataset:
         """What the dataset was prepared from; None where it does not say."""
         return self.provenance.source if self.provenance else None
 
+    @property
+    def synthetic(self) -> bool:
+        """Whether the patients are known to be made up."""
+        return self.provenance is not None and self.provenance.synthetic
+
     @staticmethod
     def of(data: DomainDataset, name: str, commands: Mapping[str, str]) -> StudiedDataset:
         """The description of a dataset."""

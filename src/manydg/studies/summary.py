@@ -24,7 +24,7 @@ from manydg.evaluation.statistics import (
     compare_paired,
     holm,
     mean_over_runs,
-    patient_percentile,
+    shared_patient_values,
 )
 from manydg.files import write_atomically
 from manydg.studies import summary_text as tables
@@ -49,12 +49,15 @@ class Entry:
         Over seeds; the standard deviation of a sample, NaN for one seed.
     interval : Interval, optional
         Patient bootstrap of the mean over seeds.
+    by_patient : mapping
+        The metric of each patient for whom it exists with every row that has it at all, so that rows are compared on
+        the same patients; each counted once, by the mean over the runs that tested the patient.
     worst_tenth : float
-        The 10th percentile over patients, each counted once.
-    worst_tenth_patients : int
-        How many patients it rests on.
+        The 10th percentile of these values; NaN where there are none, or where it would mislead.
+    worst_tenth_note : str
+        Why there is none.
     comparison : PairedComparison, optional
-        This row minus the reference over the seeds they share.
+        The reference minus this row over the seeds they share.
     difference : Interval, optional
         Patient bootstrap of the same difference.
     adjusted : dict of str to float
@@ -69,8 +72,9 @@ class Entry:
     mean: float
     sd: float
     interval: Interval | None
+    by_patient: Mapping[str, float]
     worst_tenth: float
-    worst_tenth_patients: int
+    worst_tenth_note: str = ""
     comparison: PairedComparison | None = None
     difference: Interval | None = None
     adjusted: Mapping[str, float] | None = None
@@ -90,8 +94,12 @@ class Summary:
         The row the others are tested against; None where it is not among the rows.
     entries : dict
         By (row, metric).
+    tested_patients : int
+        How many different patients were tested, in whatever split.
+    synthetic : bool
+        Whether the patients are known to be made up; every table says so.
     seconds : dict of str to float
-        Mean time of a run of each row.
+        Median time of a run of each row, without imports and first calls.
     patients, samples : Counts
         Training, validation and test patients of the first run, and their samples.
     target_kind, target_names
@@ -110,6 +118,8 @@ class Summary:
     rows: tuple[str, ...]
     seeds: tuple[int, ...]
     entries: Mapping[tuple[str, str], Entry]
+    tested_patients: int
+    synthetic: bool
     seconds: Mapping[str, float]
     patients: Counts
     samples: Counts
@@ -117,6 +127,11 @@ class Summary:
     target_names: tuple[str, ...]
     rules: tuple[str, ...]
     notes: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        """What the table is of."""
+        return f"{self.experiment} on {self.dataset}{' (synthetic data)' if self.synthetic else ''}"
 
     def to_rich(self, width: int | None = None) -> Table:
         """A table for a terminal of some width; by default that of this one."""
@@ -352,6 +367,10 @@ def _from_patients(record: Record, plan: PatientResampling) -> dict[str, FloatAr
 __all__ = ["Entry", "Summary", "summarize", "summarize_folder", "write_summary"]
 
 TESTS = ("t", "wilcoxon", "corrected")
+_WITHIN_A_PATIENT = (
+    "no 10th percentile over patients: it would exceed the value over all samples, because a metric within one patient "
+    "leaves out how patients differ, and classes that the patient does not have"
+)
 
 
 def summarize(
@@ -390,7 +409,9 @@ def summarize(
     notes += missing
     entries = {}
     for metric in chosen.target.metrics:
-        column = {row: _entry(chosen, row, metric, draws) for row in chosen.rows}
+        column = _column(chosen, metric, draws)
+        if metric == chosen.target.selection:
+            notes += [entry.worst_tenth_note for entry in column.values() if entry.worst_tenth_note]
         if against is not None:
             column = _with_tests(column, chosen, against, draws, notes)
         for row, entry in _ranked(column).items():
@@ -404,7 +425,9 @@ def summarize(
         rows=tuple(chosen.rows),
         seeds=chosen.seeds,
         entries=entries,
-        seconds={row: _mean_seconds(runs.values()) for row, runs in chosen.rows.items()},
+        tested_patients=len({name for record in chosen.records for name in record.per_patient}),
+        synthetic=any(record.synthetic for record in chosen.records),
+        seconds={row: _median_seconds(runs.values()) for row, runs in chosen.rows.items()},
         patients=chosen.records[0].patients,
         samples=chosen.records[0].samples,
         target_kind=chosen.target.kind,
@@ -423,12 +446,24 @@ def _reference(rows: Iterable[str], wanted: str) -> str | None:
     return ours[0] if len(ours) == 1 else None
 
 
-def _entry(chosen: Selection, row: str, metric: str, draws: Draws | None) -> Entry:
+def _column(chosen: Selection, metric: str, draws: Draws | None) -> dict[str, Entry]:
+    """Every row's entry at a metric, without tests."""
+    runs = {row: {seed: record.per_patient for seed, record in seeds.items()} for row, seeds in chosen.rows.items()}
+    by_patient = shared_patient_values(runs, metric)
+    column = {row: _entry(chosen, row, metric, by_patient[row], draws) for row in chosen.rows}
+    if any(entry.worst_tenth > entry.mean + 1e-9 for entry in column.values()):
+        column = {
+            row: replace(entry, worst_tenth=math.nan, worst_tenth_note=_WITHIN_A_PATIENT)
+            for row, entry in column.items()
+        }
+    return column
+
+
+def _entry(chosen: Selection, row: str, metric: str, by_patient: Mapping[str, float], draws: Draws | None) -> Entry:
     runs = chosen.rows[row]
     values = {seed: value_of(record, metric) for seed, record in runs.items()}
     known = [value for value in values.values() if not math.isnan(value)]
     resampled = draws.mean(list(runs.values()), metric) if draws else None
-    worst, people = patient_percentile([record.per_patient for record in runs.values()], metric)
     return Entry(
         row=row,
         metric=metric,
@@ -436,8 +471,8 @@ def _entry(chosen: Selection, row: str, metric: str, draws: Draws | None) -> Ent
         mean=float(np.mean(known)) if known else math.nan,
         sd=float(np.std(known, ddof=1)) if len(known) > 1 else math.nan,
         interval=draws.plan.interval(resampled) if draws and resampled is not None else None,
-        worst_tenth=worst,
-        worst_tenth_patients=people,
+        by_patient=by_patient,
+        worst_tenth=float(np.percentile(list(by_patient.values()), 10)) if by_patient else math.nan,
     )
 
 
@@ -454,7 +489,7 @@ def _with_tests(
         if len(paired) < len(shared):
             apart = len(shared) - len(paired)
             notes.append(f"{row}: at {apart} seeds other test patients than {reference}, so these are not paired")
-        ours, theirs = ([entry.values[seed] for seed in paired] for entry in (column[row], column[reference]))
+        ours, theirs = ([entry.values[seed] for seed in paired] for entry in (column[reference], column[row]))
         entry = replace(column[row], comparison=compare_paired(ours, theirs, _test_share(base)))
         compared[row] = replace(entry, difference=_difference(chosen, row, reference, paired, entry.metric, draws))
     adjusted = {test: holm([getattr(compared[row].comparison, f"{test}_p") for row in rivals]) for test in TESTS}
@@ -468,7 +503,7 @@ def _difference(
 ) -> Interval | None:
     if draws is None or not seeds:
         return None
-    ours, theirs = (draws.mean([chosen.rows[name][s] for s in seeds], metric) for name in (row, reference))
+    ours, theirs = (draws.mean([chosen.rows[name][s] for s in seeds], metric) for name in (reference, row))
     return draws.plan.interval(ours - theirs) if ours is not None and theirs is not None else None
 
 
@@ -485,9 +520,9 @@ def _ranked(column: dict[str, Entry]) -> dict[str, Entry]:
     return {row: replace(entry, rank=ranks.get(round(entry.mean, 10), 0)) for row, entry in column.items()}
 
 
-def _mean_seconds(records: Iterable[Record]) -> float:
+def _median_seconds(records: Iterable[Record]) -> float:
     times = [float(record.seconds) for record in records if record.seconds is not None]
-    return float(np.mean(times)) if times else math.nan
+    return float(np.median(times)) if times else math.nan
 
 
 def _rules(chosen: Selection) -> tuple[str, ...]:
@@ -503,12 +538,14 @@ def summarize_folder(results: str | Path, reference: str = "manydg", *, resample
 
     A group of which no run ended well is left out, unless it is the only one.
     """
-    summaries, problems = [], []
+    summaries, problems, described = [], [], read_description(results)
     for records in group_records(read_results(results)).values():
         loaded = {record.run: load_predictions(results, record) for record in records}
         predictions = {run: value for run, value in loaded.items() if value is not None}
         try:
-            summaries.append(summarize(records, predictions, reference, resamples=resamples))
+            summary = summarize(records, predictions, reference, resamples=resamples)
+            about = described.datasets.get(summary.dataset)
+            summaries.append(replace(summary, synthetic=True) if about is not None and about.synthetic else summary)
         except DataError as error:
             problems.append(str(error))
     if not summaries:
@@ -517,7 +554,7 @@ def summarize_folder(results: str | Path, reference: str = "manydg", *, resample
 
 
 def write_summary(results: str | Path, summaries: Sequence[Summary] | None = None) -> list[Path]:
-    """Write ``summary.csv`` and ``summary.md`` into a results folder, with the paper's figures beside ours.
+    """Write ``summary.csv`` and ``summary.md`` into a results folder, with the paper's figures beside real patients'.
 
     Parameters
     ----------

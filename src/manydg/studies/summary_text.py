@@ -33,9 +33,10 @@ METRIC_NAMES = {
     "f1_samples": "F1 per sample",
 }
 _COLUMNS = (
-    "experiment", "dataset", "row", "metric", "seeds", "mean", "sd", "low", "high", "rank", "worst_tenth",
-    "worst_tenth_patients", "reference", "difference", "difference_low", "difference_high", "t_p", "t_p_holm",
-    "wilcoxon_p", "wilcoxon_p_holm", "corrected_p", "corrected_p_holm", "cohens_d", "hedges_g", "seconds", "note",
+    "experiment", "dataset", "synthetic", "row", "metric", "seeds", "mean", "sd", "low", "high", "rank", "worst_tenth",
+    "worst_tenth_patients", "tested_patients", "reference", "reference_minus_row", "reference_minus_row_low",
+    "reference_minus_row_high", "t_p", "t_p_holm", "wilcoxon_p", "wilcoxon_p_holm", "corrected_p", "corrected_p_holm",
+    "cohens_d", "hedges_g", "seconds", "note",
 )  # fmt: skip
 
 
@@ -64,6 +65,10 @@ def interval_text(interval: Interval | None, digits: int = 3) -> str:
     return f"[{interval.low:.{digits}f}, {interval.high:.{digits}f}]"
 
 
+def _signed(value: float) -> str:
+    return NONE if math.isnan(value) else f"{value:+.3f}"
+
+
 def mean_text(entry: Entry, digits: int = 4) -> str:
     """Mean and standard deviation over seeds."""
     if math.isnan(entry.mean):
@@ -84,7 +89,8 @@ def to_csv(summaries: Sequence[Summary]) -> str:
     writer.writerow(_COLUMNS)
     for summary in summaries:
         for (row, metric), entry in summary.entries.items():
-            writer.writerow([summary.experiment, summary.dataset, row, metric, *_csv_values(summary, entry)])
+            head = [summary.experiment, summary.dataset, "yes" if summary.synthetic else "", row, metric]
+            writer.writerow([*head, *_csv_values(summary, entry)])
     return text.getvalue()
 
 
@@ -92,13 +98,15 @@ def _csv_values(summary: Summary, entry: Entry) -> list[str]:
     interval, gap, tests = entry.interval, entry.difference, entry.comparison
     adjusted = entry.adjusted or {}
     values: list[float | None] = [entry.mean, entry.sd, interval.low if interval else None]
-    values += [interval.high if interval else None, entry.rank or None, entry.worst_tenth, entry.worst_tenth_patients]
+    values += [interval.high if interval else None, entry.rank or None, entry.worst_tenth]
+    values += [len(entry.by_patient), summary.tested_patients]
     compared: list[float | None] = [tests.difference if tests else None]
     compared += [gap.low if gap else None, gap.high if gap else None]
     for test in ("t", "wilcoxon", "corrected"):
         compared += [getattr(tests, f"{test}_p") if tests else None, adjusted.get(test)]
     compared += [tests.cohens_d if tests else None, tests.hedges_g if tests else None, summary.seconds.get(entry.row)]
-    note = "; ".join(filter(None, [interval.note if interval else "", tests.note if tests else ""]))
+    notes = [interval.note if interval else "", tests.note if tests else "", entry.worst_tenth_note]
+    note = "; ".join(filter(None, notes))
     reference = (summary.reference or "") if tests else ""
     seeds = " ".join(str(seed) for seed in entry.values)
     return [seeds, *map(_plain, values), reference, *map(_plain, compared), note]
@@ -110,9 +118,10 @@ def _plain(value: float | None) -> str:
 
 def to_markdown(summary: Summary) -> str:
     """The results, the tests against the reference, how to read them, and what is missing."""
-    parts = [f"## {summary.experiment} on {summary.dataset}", "", _cohort(summary), "", *_results(summary)]
+    parts = [f"## {summary.title}", "", _cohort(summary), "", *_results(summary)]
     if summary.reference and len(summary.rows) > 1:
-        title = f"Against {summary.reference} (difference = row minus {summary.reference}):"
+        data = "; synthetic data" if summary.synthetic else ""
+        title = f"Against {summary.reference} (difference = {summary.reference} minus row{data}):"
         parts += ["", title, "", *_tests(summary)]
     parts += ["", *_reading(summary)]
     if summary.notes:
@@ -138,12 +147,19 @@ def _cohort(summary: Summary) -> str:
 def _results(summary: Summary) -> Iterable[str]:
     names = [METRIC_NAMES.get(metric, metric) for metric in summary.metrics]
     primary = METRIC_NAMES.get(summary.primary, summary.primary)
-    yield _line(["", "Seeds", *names, f"{primary}, 10th-percentile patient", "Seconds a run"])
+    tenth = f"{primary}, 10th percentile of {_patients_of_tenth(summary)} patients"
+    yield _line(["", "Seeds", *names, tenth, "Seconds a run"])
     yield _line(["---", "---:", *("---" for _ in names), "---:", "---:"])
     for row in summary.rows:
         cells = [_markdown_cell(summary.entries[row, metric]) for metric in summary.metrics]
         worst = number(summary.entries[row, summary.primary].worst_tenth)
         yield _line([row, seeds_text(summary, row), *cells, worst, number(summary.seconds.get(row), 1)])
+
+
+def _patients_of_tenth(summary: Summary) -> str:
+    """How many of the tested patients the 10th percentile of the primary metric rests on."""
+    most = max(len(summary.entries[row, summary.primary].by_patient) for row in summary.rows)
+    return str(most) if most == summary.tested_patients else f"{most} of {summary.tested_patients}"
 
 
 def _markdown_cell(entry: Entry) -> str:
@@ -173,6 +189,11 @@ def _tests(summary: Summary) -> Iterable[str]:
 def _reading(summary: Summary) -> Iterable[str]:
     yield "Mean ± standard deviation over seeds on unseen patients; **best**, <u>second</u>."
     yield "Brackets: 95% interval of that mean over patients (BCa bootstrap that resamples patients, not samples)."
+    yield "10th percentile: over the patients for whom the metric exists with every row, each counted once."
+    yield "Seconds: median over the runs of a row, without the program's imports and first calls."
+    if summary.synthetic:
+        yield "The patients are synthetic (made up): the figures say nothing about real ones, and the paper's, which"
+        yield "are of real patients, are not put beside them."
     if summary.reference and len(summary.rows) > 1:
         yield "All p-values are two-sided and paired over seeds; in parentheses after Holm's correction for the number"
         yield "of rows compared at the metric. Splits share patients, which makes the plain t-test optimistic; the"
@@ -229,7 +250,7 @@ def to_rich(summary: Summary, width: int | None = None) -> Table:
 def _title(summary: Summary) -> str:
     seeds = len(summary.seeds)
     over = f"mean ± sd over {seeds} seeds" if seeds > 1 else "one seed"
-    return f"{summary.experiment} on {summary.dataset}: unseen patients, {over} [95% over patients]"
+    return f"{summary.title}: unseen patients, {over} [95% over patients]"
 
 
 def _needed(summary: Summary) -> Iterator[_Column]:
@@ -247,8 +268,11 @@ def _needed(summary: Summary) -> Iterator[_Column]:
 
 def _extras(summary: Summary) -> Iterator[_Column]:
     entries = [summary.entries[row, summary.primary] for row in summary.rows]
-    yield _Column("10th pct.\npatient", [Text(number(entry.worst_tenth, 3)) for entry in entries])
+    tenth = f"10th pct. of\n{_patients_of_tenth(summary)}\npatients"
+    yield _Column(tenth, [Text(number(entry.worst_tenth, 3)) for entry in entries])
     if summary.reference and len(summary.rows) > 1:
+        gaps = [_signed(entry.comparison.difference) if entry.comparison else NONE for entry in entries]
+        yield _Column(f"{summary.reference}\nminus row", [Text(gap) for gap in gaps])
         sizes = [number(entry.comparison.hedges_g, 2) if entry.comparison else NONE for entry in entries]
         yield _Column("Hedges\ng", [Text(size) for size in sizes])
     yield _Column("s/run", [Text(number(summary.seconds.get(row), 1)) for row in summary.rows])

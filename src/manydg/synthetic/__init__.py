@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from manydg.data.dataset import DomainDataset, from_arrays
-from manydg.data.info import CohortStep, DatasetInfo
+from manydg.data.info import CohortStep, DatasetInfo, Provenance
 
 CLASSES = ("calm", "drowsy", "asleep", "dreaming")
 LATENT, SIGNAL, SPURIOUS = 6, 24, 4
@@ -51,13 +51,14 @@ def make_demo_dataset(patients: int = 240, samples: int = 60, seed: int = 0) -> 
     spurious = (told @ rng.normal(size=(len(CLASSES), SPURIOUS)) * 3)[who] + rng.normal(size=(len(who), SPURIOUS)) * 0.3
     names = np.array([f"demo-{number:04d}" for number in range(patients)])
     flow = CohortStep("drawn from the generative model", {"patients": patients, "samples": len(who)})
+    origin = Provenance("demo", "manydg demo", synthetic=True)
     return from_arrays(
         np.concatenate([signal, spurious], axis=1),
         np.array(CLASSES)[label],
         names[who],
         kind="classes",
         names=CLASSES,
-        info=DatasetInfo(test_patients=tuple(names[is_new].tolist()), cohort_flow=(flow,)),
+        info=DatasetInfo(test_patients=tuple(names[is_new].tolist()), provenance=origin, cohort_flow=(flow,)),
     )
 
 

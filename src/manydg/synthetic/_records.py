@@ -20,6 +20,7 @@ import polars as pl
 from manydg.errors import ConfigError, StorageError
 from manydg.files import new_folder
 from manydg.sources import Options, option
+from manydg.sources._preparing import mark_synthetic
 
 FACTORS = 8
 CHUNK = 2000
@@ -130,6 +131,7 @@ def synthetic_folder(out: Path) -> Iterator[Path]:
     if out.exists():
         raise StorageError(f"{out} already exists: name another folder for the synthetic data")
     with new_folder(out) as folder:
+        mark_synthetic(folder)
         yield folder
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from manydg.errors import ConfigError
 from manydg.files import Json, NpyStream, disk_errors, write_json
 from manydg.sources import Options, Twin, option
-from manydg.sources._preparing import Progress
+from manydg.sources._preparing import Progress, mark_synthetic
 from manydg.synthetic._signals import PatientFactors, check_request, draw_factors, draw_signals, require_empty, spectra
 
 _CHANNELS, _SAMPLES, _RATE, _CLASSES = 16, 2000, 200, 6
@@ -69,6 +69,9 @@ class IiicTwin(Twin[IiicTwinOptions]):
         counts = 1 + rng.negative_binomial(1, 1 / mean, patients) if mean > 1 else None
         sizes = np.ones(patients, np.int64) if counts is None else np.minimum(counts, 20 * mean)
         with disk_errors(out):
+            out.mkdir(parents=True, exist_ok=True)
+        mark_synthetic(out)  # First, so that the files of a killed command are marked too.
+        with disk_errors(out):
             truth = _write(out, sizes, options.seed, options.layout)
         about = {"source": self.name, "seed": options.seed, "patients": truth}
         write_json(out / "truth.json", about, indent=None)
@@ -79,7 +82,6 @@ class IiicTwin(Twin[IiicTwinOptions]):
 
 
 def _write(out: Path, sizes: npt.NDArray[np.int64], seed: int, layout: str) -> dict[str, Json]:
-    out.mkdir(parents=True, exist_ok=True)
     names = [f"IIIC{person:05d}" for person in range(len(sizes))]
     truth: dict[str, Json] = {}
     votes: list[npt.NDArray[np.int64]] = []

@@ -18,7 +18,7 @@ from manydg.errors import ConfigError
 from manydg.files import disk_errors, write_json
 from manydg.sources import Options, Twin, option
 from manydg.sources._edf import write_annotations
-from manydg.sources._preparing import Progress
+from manydg.sources._preparing import Progress, mark_synthetic
 from manydg.synthetic._signals import PatientFactors, check_request, draw_factors, draw_signals, require_empty, spectra
 
 _EPOCH, _RATE, _SAMPLES = 30, 100, 3000
@@ -96,6 +96,7 @@ class SleepEdfTwin(Twin[SleepEdfTwinOptions]):
         require_empty(out)
         with disk_errors(out):
             out.mkdir(parents=True, exist_ok=True)
+        mark_synthetic(out)  # First, so that the files of a killed command are marked too.
         names, truth = _STUDIES[options.study], {}
         with Progress("writing nights", total=options.patients) as progress:
             for person in range(options.patients):

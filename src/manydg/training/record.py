@@ -144,6 +144,8 @@ class RunRecord:
         The run's id.
     experiment, variant
         The experiment it was first made for, and what distinguishes it there.
+    synthetic : bool
+        Whether the dataset's patients are known to be made up.
     config : TrainingConfig
         With every default filled in, and the backbone, precision and execution that were used.
     selection_rule, threshold_rule : str
@@ -154,6 +156,9 @@ class RunRecord:
         Metrics over all samples.
     per_patient : mapping
         Pseudonym of each test patient to metrics and the number of ``samples``.
+    seconds, first_use_seconds : float, optional
+        From the labels' check to the last prediction; and, before that, what the process spent on imports and first
+        calls, in the run that happened to be its first.
     folder : str
         The run's folder, relative to the results folder it is part of.
     context : mapping
@@ -174,6 +179,7 @@ class RunRecord:
     seed: int
     dataset: str
     dataset_hash: str = ""
+    synthetic: bool = False
     target: TargetSpec | None = None
     samples: Counts = Counts()
     patients: Counts = Counts()
@@ -189,6 +195,7 @@ class RunRecord:
     per_patient: Mapping[str, Metrics] = field(default_factory=dict)
     history: tuple[EpochEntry, ...] = ()
     seconds: float | None = None
+    first_use_seconds: float | None = None
     peak_memory_mb: float | None = None
     parameters: int | None = None
     device: str = ""
@@ -228,6 +235,8 @@ class RunRecord:
             "seed": self.seed,
             "dataset": self.dataset,
         }
+        if self.synthetic:
+            content["synthetic"] = True
         config = self.config.to_json()
         if self.ok:
             content |= self._finished(config)
@@ -236,6 +245,8 @@ class RunRecord:
         content |= {"status": self.status, "error": self.error, "folder": self.folder}
         if self.context:
             content["context"] = self.context
+        if self.first_use_seconds is not None:
+            content["first_use_seconds"] = self.first_use_seconds
         if self.processes is not None:
             content["processes"] = self.processes
         if self.curve:

@@ -26,7 +26,7 @@ from manydg.algorithms import Algorithm
 from manydg.backbones import SingleInput
 from manydg.code_version import code_version
 from manydg.config import TrainingConfig, pick_device
-from manydg.data.dataset import DomainDataset
+from manydg.data.dataset import DomainDataset, from_arrays
 from manydg.data.info import TargetSpec
 from manydg.data.schema import InputSchema
 from manydg.data.splits import Split, check_split, split_named, split_patients, warn_of_overlap
@@ -169,6 +169,7 @@ class _Training:
 
     def run(self, name: str, identity: str) -> Run:
         """Train, predict the test patients once, and write the run folder."""
+        first_use = warm_up(self.device)
         start = time.perf_counter()
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
@@ -186,7 +187,9 @@ class _Training:
         )  # fmt: skip
         schema, team = InputSchema.of(data), current_team()
         record = record.replace(
-            context=context_of(schema, fitted.algorithm), processes=None if team is None else team.size
+            context=context_of(schema, fitted.algorithm),
+            processes=None if team is None else team.size,
+            first_use_seconds=first_use,
         )
         info = _data_info(self.dataset, self.backbone)
         run = Run(fitted.algorithm, record, schema, self.config, info, self.folder)
@@ -202,6 +205,31 @@ class _Training:
         write_predictions(folder / PREDICTIONS, held_out)
         _write_model(folder, run)
         (folder / CHECKPOINT).unlink(missing_ok=True)
+
+
+_warmed_up: set[torch.device] = set()
+
+
+def warm_up(device: torch.device) -> float | None:
+    """Pay once for what the first training of a process pays for all: imports and first calls, on a device.
+
+    A run's own seconds begin after it, so that the first run of a study is not charged for the others.
+
+    Returns
+    -------
+    float or None
+        The seconds it took; None where this process trained on the device before.
+    """
+    if device in _warmed_up or current_team() is not None:
+        return None
+    start = time.perf_counter()
+    rng, rows = np.random.default_rng(0), np.arange(24)
+    data = from_arrays(rng.normal(size=(24, 4)), rows % 2, rows // 6)
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        fitted = fit(TrainingConfig("base", epochs=1, batch_size=8, execution="plain"), data, data, device)
+        predict_probabilities(fitted.algorithm, data)
+    _warmed_up.add(device)
+    return time.perf_counter() - start
 
 
 def draw_split(dataset: DomainDataset, config: TrainingConfig) -> Split:
@@ -315,6 +343,7 @@ def training_record(
         algorithm=config.algorithm,
         seed=config.seed,
         dataset=name,
+        synthetic=sides["train"].info.synthetic,
         target=fitted.algorithm.target.spec,
         samples=Counts(**{side: len(part) for side, part in sides.items()}),
         patients=Counts(**{side: part.n_patients for side, part in sides.items()}),

@@ -15,6 +15,7 @@ from manydg.report.words import (
     algorithm_name,
     interval,
     listed,
+    low_values,
     metric_name,
     number,
     plural,
@@ -57,18 +58,24 @@ class MainComparison(Section):
 def _table(chapter: Chapter, comparison: Comparison) -> Table:
     metrics = chapter.target.metrics
     columns = [Column("Method", numeric=False), *(Column(sentence(metric_name(name))) for name in metrics)]
-    columns.append(Column(f"10th percentile patient, {metric_name(chapter.metric)}"))
+    tenths = {row: comparison.entry(row, chapter.metric).worst_tenth for row in comparison.rows}
+    with_tenths = any(map(math.isfinite, tenths.values()))
+    columns += [Column(f"10th percentile of patients, {metric_name(chapter.metric)}")] if with_tenths else []
     rows = []
-    for row in comparison.rows:
-        tenth = comparison.entry(row, chapter.metric).worst_tenth
+    for row, tenth in tenths.items():
         cells = [_score_cell(comparison.entry(row, metric)) for metric in metrics]
-        rows.append([Cell(algorithm_name(row)), *cells, Cell(number(tenth), tenth)])
+        rows.append([Cell(algorithm_name(row)), *cells, *([Cell(number(tenth), tenth)] if with_tenths else [])])
     splits = len(comparison.summary.seeds)
     note = (
         f"Mean ± standard deviation over {plural(splits, 'split')} of the patients; below it the 95% interval, from "
         "drawing patients (not samples) again and again. Bold: best mean; underlined: second best. Neither says that a "
         "difference is more than chance: see the tests below."
     )
+    if with_tenths:
+        known = max(len(comparison.entry(row, chapter.metric).by_patient) for row in comparison.rows)
+        people = plural(comparison.summary.tested_patients, "test patient")
+        note += f" The 10th percentile is over the {known} of {people} for whom {metric_name(chapter.metric)} exists"
+        note += " with every method."
     # The text of an error is left out: it may hold anything.
     notes = [f"{sentence(text)}." for text in comparison.summary.notes if " failed: " not in text]
     return Table("Performance on patients never seen in training", columns, rows, " ".join([note, *notes]))
@@ -162,7 +169,8 @@ def _caution(comparison: Comparison) -> str:
 def _headline(chapter: Chapter, comparison: Comparison) -> str:
     metric, name = chapter.metric, comparison.first
     value = _value(comparison.entry(name, metric))
-    text = f"On patients it has never seen, {algorithm_name(name)} reached {metric_name(metric)} {value}"
+    people = "synthetic patients" if chapter.synthetic else "patients"
+    text = f"On {people} it has never seen, {algorithm_name(name)} reached {metric_name(metric)} {value}"
     test = comparison.test(metric, "base")
     if test is None:
         return f"{text}."
@@ -213,8 +221,8 @@ def _controls(chapter: Chapter, comparison: Comparison) -> str:
 
 
 def _worst_tenth(chapter: Chapter, comparison: Comparison) -> str:
-    value = comparison.entry(comparison.first, chapter.metric).worst_tenth
-    if not math.isfinite(value):
+    entry = comparison.entry(comparison.first, chapter.metric)
+    if not math.isfinite(entry.worst_tenth):
         return ""
-    name = algorithm_name(comparison.first)
-    return f"one patient in ten had {metric_name(chapter.metric)} below {number(value)} with {name}."
+    words = low_values(list(entry.by_patient.values()), metric_name(chapter.metric))
+    return f"with {algorithm_name(comparison.first)}, {words}."

@@ -26,14 +26,14 @@ Line = tuple[str, str, str, str, str]
 
 
 class PaperTables(Section):
-    """Every value that the paper has for the nearest of its tasks."""
+    """Every value that the paper has for the nearest of its tasks; nothing where the patients are synthetic."""
 
     order = 300
 
     def build(self, chapter: Chapter) -> Iterator[Part]:
         source = None if chapter.about is None else chapter.about.source
         task = nearest_task(chapter.target.kind, chapter.target.spec.names, source)
-        if task is None:
+        if task is None or chapter.synthetic:
             return
         lines = [*_results(chapter, task, source), *_similarity(chapter, task)]
         lines += [*_orthogonality(chapter, task), *_times(chapter, task)]

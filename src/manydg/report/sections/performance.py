@@ -18,11 +18,24 @@ from manydg.report.run_statistics import (
     by_algorithm,
     defined_metric,
     epoch_curve,
-    patient_means,
+    metric_spread,
     patient_samples,
+    patient_values,
+    tested_patients,
 )
 from manydg.report.sections import Block, Cell, Column, Figure, Part, Section, Table, Text
-from manydg.report.words import LOSSES, algorithm_name, count, listed, metric_name, number, plural, sentence, signed
+from manydg.report.words import (
+    LOSSES,
+    algorithm_name,
+    count,
+    listed,
+    low_values,
+    metric_name,
+    number,
+    plural,
+    sentence,
+    signed,
+)
 from manydg.training.record import RunRecord
 
 _WORST_PATIENTS = 10
@@ -30,6 +43,8 @@ _MAX_CLASSES = 20
 _MAX_LABELS = 15
 _MAX_CURVES = 4
 ByAlgorithm = Mapping[str, Sequence[RunRecord]]
+PatientValues = Mapping[str, Mapping[str, float]]
+"""Algorithm to patient to the value of a metric; every algorithm has the same patients."""
 
 
 class Performance(Section):
@@ -54,33 +69,54 @@ def _patients(chapter: Chapter, groups: ByAlgorithm) -> Part | None:
     label = metric_name(metric)
     shown = {algorithm_name(name): np.array(list(each.values())) for name, each in values.items()}
     panel = charts.distributions(f"{sentence(label)} of each patient", shown, f"{label} within a patient")
-    tenth = float(np.quantile(list(values[first].values()), 0.1))
     lead = (
-        f"An average can hide patients for whom a model fails. With {algorithm_name(first)}, nine patients in ten have "
-        f"{label} above {number(tenth)}; the lowest has {number(min(values[first].values()))}."
+        f"An average can hide patients for whom a model fails. With {algorithm_name(first)}, "
+        f"{low_values(list(values[first].values()), label)}. {_coverage(groups, values, label)}"
     )
-    people = len({name for records in groups.values() for record in records for name in record.per_patient})
-    left_out = people - len(values[first])
-    note = f"{label} is undefined for {plural(left_out, 'patient')}, left out here." if left_out > 0 else ""
     caption = "Each dot is a test patient, its value the mean over the splits in which that patient was tested."
     blocks: list[Block] = [
         Text(lead),
-        Figure(caption, [panel], note),
+        Figure(caption, [panel], _above_pooled(groups[first], metric, values[first])),
         _worst_patients(values, label, patient_samples(groups[first])),
     ]
     return Part("patients", "Patient by patient", blocks, chapter.command("compare"))
 
 
-def _patient_values(chapter: Chapter, groups: ByAlgorithm) -> tuple[str, Mapping[str, dict[str, float]]]:
-    """The metric that is defined for most patients, and its value for each patient with each algorithm."""
-    first = next(iter(groups.values()))
-    metric = defined_metric(first, chapter.metrics)
+def _coverage(groups: ByAlgorithm, values: PatientValues, label: str) -> str:
+    """For how many patients the metric exists, and that methods are compared on the same ones."""
+    people, known = tested_patients(groups), len(next(iter(values.values())))
+    every = " with every method" if len(values) > 1 else ""
+    same = ", so that all are compared on the same patients" if len(values) > 1 else ""
+    if known >= people:
+        return f"{sentence(label)} exists for all {plural(known, 'test patient')}{every}{same}."
+    return (
+        f"{sentence(label)} exists for {known} of {plural(people, 'test patient')}{every}; the others, with too few "
+        f"samples or classes or without a run, are left out{same}."
+    )
+
+
+def _above_pooled(records: Sequence[RunRecord], metric: str, values: Mapping[str, float]) -> str:
+    """Why a low percentile over patients can exceed the value over all samples, where it does."""
+    pooled = metric_spread(records, metric).mean
+    if not float(np.quantile(list(values.values()), 0.1)) > pooled:
+        return ""
+    return (
+        f"Even the 10th percentile is above {metric_name(metric)} over the samples of all patients together, "
+        f"{number(pooled)}: within one patient it leaves out how patients differ, and classes that the patient does "
+        "not have. The two are not on one scale."
+    )
+
+
+def _patient_values(chapter: Chapter, groups: ByAlgorithm) -> tuple[str, PatientValues]:
+    """The first metric that exists for most patients, and its value for each patient with each algorithm."""
+    metric = defined_metric(groups, chapter.metrics)
     if metric is not None:
-        values = {name: patient_means(records, metric) for name, records in groups.items()}
-    else:
-        metric = "accuracy"
-        values = {name: _patient_accuracy(chapter, records) for name, records in groups.items()}
-    return metric, {name: each for name, each in values.items() if each}
+        return metric, patient_values(groups, metric)
+    values = {name: _patient_accuracy(chapter, records) for name, records in groups.items()}
+    known = [each.keys() for each in values.values() if each]
+    shared = set.intersection(*map(set, known)) if known else set()
+    same = {name: {who: value for who, value in each.items() if who in shared} for name, each in values.items()}
+    return "accuracy", {name: each for name, each in same.items() if each}
 
 
 def _patient_accuracy(chapter: Chapter, records: Sequence[RunRecord]) -> dict[str, float]:
@@ -95,14 +131,17 @@ def _patient_accuracy(chapter: Chapter, records: Sequence[RunRecord]) -> dict[st
     return {name: float(np.mean(each)) for name, each in values.items()}
 
 
-def _worst_patients(values: Mapping[str, Mapping[str, float]], label: str, samples: Mapping[str, int]) -> Table:
+def _worst_patients(values: PatientValues, label: str, samples: Mapping[str, int]) -> Table:
     names = list(values)
     first, second = names[0], names[1] if len(names) > 1 else None
     shown = min(_WORST_PATIENTS, max(3, len(values[first]) // 4))
     lowest = sorted(values[first].items(), key=lambda entry: (entry[1], entry[0]))[:shown]
     columns = [Column("Patient", numeric=False), Column("Samples"), Column(f"{algorithm_name(first)}, {label}")]
     if second:
-        columns += [Column(f"{algorithm_name(second)}, {label}"), Column("Difference")]
+        columns += [
+            Column(f"{algorithm_name(second)}, {label}"),
+            Column(f"{algorithm_name(first)} minus {algorithm_name(second)}"),
+        ]
     rows = []
     for name, value in lowest:
         row = [
@@ -111,8 +150,8 @@ def _worst_patients(values: Mapping[str, Mapping[str, float]], label: str, sampl
             Cell(number(value), value),
         ]
         if second:
-            other = values[second].get(name)
-            gap = None if other is None else value - other
+            other = values[second][name]
+            gap = value - other
             row += [Cell(number(other), other), Cell(signed(gap), gap)]
         rows.append(row)
     note = "Patients are named by a pseudonym that only somebody who holds the data can turn back into a person."

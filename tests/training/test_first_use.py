@@ -1,0 +1,42 @@
+"""A run's seconds are its own: what a process pays once for all its runs is measured apart."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+FIRST_USE = """
+import sys, torch
+from manydg.synthetic import make_demo_dataset
+from manydg.training.run import train, warm_up
+data = make_demo_dataset(24, 8)
+first = train(data, algorithm="base", epochs=1, device="cpu").record
+loaded = set(sys.modules)
+second = train(data, algorithm="base", epochs=1, device="cpu").record
+assert first.first_use_seconds > 0 and second.first_use_seconds is None, (first, second)
+assert "first_use_seconds" in first.to_json() and "first_use_seconds" not in second.to_json()
+assert first.test == second.test and warm_up(torch.device("cpu")) is None
+print(sorted(name for name in set(sys.modules) - loaded))
+"""
+WARMED = """
+import sys, torch
+from manydg.synthetic import make_demo_dataset
+from manydg.training.run import train, warm_up
+data = make_demo_dataset(24, 8)
+state = torch.get_rng_state()
+assert warm_up(torch.device("cpu")) > 0
+assert torch.equal(state, torch.get_rng_state())
+loaded = set(sys.modules)
+train(data, algorithm="base", epochs=1, device="cpu")
+heavy = ("torch", "scipy", "sklearn", "sympy")
+print(sorted(name for name in set(sys.modules) - loaded if name.startswith(heavy)))
+"""
+
+
+@pytest.mark.parametrize("program", [FIRST_USE, WARMED])
+def test_the_first_run_of_a_process_does_not_pay_for_imports_and_first_calls(program: str) -> None:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
