@@ -77,7 +77,7 @@ def test_a_source_of_another_package_is_synthesized_prepared_predicted_and_found
     assert "Spectra: one .npz file per patient, with the arrays x and y." in _run("prepare", "--help")
     raw, out, run = plug_in / "data" / "raw", plug_in / "out", plug_in / "run"
     _run("synthesize", "spectra", "--patients", 9, "--seed", 3, "--out", raw)
-    assert "64 samples of 8 patients" in _run("prepare", "spectra", raw, "--out", out, "--limit-patients", 8)
+    assert "64 samples of 8 synthetic patients" in _run("prepare", "spectra", raw, "--out", out, "--limit-patients", 8)
     data = manydg.open_dataset(out)
     assert data.info.source == "spectra"
     assert data.info.provenance is not None

@@ -35,16 +35,24 @@ def test_a_twin_goes_from_raw_files_to_a_table(app: typer.Typer, tmp_path: Path)
     raw, out = tmp_path / "raw", tmp_path / "sleep"
     said = run(app, "synthesize", "sleep-edf", "--patients", 2, "--seed", 5, "--hours", 0.5, "--out", raw)
     assert "wrote 4 nights of 2 people" in said
-    assert "2 patients" in run(app, "prepare", "sleep-edf", raw, "--out", out, "--wake-margin", 3)
+    assert "2 synthetic patients" in run(app, "prepare", "sleep-edf", raw, "--out", out, "--wake-margin", 3)
     assert open_dataset(out).info.provenance.options["wake_margin"] == 3
     text = run(app, "inspect", out)
-    for words in ("Labels (classes)", "68.8%", "Samples per patient", "Cohort flow", "within 3 minutes", "415,089"):
+    for words in ("Labels (classes) (synthetic data)", "Samples per patient", "Cohort flow", "within 3 minutes"):
         assert words in text
+    assert "68.8%" not in text
+    # Files without the twin's mark are taken for real ones.
+    (raw / "synthetic.json").unlink()
+    run(app, "prepare", "sleep-edf", raw, "--out", out, "--overwrite")
+    text = run(app, "inspect", out)
+    assert all(words in text for words in ("Labels (classes)", "68.8%", "415,089"))
+    assert "synthetic" not in text
 
 
 def test_iiic_options_reach_the_dataset(app: typer.Typer, tmp_path: Path) -> None:
     raw, out = tmp_path / "raw", tmp_path / "iiic"
     run(app, "synthesize", "iiic", "--patients", 5, "--samples-per-patient", 4, "--out", raw)
+    (raw / "synthetic.json").unlink()
     run(app, "prepare", "iiic", raw, "--out", out, "--max-amplitude", 2000, "--min-votes", 7, "--limit-patients", 4)
     options = open_dataset(out).info.provenance.options
     assert (options["max_amplitude"], options["min_votes"], options["limit_patients"]) == (2000, 7, 4)

@@ -31,7 +31,7 @@ def test_a_synthetic_database_becomes_a_dataset_by_two_commands(tmp_path: Path, 
     }[name]
     printed = run("prepare", name, raw, "--out", out, *extra)
     data = open_dataset(out)
-    assert f"{len(data):,} samples of {data.n_patients:,} patients" in printed
+    assert f"{len(data):,} samples of {data.n_patients:,} synthetic patients" in printed
     assert data.info.provenance.source == name
     assert len(data.info.cohort_flow) >= 3
 
