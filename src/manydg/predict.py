@@ -233,7 +233,7 @@ def about(run: Run) -> JsonObject:
     return {
         "run": record.run,
         "algorithm": record.algorithm,
-        "trained on": record.dataset,
+        "trained on": f"{record.dataset} (synthetic data)" if record.synthetic else record.dataset,
         "classes or labels": list(run.algorithm.target.spec.names),
         "how well it did on patients it had not seen": unseen,
         "decision": _decision(run),

@@ -11,11 +11,13 @@ import pytest
 
 from manydg.cli.inspect import summarize as inspect_dataset
 from manydg.data.dataset import open_dataset
+from manydg.predict import about
 from manydg.report import write_report
 from manydg.sources import prepare, synthesize
 from manydg.studies.conduct import compare
 from manydg.studies.records import read_description
 from manydg.synthetic import make_demo_dataset
+from manydg.training.run import open_run
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +37,11 @@ def test_the_demonstration_is_synthetic_in_its_folder_its_runs_and_its_study(dem
     assert all(record["synthetic"] is True for record in records)
     assert all(json.loads(path.read_text())["synthetic"] for path in results.glob("runs/*/run.json"))
     assert read_description(results).datasets["patients"].synthetic
+
+
+def test_whoever_reads_its_models_predictions_is_told(demo: Path) -> None:
+    run = open_run(next((demo / "results" / "runs").iterdir()))
+    assert about(run)["trained on"] == "patients (synthetic data)"
 
 
 def test_its_tables_and_its_page_say_so(demo: Path) -> None:
