@@ -25,7 +25,7 @@ from manydg.cli._options import (
 if TYPE_CHECKING:
     from manydg.studies.summary import Summary
 
-_WIDTH_OF_FILES = 120
+_WIDTH_OF_FILES = 130
 
 
 def register(app: typer.Typer) -> None:

@@ -81,7 +81,8 @@ def _cohort(about: StudiedDataset) -> list[Block]:
     """Who is in the data, after which steps, with which labels."""
     blocks: list[Block] = []
     if about.patients and about.samples:
-        amount = f"{count(about.samples)} samples of {count(about.patients)} patients."
+        people = "synthetic patients" if about.synthetic else "patients"
+        amount = f"{count(about.samples)} samples of {count(about.patients)} {people}."
         blocks.append(Text(amount + _samples_per_patient(about)))
     if about.cohort_flow:
         blocks.append(_flow(about.cohort_flow))
@@ -129,7 +130,8 @@ def _labels(labels: Mapping[str, int], samples: int) -> Figure:
 def _origin(about: StudiedDataset) -> str:
     sentences = []
     if (origin := about.provenance) and origin.source:
-        sentences.append(f"Prepared from {origin.source} files by {origin.program or 'manydg'}.")
+        kind = "synthetic " if origin.synthetic else ""
+        sentences.append(f"Prepared from {kind}{origin.source} files by {origin.program or 'manydg'}.")
     if about.hash:
         sentences.append(f"Fingerprint of the content: {about.hash}.")
     return " ".join(sentences)

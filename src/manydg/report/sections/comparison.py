@@ -73,9 +73,13 @@ def _table(chapter: Chapter, comparison: Comparison) -> Table:
     )
     if with_tenths:
         known = max(len(comparison.entry(row, chapter.metric).by_patient) for row in comparison.rows)
-        people = plural(comparison.summary.tested_patients, "test patient")
-        note += f" The 10th percentile is over the {known} of {people} for whom {metric_name(chapter.metric)} exists"
-        note += " with every method."
+        tested = comparison.summary.tested_patients
+        people = (
+            f"all {plural(tested, 'test patient')}" if known == tested else f"the {known} of {tested} test patients"
+        )
+        note += (
+            f" The 10th percentile is over {people} for whom {metric_name(chapter.metric)} exists with every method."
+        )
     # The text of an error is left out: it may hold anything.
     notes = [f"{sentence(text)}." for text in comparison.summary.notes if " failed: " not in text]
     return Table("Performance on patients never seen in training", columns, rows, " ".join([note, *notes]))
