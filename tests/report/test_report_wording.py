@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from manydg.algorithms import ALGORITHMS
 from manydg.config import TrainingConfig
 from manydg.evaluation.statistics import Interval
-from manydg.report.run_statistics import RivalTest, defined_metric, epoch_curve, patient_values, spread
+from manydg.report.run_statistics import (
+    RivalTest,
+    defined_metric,
+    epoch_curve,
+    patient_values,
+    seconds_per_epoch,
+    spread,
+)
 from manydg.report.sections.comparison import difference_in_words, reading
 from manydg.report.study_figures import similarity_in_words
 from manydg.report.words import low_values, plural
@@ -123,6 +130,12 @@ def test_an_epoch_curve_is_the_mean_of_the_runs_that_reached_the_epoch() -> None
     x, mean, *_ = epoch_curve(runs, lambda entry: entry.val["kappa"])
     assert x.tolist() == [1, 2]
     assert mean.tolist() == pytest.approx([0.3, 0.6])
+
+
+@pytest.mark.parametrize(("epochs", "mean"), [([9.0], 9.0), ([9.0, 5.0, 1.0], 1.0), ([9.0, 5.0, 3.0, 1.0, 2.0], 1.5)])
+def test_the_first_epochs_are_left_out_of_the_time_of_one(epochs: list[float], mean: float) -> None:
+    history = tuple(EpochEntry(number, {}, {}, seconds) for number, seconds in enumerate(epochs, start=1))
+    assert seconds_per_epoch(RECORD.replace(history=history)) == mean
 
 
 def test_every_algorithm_has_a_name_to_be_read() -> None:

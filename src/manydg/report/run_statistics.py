@@ -116,10 +116,9 @@ def defined_metric(groups: Mapping[str, Sequence[RunRecord]], metrics: Sequence[
 
 
 def seconds_per_epoch(record: RunRecord) -> float | None:
-    """Mean seconds of an epoch, without the first three where there are more; None where there is no epoch."""
+    """Mean seconds of an epoch without the first three, or of the last where there are no more; None without epochs."""
     seconds = [entry.seconds for entry in record.history]
-    kept = seconds[3:] if len(seconds) > 3 else seconds
-    return float(np.mean(kept)) if kept else None
+    return float(np.mean(seconds[min(3, len(seconds) - 1) :])) if seconds else None
 
 
 @dataclass(frozen=True)

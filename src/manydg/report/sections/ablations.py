@@ -290,7 +290,11 @@ def _times(runs: Sequence[RunRecord]) -> list[Block]:
         Column("Method", numeric=False), Column("Seconds per epoch"), Column("Parameters"),
         Column("Peak memory (MB)"), Column("Device", numeric=False),
     ]  # fmt: skip
-    lead = Text("Seconds per epoch. The first three epochs are left out, since they may be unsteady.")
+    few = any(0 < len(record.history) <= 3 for record in runs)
+    left_out = (
+        "The first three epochs, or all but the last where there are no more," if few else "The first three epochs"
+    )
+    lead = Text(f"Seconds per epoch. {left_out} are left out, since they may be unsteady.")
     return [lead, Figure("Mean time of an epoch.", [panel]), Table("Time and size", columns, rows)]
 
 
