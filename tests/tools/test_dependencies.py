@@ -30,7 +30,8 @@ def _imports(tree: ast.AST, top_level: bool) -> set[str]:
             else []
         )
     ]
-    return {module.partition(".")[0] for module in modules} - sys.stdlib_module_names - {"manydg", ""}
+    # The type checkers' own stubs are nothing to install.
+    return {module.partition(".")[0] for module in modules} - sys.stdlib_module_names - {"manydg", "_typeshed", ""}
 
 
 def test_what_modules_import_at_their_top_is_installed_with_the_package() -> None:
