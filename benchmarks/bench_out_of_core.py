@@ -36,7 +36,7 @@ from manydg.algorithms import ALGORITHMS
 from manydg.backbones import build_backbone
 from manydg.training.execution.memory import plan_in_blocks
 from manydg.data.sampling import plan_epoch
-from manydg.data.schema import InputSchema
+from manydg.data.dataset import InputSchema
 from manydg.data.dataset import open_dataset
 from manydg.targets import target_of
 from manydg.training.execution.batches import ResidentSource

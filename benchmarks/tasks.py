@@ -15,9 +15,8 @@ from torch import Tensor
 from manydg.algorithms import Algorithm, build_algorithm
 from manydg.backbones import build_backbone
 from manydg.data.columns import Ragged, offsets_from_lengths
-from manydg.data.dataset import DomainDataset
+from manydg.data.dataset import DomainDataset, InputSchema
 from manydg.data.info import DatasetInfo, TargetSpec
-from manydg.data.schema import InputSchema
 from manydg.targets import target_of
 
 _ROWS_AT_ONCE = 8192

@@ -16,8 +16,7 @@ import manydg
 from manydg.algorithms import build_algorithm
 from manydg.backbones import build_backbone
 from manydg.cli import app
-from manydg.data.dataset import DomainDataset
-from manydg.data.schema import InputSchema
+from manydg.data.dataset import DomainDataset, InputSchema
 from manydg.sources import find_twin
 from manydg.studies.paper import find_datasets, prepare_folder
 from manydg.targets import target_of

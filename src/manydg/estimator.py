@@ -29,17 +29,16 @@ from torch import nn
 from manydg.algorithms import Algorithm
 from manydg.code_version import code_version
 from manydg.config import TrainingConfig, pick_device
-from manydg.data.dataset import DomainDataset, from_arrays
+from manydg.data.dataset import DomainDataset, InputSchema, from_arrays
 from manydg.data.encoding import encode_patients
 from manydg.data.info import DatasetInfo, TargetSpec
-from manydg.data.schema import InputSchema
 from manydg.data.splits import split_patients
 from manydg.errors import ConfigError, DataError, ManyDGWarning
 from manydg.evaluation.predictions import DEFAULT_THRESHOLD, decide
 from manydg.files import JsonObject, fingerprint
 from manydg.training.checkpoint import checksum
 from manydg.training.fit import fit
-from manydg.training.patient_context import with_context
+from manydg.training.inference import with_context
 from manydg.training.run import Run, context_of, open_run, save_model, training_record
 
 Array = npt.NDArray[Any]

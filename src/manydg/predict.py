@@ -20,9 +20,8 @@ import torch
 from manydg.data.dataset import DomainDataset, open_dataset
 from manydg.data.info import DatasetInfo
 from manydg.errors import ConfigError, StorageError
-from manydg.evaluation.calibration import scale_temperature
 from manydg.evaluation.predictions import decide, read_predictions
-from manydg.evaluation.trust import SetRule, prediction_sets
+from manydg.evaluation.trust import SetRule, prediction_sets, scale_temperature
 from manydg.files import JsonObject, new_folder, write_through
 from manydg.sources import (
     SOURCES,

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from manydg.algorithms import ALGORITHMS, Algorithm, build_algorithm
 from manydg.backbones import Backbone, Inputs, build_backbone
-from manydg.data.dataset import Batch, DomainDataset
+from manydg.data.dataset import Batch, DomainDataset, InputSchema
 from manydg.data.sampling import plan_epoch
-from manydg.data.schema import InputSchema
 from manydg.targets import target_of
 
 

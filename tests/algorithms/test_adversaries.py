@@ -16,9 +16,8 @@ from manydg.algorithms.condadv import CondAdv, CondAdvSettings
 from manydg.algorithms.dann import DANN, DANNSettings
 from manydg.algorithms.sagnet import SagNet, randomise_content, randomise_style, undecided_loss
 from manydg.backbones import Backbone, build_backbone
-from manydg.data.dataset import Batch, DomainDataset, from_arrays
+from manydg.data.dataset import Batch, DomainDataset, InputSchema, from_arrays
 from manydg.data.info import TargetSpec
-from manydg.data.schema import InputSchema
 from manydg.targets import target_of
 
 CLASSES = target_of(TargetSpec("classes", ("a", "b", "c")))

@@ -9,8 +9,7 @@ import torch
 
 from manydg.algorithms import ALGORITHMS, build_algorithm
 from manydg.backbones import build_backbone
-from manydg.data.dataset import DomainDataset
-from manydg.data.schema import InputSchema
+from manydg.data.dataset import DomainDataset, InputSchema
 from manydg.targets import target_of
 
 CASES = [

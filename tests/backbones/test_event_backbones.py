@@ -14,9 +14,8 @@ from manydg.backbones import Backbone, build_backbone
 from manydg.backbones._records import CodeValues, EventSteps
 from manydg.backbones.event_transformer import EventTransformer
 from manydg.data.columns import Column, Ragged
-from manydg.data.dataset import DomainDataset
+from manydg.data.dataset import DomainDataset, InputSchema
 from manydg.data.info import DatasetInfo
-from manydg.data.schema import InputSchema
 from manydg.errors import ConfigError, DataError
 
 Make = Callable[[str], DomainDataset]

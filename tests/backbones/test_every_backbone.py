@@ -10,8 +10,7 @@ from torch import Tensor
 
 from manydg.backbones import BACKBONES, Backbone, build_backbone
 from manydg.backbones._convolution import Convolution
-from manydg.data.dataset import Batch, DomainDataset
-from manydg.data.schema import InputSchema
+from manydg.data.dataset import Batch, DomainDataset, InputSchema
 from manydg.errors import ConfigError
 
 Make = Callable[[str], DomainDataset]

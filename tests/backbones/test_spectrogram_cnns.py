@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from manydg.backbones import Backbone, build_backbone
 from manydg.backbones._convolution import Convolution, ResidualBlock, Stem, convolve, folded_convolution
 from manydg.backbones._spectrogram import LogSpectrogram, SpectrogramCNN
-from manydg.data.dataset import DomainDataset, from_arrays
-from manydg.data.schema import ColumnSchema, InputSchema
+from manydg.data.dataset import ColumnSchema, DomainDataset, InputSchema, from_arrays
 from manydg.errors import ConfigError, DataError
 
 PAPER = {"seizure-cnn": ((16, 2000), (16, 33, 63), 389_088), "sleep-cnn": ((2, 3000), (2, 129, 43), 25_110)}

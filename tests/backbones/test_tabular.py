@@ -15,8 +15,7 @@ from manydg.backbones import _tables, build_backbone
 from manydg.backbones._tables import Standardize
 from manydg.backbones.tabular import PiecewiseLinear
 from manydg.data.columns import Ragged
-from manydg.data.dataset import from_arrays
-from manydg.data.schema import TRUST, ColumnSchema, InputSchema
+from manydg.data.dataset import TRUST, ColumnSchema, InputSchema, from_arrays
 from manydg.errors import ConfigError, ManyDGWarning
 
 NAN = float("nan")

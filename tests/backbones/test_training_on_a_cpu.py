@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from manydg.backbones import build_backbone
 from manydg.backbones._convolution import BatchNorm, Stem
 from manydg.backbones._spectrogram import SpectrogramCNN
-from manydg.data.dataset import DomainDataset, from_arrays
-from manydg.data.schema import InputSchema
+from manydg.data.dataset import DomainDataset, InputSchema, from_arrays
 
 CPU = torch.device("cpu")
 SHAPES = {"seizure-cnn": (16, 2000), "sleep-cnn": (2, 3000)}

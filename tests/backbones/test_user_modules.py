@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from manydg.backbones import Backbone, Inputs, as_backbone, build_backbone
-from manydg.data.dataset import DomainDataset
-from manydg.data.schema import ColumnSchema, InputSchema
+from manydg.data.dataset import ColumnSchema, DomainDataset, InputSchema
 from manydg.errors import ConfigError
 
 TABLE = InputSchema({"x": ColumnSchema("float32", (5,))})

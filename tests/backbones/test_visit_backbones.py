@@ -13,8 +13,7 @@ from torch import Tensor
 from manydg.backbones import Backbone, build_backbone
 from manydg.backbones.gamenet import GAMENet
 from manydg.data.columns import Column, Ragged
-from manydg.data.dataset import DomainDataset
-from manydg.data.schema import InputSchema
+from manydg.data.dataset import DomainDataset, InputSchema
 from manydg.errors import ConfigError, DataError
 
 Make = Callable[[str], DomainDataset]

@@ -12,8 +12,7 @@ from manydg.backbones import build_backbone
 from manydg.backbones.sleep_cnn import SleepCNN
 from manydg.config import TrainingConfig
 from manydg.data.context import add_context
-from manydg.data.dataset import DomainDataset, from_arrays
-from manydg.data.schema import InputSchema
+from manydg.data.dataset import DomainDataset, InputSchema, from_arrays
 from manydg.errors import DataError
 from manydg.training.run import train
 

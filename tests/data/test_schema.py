@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from manydg.data.columns import Ragged
-from manydg.data.dataset import DomainDataset, from_arrays
-from manydg.data.schema import ColumnSchema, InputSchema
+from manydg.data.dataset import ColumnSchema, DomainDataset, InputSchema, from_arrays
 from manydg.errors import DataError
 
 SETTINGS: dict[str, Any] = {"rate": 100.0, "features": ["age", "pulse"]}

@@ -12,7 +12,7 @@ from sklearn.calibration import calibration_curve
 
 from manydg.data.info import TargetSpec
 from manydg.errors import DataError
-from manydg.evaluation.calibration import (
+from manydg.evaluation.trust import (
     brier_score,
     fit_temperature,
     log_loss,

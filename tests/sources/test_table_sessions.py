@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from manydg.data.context import add_context
-from manydg.data.dataset import DomainDataset, open_dataset
-from manydg.data.schema import InputSchema
+from manydg.data.dataset import DomainDataset, InputSchema, open_dataset
 from manydg.data.timeline import Timeline
 from manydg.errors import ConfigError, DataError
 from manydg.predict import predict_raw

@@ -12,9 +12,8 @@ import torch
 
 from manydg.data.dataset import DomainDataset, from_arrays, open_dataset
 from manydg.errors import StorageError
-from manydg.evaluation.calibration import fit_temperature, scale_temperature
 from manydg.evaluation.predictions import read_predictions
-from manydg.evaluation.trust import fit_on_average, prediction_sets
+from manydg.evaluation.trust import fit_on_average, fit_temperature, prediction_sets, scale_temperature
 from manydg.predict import predict_raw
 from manydg.sources import prepare
 from manydg.training.reliability import (

@@ -18,9 +18,8 @@ from manydg.algorithms import ALGORITHMS, Algorithm, Optimizers, build_algorithm
 from manydg.algorithms.base import Base
 from manydg.backbones import build_backbone
 from manydg.data.columns import Ragged
-from manydg.data.dataset import Batch, DomainDataset, from_arrays
+from manydg.data.dataset import Batch, DomainDataset, InputSchema, from_arrays
 from manydg.data.sampling import plan_epoch
-from manydg.data.schema import InputSchema
 from manydg.errors import ManyDGWarning
 from manydg.targets import target_of
 from manydg.training.execution.batches import BatchSource, ResidentSource, Shapes, StreamedSource, lengths_of

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from manydg.algorithms import build_algorithm
 from manydg.algorithms.manydg import ManyDG
 from manydg.backbones import build_backbone
-from manydg.data.dataset import Batch, DomainDataset, from_arrays
-from manydg.data.schema import InputSchema
+from manydg.data.dataset import Batch, DomainDataset, InputSchema, from_arrays
 from manydg.targets import target_of
 from manydg.training.execution.batches import ResidentSource, Shapes
 from manydg.training.execution.steps import CapturedSteps, CompiledObjective, make_capturable, reason_against_compiling

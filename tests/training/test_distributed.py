@@ -19,13 +19,12 @@ from manydg.algorithms import ALGORITHMS as REGISTRY
 from manydg.algorithms import Algorithm, Optimizers, descend
 from manydg.algorithms.base import Base
 from manydg.backbones import build_backbone
-from manydg.data.dataset import Batch, DomainDataset, from_arrays
+from manydg.data.dataset import Batch, DomainDataset, InputSchema, from_arrays
 from manydg.data.sampling import plan_epoch
-from manydg.data.schema import InputSchema
 from manydg.errors import ConfigError
 from manydg.targets import target_of
+from manydg.training.execution import AS_WRITTEN, steps_for
 from manydg.training.execution.distributed import DistributedSteps, Team, check_divisible
-from manydg.training.execution.policy import AS_WRITTEN, steps_for
 from manydg.training.run import open_run, train
 
 OPTIONS = ["--epochs", "3", "--batch-size", "16", "--lr", "0.01", "--device", "cpu", "--backbone-option", "dropout=0"]

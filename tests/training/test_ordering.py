@@ -10,9 +10,8 @@ import torch
 from manydg.algorithms import build_algorithm
 from manydg.backbones import build_backbone
 from manydg.config import TrainingConfig
-from manydg.data.dataset import DomainDataset
+from manydg.data.dataset import DomainDataset, InputSchema
 from manydg.data.sampling import plan_epoch
-from manydg.data.schema import InputSchema
 from manydg.targets import target_of
 from manydg.training.execution.memory import EpochOrders
 

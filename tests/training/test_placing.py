@@ -13,8 +13,7 @@ from manydg.algorithms import build_algorithm
 from manydg.backbones import build_backbone
 from manydg.config import TrainingConfig
 from manydg.data.columns import Ragged
-from manydg.data.dataset import DomainDataset, from_arrays
-from manydg.data.schema import InputSchema
+from manydg.data.dataset import DomainDataset, InputSchema, from_arrays
 from manydg.targets import target_of
 from manydg.training.execution import memory as placing
 from manydg.training.execution.memory import place

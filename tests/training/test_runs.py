@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from manydg.algorithms import ALGORITHMS
 from manydg.algorithms.base import Base
-from manydg.data.dataset import Batch, DomainDataset, from_arrays
-from manydg.data.schema import InputSchema
+from manydg.data.dataset import Batch, DomainDataset, InputSchema, from_arrays
 from manydg.data.splits import load_split
 from manydg.errors import ConfigError, DataError, StorageError, TrainingError
 from manydg.training.record import RunRecord

@@ -19,8 +19,8 @@ from manydg.data.dataset import DomainDataset, from_arrays
 from manydg.data.sampling import plan_epoch
 from manydg.errors import ConfigError, ManyDGWarning
 from manydg.targets import target_of
-from manydg.training.execution import policy
-from manydg.training.execution.policy import Speed, at_speed, choose_speed, steps_for
+from manydg.training import execution as policy
+from manydg.training.execution import Speed, at_speed, choose_speed, steps_for
 from manydg.training.execution.steps import PlainSteps, Terms, read_terms
 from manydg.training.run import train
 

@@ -23,9 +23,8 @@ from manydg.backbones import BACKBONES, Backbone, build_backbone
 from manydg.backbones._sequences import FixedLayout, Layout
 from manydg.config import TrainingConfig
 from manydg.data.columns import Capacity, Column, Ragged, offsets_from_lengths
-from manydg.data.dataset import Batch, DomainDataset, from_arrays
+from manydg.data.dataset import Batch, DomainDataset, InputSchema, from_arrays
 from manydg.data.sampling import EpochPlan, plan_epoch
-from manydg.data.schema import InputSchema
 from manydg.errors import ConfigError
 from manydg.targets import target_of
 from manydg.training.execution.batches import CapacityTable, join_capacities, lengths_of, suffices, with_headroom

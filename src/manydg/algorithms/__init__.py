@@ -1,15 +1,218 @@
-"""Algorithms: one file each, registered by its name. See ``CONTRIBUTING.md`` for how to add one."""
+"""Algorithms: what one is, and how to get one by name. One file each; ``CONTRIBUTING.md`` shows how to add one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import dataclasses
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, cast
 
-from manydg.algorithms._algorithm import Algorithm, Hyperparameters, Objective, Optimizers, choice, descend, setting
-from manydg.backbones import Backbone
-from manydg.errors import ConfigError
-from manydg.files import Json
+import torch
+from torch import Tensor, nn
+from torch.optim import Adam, Optimizer
+
+from manydg.backbones import Backbone, Inputs
+from manydg.data.dataset import Batch, DomainDataset
+from manydg.errors import ConfigError, unknown_name
+from manydg.files import Json, ParsedJson
 from manydg.registry import Registry
 from manydg.targets import Target
+
+Sampling = Literal["samples", "pairs", "random-pairs", "episodes", "whole"]
+Optimizers = dict[str, Optimizer]
+Objective = tuple[Tensor, dict[str, Tensor]]
+"""The sum that a step descends on, and its terms, detached."""
+
+
+@dataclass(frozen=True)
+class Hyperparameters:
+    """Base of every algorithm's settings: a frozen dataclass whose fields are made by :func:`setting` or
+    :func:`choice`."""
+
+
+def setting(default: Any, low: float, high: float, help: str, *, log: bool = True) -> Any:
+    """A hyperparameter with its default and the range a search draws from."""
+    return dataclasses.field(default=default, metadata={"low": low, "high": high, "log": log, "help": help})
+
+
+def choice(default: str, options: tuple[str, ...], help: str) -> Any:
+    """A hyperparameter that takes one of a few names."""
+    return dataclasses.field(default=default, metadata={"options": options, "help": help})
+
+
+class Algorithm(nn.Module):
+    """Base class of algorithms.
+
+    A subclass lives in a file of its own in this package; the file's name is the algorithm's name. It sets ``Settings``
+    and ``sampling``, builds its parts in ``__init__``, and implements :meth:`losses` and :meth:`predict`. One that
+    needs more than one optimiser or a step of its own overrides :meth:`optimizers` and :meth:`step`.
+
+    Parameters
+    ----------
+    backbone : Backbone
+        x -> v.
+    target : Target
+    n_domains : int
+        Number of training patients.
+    settings : Hyperparameters, optional
+        An instance of the class's ``Settings``; its defaults if not given.
+
+    Attributes
+    ----------
+    progress : Tensor
+        Share of the training that is done, from 0 to 1, a scalar; the training loop sets it before every step.
+    """
+
+    title: ClassVar[str] = ""
+    """As it is printed in tables and reports; made from its name where it has none."""
+    summary: ClassVar[str] = ""
+    """What it does, in one line."""
+    order: ClassVar[int] = 500
+    """Where it stands in a table: the plain model and the controls first, ManyDG last."""
+    in_paper: ClassVar[bool] = False
+    """Whether it is one of the methods that the paper's main tables compare."""
+    is_control: ClassVar[bool] = False
+    """Whether it is ManyDG without one of its ideas, to see what that idea is worth."""
+    Settings: ClassVar[type[Hyperparameters]] = Hyperparameters
+    sampling: Sampling = "samples"
+    """Which rows a step gets: plain samples, same-patient pairs, random pairs, or episodes of patients. An algorithm
+    with ``whole`` is not trained by steps but sees the training set once, in :meth:`fit_whole`. An algorithm may set it
+    from its settings."""
+    static_step: ClassVar[bool] = True
+    """Whether a step launches the same kernels on every batch of a shape and never reads a value on the host, so that
+    it can be captured as a CUDA graph."""
+    uses_patients: ClassVar[bool] = False
+    """Whether a prediction uses the patient's other samples; then :meth:`predict_patients` gets whole patients."""
+    context: ClassVar[Literal["none", "offline", "causal"]] = "none"
+    """The patient context of the inputs where a configuration leaves it at ``auto``."""
+    indivisible: ClassVar[str] = ""
+    """Why several processes cannot share a step; empty where only the backbone sees the inputs, so that each process
+    can run it on a part of the rows."""
+    progress: Tensor
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """What an algorithm is called and where it stands is its own, not that of the algorithm it derives from."""
+        super().__init_subclass__(**kwargs)
+        for name in ("title", "summary", "order", "in_paper", "is_control"):
+            if name not in vars(cls):
+                setattr(cls, name, getattr(Algorithm, name))
+
+    def __init__(
+        self, backbone: Backbone, target: Target, n_domains: int, settings: Hyperparameters | None = None
+    ) -> None:
+        super().__init__()
+        if reason := self.refuses(target, backbone):
+            raise ConfigError(f"{type(self).__name__} cannot be used here: {reason}")
+        self.backbone, self.target, self.n_domains = backbone, target, n_domains
+        self.settings = settings if settings is not None else self.Settings()
+        self.register_buffer("progress", torch.zeros(()), persistent=False)
+        self._evaluator: Callable[[Batch], Objective] | None = None
+
+    @classmethod
+    def refuses(cls, target: Target, backbone: Backbone) -> str | None:
+        """The reason why this algorithm cannot be used with a target or backbone; ``None`` if it can."""
+        return None
+
+    @classmethod
+    def settings_from(cls, given: Mapping[str, Json]) -> Hyperparameters:
+        """Settings from values by name, each checked."""
+        fields = {field.name: field for field in dataclasses.fields(cls.Settings)}
+        for name, value in given.items():
+            if name not in fields:
+                raise unknown_name(f"setting of {cls.__name__}", name, fields)
+            _check_setting(f"{cls.__name__}.{name}", value, fields[name])
+        return cls.Settings(**cast("ParsedJson", given))
+
+    @abstractmethod
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        """Named scalar terms, weighted; their sum is minimised. A term that is switched off is not built."""
+
+    def watched(self, batch: Batch) -> dict[str, Tensor]:
+        """Unweighted terms to report on validation patients, including those that are switched off; none by default.
+
+        They are for learning curves alone: nothing is trained or selected by them.
+        """
+        return {}
+
+    @abstractmethod
+    def predict(self, inputs: Inputs) -> Tensor:
+        """Logits ``(batch, K)``, without knowing the patients."""
+
+    def predict_patients(self, inputs: Inputs, patients: Tensor) -> Tensor:
+        """Logits ``(batch, K)`` of whole patients, given only which rows belong to the same patient.
+
+        Parameters
+        ----------
+        inputs : mapping of str to column
+        patients : Tensor ``(batch,)`` int64
+            A code per patient, equal for samples of the same patient.
+        """
+        return self.predict(inputs)
+
+    def fit_inputs(self, train: DomainDataset) -> None:
+        """Fit what depends on the inputs of the training patients alone, before training: by default the backbone's."""
+        self.backbone.fit_inputs(train)
+
+    def embed(self, inputs: Inputs) -> dict[str, Tensor]:
+        """Embeddings to inspect, by name; ``v`` is always among them."""
+        return {"v": self.backbone(inputs)}
+
+    def optimizers(self, lr: float, weight_decay: float) -> Optimizers:
+        """The optimisers of a training run, by name."""
+        return {"main": Adam(self.parameters(), lr=lr, weight_decay=weight_decay, fused=True)}
+
+    def objective(self, batch: Batch) -> Objective:
+        """The sum of all terms, which a step minimises, and the terms, detached."""
+        terms = self.losses(batch)
+        return cast("Tensor", sum(terms.values())), {name: term.detach() for name, term in terms.items()}
+
+    def step(self, batch: Batch, optimizers: Optimizers) -> dict[str, Tensor]:
+        """One update; returns the terms, detached."""
+        total, terms = self.evaluate(batch)
+        descend(total, optimizers["main"])
+        return terms
+
+    def evaluate(self, batch: Batch) -> Objective:
+        """The :meth:`objective`, by whatever training evaluates it with: compiled, say, or shared by processes."""
+        return self.objective(batch) if self._evaluator is None else self._evaluator(batch)
+
+    @contextmanager
+    def evaluated_by(self, evaluator: Callable[[Batch], Objective]) -> Iterator[None]:
+        """Within it steps get their objective from another callable that computes the same."""
+        before, self._evaluator = self._evaluator, evaluator
+        try:
+            yield
+        finally:
+            self._evaluator = before
+
+    def fit_whole(self, train: DomainDataset, seed: int) -> None:
+        """Learn from the whole training set at once; only for algorithms whose ``sampling`` is ``whole``."""
+        raise ConfigError(f"{type(self).__name__} is trained by steps")
+
+
+def descend(loss: Tensor, optimizer: Optimizer) -> None:
+    """One gradient step."""
+    optimizer.zero_grad(set_to_none=True)
+    torch.autograd.backward(loss)
+    optimizer.step()
+
+
+def _check_setting(name: str, value: Json, field: dataclasses.Field[Any]) -> None:
+    options = field.metadata.get("options")
+    if options is not None:
+        if value not in options:
+            raise unknown_name(f"value of {name}", str(value), options)
+        return
+    default = field.default
+    expected = (int, float) if isinstance(default, float) else type(default)
+    if not isinstance(value, expected) or (isinstance(value, bool) and not isinstance(default, bool)):
+        raise ConfigError(f"{name} is {value!r}; it must be a {type(default).__name__}, such as {default!r}")
+    if isinstance(value, int | float) and not isinstance(value, bool) and not 0 <= value < math.inf:
+        raise ConfigError(f"{name} is {value!r}; it must be a finite number of at least 0")
+
 
 __all__ = [
     "ALGORITHMS",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from manydg.algorithms._algorithm import Hyperparameters, Optimizers
+from manydg.algorithms import Hyperparameters, Optimizers
 from manydg.algorithms.base import Base
 from manydg.backbones import Backbone, Inputs
 from manydg.data.dataset import Batch

@@ -19,7 +19,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from manydg.algorithms._algorithm import Algorithm, Hyperparameters, Sampling, setting
+from manydg.algorithms import Algorithm, Hyperparameters, Sampling, setting
 from manydg.algorithms._parts import Perceptron
 from manydg.backbones import Backbone, Inputs
 from manydg.data.dataset import Batch

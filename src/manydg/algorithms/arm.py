@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from manydg.algorithms._algorithm import Algorithm, Sampling, setting
+from manydg.algorithms import Algorithm, Sampling, setting
 from manydg.algorithms._parts import Perceptron, group_counts, group_sums
 from manydg.algorithms.base import BaseSettings
 from manydg.backbones import Backbone, Inputs

@@ -14,12 +14,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from manydg.algorithms._algorithm import Algorithm, Hyperparameters, Optimizers, Sampling, setting
+from manydg.algorithms import Algorithm, Hyperparameters, Optimizers, Sampling, setting
 from manydg.algorithms._forest import Forest, Tree
 from manydg.backbones import Backbone, Inputs
 from manydg.data.columns import Ragged
-from manydg.data.dataset import Batch, DomainDataset
-from manydg.data.schema import TRUST
+from manydg.data.dataset import TRUST, Batch, DomainDataset
 from manydg.errors import ConfigError
 from manydg.targets import Target
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.optim import Adam, Optimizer
 
-from manydg.algorithms._algorithm import Optimizers, descend, setting
+from manydg.algorithms import Optimizers, descend, setting
 from manydg.algorithms._parts import Perceptron, domain_entropy
 from manydg.algorithms.base import Base, BaseSettings
 from manydg.backbones import Backbone

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional
 
-from manydg.algorithms._algorithm import setting
+from manydg.algorithms import setting
 from manydg.algorithms.base import Base, BaseSettings
 from manydg.data.dataset import Batch
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional
 
-from manydg.algorithms._algorithm import setting
+from manydg.algorithms import setting
 from manydg.algorithms._parts import Perceptron, ramp, reverse_gradient
 from manydg.algorithms.base import Base, BaseSettings
 from manydg.backbones import Backbone

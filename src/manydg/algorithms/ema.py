@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from manydg.algorithms._algorithm import setting
+from manydg.algorithms import setting
 from manydg.algorithms._averaging import AveragedBase
 from manydg.algorithms.base import BaseSettings
 from manydg.backbones import Backbone

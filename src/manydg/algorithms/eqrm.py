@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from manydg.algorithms._algorithm import Sampling, setting
+from manydg.algorithms import Sampling, setting
 from manydg.algorithms._parts import group_risks, mean_and_variance
 from manydg.algorithms.base import Base, BaseSettings
 from manydg.data.dataset import Batch

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from manydg.algorithms._algorithm import setting
+from manydg.algorithms import setting
 from manydg.algorithms._parts import group_counts, group_risks, group_sums
 from manydg.algorithms.base import Base, BaseSettings
 from manydg.backbones import Backbone

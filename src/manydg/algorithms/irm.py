@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from manydg.algorithms._algorithm import setting
+from manydg.algorithms import setting
 from manydg.algorithms.base import Base, BaseSettings
 from manydg.data.dataset import Batch
 from manydg.targets import Target

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from manydg.algorithms._algorithm import Algorithm, Hyperparameters, Sampling, choice, setting
+from manydg.algorithms import Algorithm, Hyperparameters, Sampling, choice, setting
 from manydg.algorithms._parts import Perceptron, PrototypeHead
 from manydg.backbones import Backbone, Inputs
 from manydg.data.dataset import Batch

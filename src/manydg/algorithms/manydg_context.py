@@ -16,14 +16,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from manydg.algorithms._algorithm import setting
+from manydg.algorithms import setting
 from manydg.algorithms._parts import Perceptron
 from manydg.algorithms.ema import EMA, EMASettings
 from manydg.algorithms.manydg import orthogonal_projection
 from manydg.backbones import Backbone, Inputs
 from manydg.data.columns import Column
-from manydg.data.dataset import Batch, DomainDataset
-from manydg.data.schema import CONTEXT, TRUST
+from manydg.data.dataset import CONTEXT, TRUST, Batch, DomainDataset
 from manydg.targets import Target
 
 _FEW = 0.05

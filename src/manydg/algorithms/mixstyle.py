@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Beta
 
-from manydg.algorithms._algorithm import setting
+from manydg.algorithms import setting
 from manydg.algorithms.base import Base, BaseSettings
 from manydg.algorithms.sagnet import WithMaps, content_and_style, without_maps
 from manydg.backbones import Backbone

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from manydg.algorithms._algorithm import Sampling, setting
+from manydg.algorithms import Sampling, setting
 from manydg.algorithms.base import Base, BaseSettings
 from manydg.backbones import Inputs
 from manydg.data.columns import take

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from manydg.algorithms._algorithm import Algorithm, Hyperparameters, choice, setting
+from manydg.algorithms import Algorithm, Hyperparameters, choice, setting
 from manydg.algorithms._parts import PrototypeHead
 from manydg.backbones import Backbone, Inputs
 from manydg.data.dataset import Batch

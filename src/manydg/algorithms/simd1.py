@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional
 
-from manydg.algorithms._algorithm import setting
+from manydg.algorithms import setting
 from manydg.algorithms._simple_decomposition import DecompositionSettings, SimpleDecomposition, squared_frobenius
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from manydg.algorithms._algorithm import setting
+from manydg.algorithms import setting
 from manydg.algorithms._parts import group_risks, mean_and_variance
 from manydg.algorithms.base import Base, BaseSettings
 from manydg.data.dataset import Batch

@@ -11,12 +11,11 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.nn import functional
 
-from manydg.backbones._backbone import Inputs
+from manydg.backbones import Inputs
 from manydg.backbones._sequences import FixedLayout, Layout, last_steps, layout_of
 from manydg.backbones._tables import RunningMoments, Standardize
 from manydg.data.columns import Column, Ragged, offsets_from_lengths, take
-from manydg.data.dataset import DomainDataset
-from manydg.data.schema import InputSchema
+from manydg.data.dataset import DomainDataset, InputSchema
 from manydg.errors import ConfigError, DataError, ManyDGWarning
 from manydg.files import ParsedJson
 

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manydg.backbones._backbone import Backbone, Inputs
+from manydg.backbones import Backbone, Inputs
 from manydg.data.columns import take
-from manydg.data.dataset import DomainDataset
-from manydg.data.schema import InputSchema
+from manydg.data.dataset import DomainDataset, InputSchema
 from manydg.errors import ConfigError, ManyDGWarning
 
 _VALUES_OF_A_PIECE = 2**20

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from manydg.backbones._backbone import Backbone, Inputs
+from manydg.backbones import Backbone, Inputs
 from manydg.backbones._records import EventSteps, PatientFeatures
 from manydg.backbones._sequences import ByLength, FixedLayout, Layout
-from manydg.data.dataset import DomainDataset
-from manydg.data.schema import InputSchema
+from manydg.data.dataset import DomainDataset, InputSchema
 from manydg.errors import ConfigError
 
 _LARGEST_PACKED_HEAD = 256

@@ -8,12 +8,11 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from manydg.backbones._backbone import Backbone, Inputs
+from manydg.backbones import Backbone, Inputs
 from manydg.backbones._records import VisitCodes, two_levels
 from manydg.backbones._sequences import Layout, layout_of
 from manydg.data.columns import Ragged
-from manydg.data.dataset import DomainDataset
-from manydg.data.schema import InputSchema
+from manydg.data.dataset import DomainDataset, InputSchema
 from manydg.errors import ConfigError
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from manydg.backbones._backbone import Backbone, Inputs
+from manydg.backbones import Backbone, Inputs
 from manydg.backbones._records import PatientFeatures, step_encoder
-from manydg.data.dataset import DomainDataset
-from manydg.data.schema import InputSchema
+from manydg.data.dataset import DomainDataset, InputSchema
 
 
 class GRU(Backbone):

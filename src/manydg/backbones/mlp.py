@@ -8,10 +8,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from manydg.backbones._backbone import Inputs
+from manydg.backbones import Inputs
 from manydg.backbones._tables import Standardize, TableBackbone, join, pieces_of_rows
-from manydg.data.dataset import DomainDataset
-from manydg.data.schema import InputSchema
+from manydg.data.dataset import DomainDataset, InputSchema
 from manydg.errors import DataError
 
 

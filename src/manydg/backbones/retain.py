@@ -5,12 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from manydg.backbones._backbone import Backbone, Inputs
+from manydg.backbones import Backbone, Inputs
 from manydg.backbones._records import PatientFeatures, step_encoder
 from manydg.backbones._sequences import Layout
 from manydg.data.columns import Ragged
-from manydg.data.dataset import DomainDataset
-from manydg.data.schema import InputSchema
+from manydg.data.dataset import DomainDataset, InputSchema
 
 
 class Retain(Backbone):

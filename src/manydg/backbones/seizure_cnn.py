@@ -6,7 +6,7 @@ from torch import nn
 
 from manydg.backbones._convolution import ResidualBlock
 from manydg.backbones._spectrogram import LogSpectrogram, SpectrogramCNN
-from manydg.data.schema import InputSchema
+from manydg.data.dataset import InputSchema
 
 
 class SeizureCNN(SpectrogramCNN):

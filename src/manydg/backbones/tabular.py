@@ -10,10 +10,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from manydg.backbones._backbone import Inputs
+from manydg.backbones import Inputs
 from manydg.backbones._tables import TableBackbone, blocks_of_features, join
-from manydg.data.dataset import DomainDataset
-from manydg.data.schema import InputSchema
+from manydg.data.dataset import DomainDataset, InputSchema
 from manydg.errors import ConfigError, ManyDGWarning
 
 _ROWS_FOR_QUANTILES = 200_000

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from rich.console import Console
 
-    from manydg.data.dataset import DomainDataset
+    from manydg.data.dataset import ColumnSchema, DomainDataset
     from manydg.data.info import CohortStep
-    from manydg.data.schema import ColumnSchema
     from manydg.files import Json
 
 _PROSE = ("explanation", "other counts")
@@ -143,9 +142,8 @@ class DatasetSummary:
 
 def summarize(folder: str | Path) -> DatasetSummary:
     """The figures of a dataset folder."""
-    from manydg.data.dataset import open_dataset
+    from manydg.data.dataset import InputSchema, open_dataset
     from manydg.data.info import Provenance
-    from manydg.data.schema import InputSchema
 
     data = open_dataset(folder, verify="sizes")
     origin = data.info.provenance or Provenance("")

@@ -95,7 +95,7 @@ def export(
     A model trained with patient context takes the context as further inputs, which manydg has to make.
     """
     from manydg.cli._progress import console
-    from manydg.data.schema import TRUST
+    from manydg.data.dataset import TRUST
     from manydg.training.export import export_run
 
     written = export_run(run, out, format)

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from manydg.data.columns import Ragged
-from manydg.data.dataset import DomainDataset
-from manydg.data.schema import TRUST
+from manydg.data.dataset import TRUST, DomainDataset
 from manydg.data.timeline import Timeline, rows_of_some_patients, running, samples_until_known, windows
 from manydg.errors import ConfigError, DataError, unknown_name
 from manydg.files import Json, ParsedJson
@@ -114,7 +113,7 @@ def add_context(
 
     Measurements get the column ``context`` ``(rows, n)``. Signals get ``context_mean`` and ``context_scale``, with
     which a spectrogram network normalises each channel and frequency for the patient. Both get ``context_weight``, the
-    weight of the patient's statistics (:data:`manydg.data.schema.TRUST`). Context is 0 where nothing is known, so that
+    weight of the patient's statistics (:data:`manydg.data.dataset.TRUST`). Context is 0 where nothing is known, so that
     it grows smoothly with the samples of the patient.
 
     Parameters

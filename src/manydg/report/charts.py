@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
-from manydg.evaluation.calibration import Reliability
+from manydg.evaluation.trust import Reliability
 from manydg.report.plot_style import (
     ACCENT,
     COLOURS,

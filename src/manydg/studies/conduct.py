@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from manydg.algorithms import ALGORITHMS
-from manydg.backbones import build_backbone
+from manydg.backbones import auto_backbone, build_backbone
 from manydg.config import TrainingConfig
-from manydg.data.schema import InputSchema
+from manydg.data.dataset import InputSchema
 from manydg.errors import ConfigError
 from manydg.studies.catalogue import EXPERIMENTS
 from manydg.studies.experiment import Experiment, Record, Request, ok
@@ -23,8 +23,7 @@ from manydg.studies.settings import Options, as_options
 from manydg.studies.study import Board, PlannedRun, Study, open_once
 from manydg.studies.summary import Summary, summarize_folder, write_summary
 from manydg.targets import target_of
-from manydg.training.fit import auto_backbone
-from manydg.training.patient_context import looks_ahead
+from manydg.training.inference import looks_ahead
 
 _MOST_COLUMNS = 2000
 Report = Callable[[str], None]

@@ -20,14 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from manydg.algorithms import ALGORITHMS
-from manydg.backbones import BACKBONES
+from manydg.backbones import BACKBONES, auto_backbone
 from manydg.config import TrainingConfig
-from manydg.data.dataset import DomainDataset
-from manydg.data.schema import InputSchema
+from manydg.data.dataset import DomainDataset, InputSchema
 from manydg.errors import ConfigError, StorageError, unknown_name
 from manydg.files import Json, ParsedJson
 from manydg.targets import target_of
-from manydg.training.fit import auto_backbone, selection_metric
+from manydg.training.fit import selection_metric
 
 OWN_TRAINING = ("epochs", "batch_size", "lr", "weight_decay")
 """Training options that an algorithm may have of its own."""

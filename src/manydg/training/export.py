@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from manydg.algorithms import Algorithm
 from manydg.algorithms._forest import Forest
-from manydg.data.schema import InputSchema
+from manydg.data.dataset import InputSchema
 from manydg.errors import ConfigError, StorageError, TrainingError, unknown_name
 from manydg.files import ParsedJson, write_atomically
 from manydg.training.run import Run, open_run

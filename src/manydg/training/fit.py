@@ -21,19 +21,18 @@ import torch
 from torch import Tensor, nn
 
 from manydg.algorithms import ALGORITHMS, Algorithm
-from manydg.backbones import Backbone, as_backbone, build_backbone
+from manydg.backbones import Backbone, as_backbone, auto_backbone, build_backbone
 from manydg.config import TrainingConfig
-from manydg.data.dataset import DomainDataset
+from manydg.data.dataset import DomainDataset, InputSchema
 from manydg.data.sampling import EpochPlan, plan_epoch
-from manydg.data.schema import InputSchema
 from manydg.errors import DataError, StorageError, TrainingError, unknown_name
 from manydg.evaluation.metrics import choose_threshold, score
 from manydg.files import Json
 from manydg.targets import Target, target_of
 from manydg.training.checkpoint import pack_optimizer, read_tensors, same_device, unpack_optimizer, write_tensors
+from manydg.training.execution import AS_WRITTEN, Execution, Speed
 from manydg.training.execution.distributed import by_leader, check_divisible, current_team
 from manydg.training.execution.memory import EpochOrder, EpochOrders, place, refusing_what_does_not_fit
-from manydg.training.execution.policy import AS_WRITTEN, Execution, Speed
 from manydg.training.execution.steps import Terms, read_terms
 from manydg.training.inference import device_of, predict_probabilities
 from manydg.training.record import EpochEntry, RunRecord
@@ -194,25 +193,6 @@ def _backbone(config: TrainingConfig, schema: InputSchema, module: nn.Module | N
         return as_backbone(module, schema)
     name = auto_backbone(schema) if config.backbone == "auto" else config.backbone
     return build_backbone(name, schema, config.backbone_options)
-
-
-def auto_backbone(schema: InputSchema) -> str:
-    """The backbone that fits the inputs: the paper's for its four tasks, and a table's for anything dense.
-
-    Examples
-    --------
-    >>> from manydg.data.schema import ColumnSchema
-    >>> auto_backbone(InputSchema({"x": ColumnSchema("float32", (48,))}))
-    'mlp'
-    """
-    if "diagnoses" in schema.columns:
-        return "gamenet"
-    if "event_codes" in schema.columns:
-        return "event-transformer"
-    signal = schema.columns.get("signal") or schema.columns.get("spectrogram")
-    if signal is not None:
-        return "sleep-cnn" if signal.shape[0] <= 4 else "seizure-cnn"
-    return "tabular" if schema.settings.get("missing") else "mlp"
 
 
 def selection_metric(config: TrainingConfig, target: Target) -> str:

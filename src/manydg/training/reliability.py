@@ -18,7 +18,6 @@ import torch
 from manydg.algorithms import Algorithm
 from manydg.data.dataset import DomainDataset
 from manydg.errors import StorageError
-from manydg.evaluation.calibration import fit_temperature
 from manydg.evaluation.predictions import Predictions
 from manydg.evaluation.trust import (
     Reference,
@@ -26,6 +25,7 @@ from manydg.evaluation.trust import (
     fit_for_most_patients,
     fit_on_average,
     fit_reference,
+    fit_temperature,
     novelty_threshold,
 )
 from manydg.files import Json

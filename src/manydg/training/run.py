@@ -26,9 +26,8 @@ from manydg.algorithms import Algorithm
 from manydg.backbones import SingleInput
 from manydg.code_version import code_version
 from manydg.config import TrainingConfig, pick_device
-from manydg.data.dataset import DomainDataset, from_arrays
+from manydg.data.dataset import DomainDataset, InputSchema, from_arrays
 from manydg.data.info import TargetSpec
-from manydg.data.schema import InputSchema
 from manydg.data.splits import Split, check_split, split_named, split_patients, warn_of_overlap
 from manydg.data.storage import refuse_dataset_folder
 from manydg.errors import ConfigError, DataError, StorageError
@@ -40,8 +39,7 @@ from manydg.targets import target_of
 from manydg.training.checkpoint import read_tensors, write_tensors
 from manydg.training.execution.distributed import by_leader, current_team
 from manydg.training.fit import CHECKPOINT, Fitted, Reporter, Silent, fit, rebuild
-from manydg.training.inference import predict_probabilities
-from manydg.training.patient_context import as_trained, with_context
+from manydg.training.inference import as_trained, predict_probabilities, with_context
 from manydg.training.record import Counts, RunRecord
 from manydg.training.reliability import fit_calibration, write_calibration
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from manydg.evaluation import calibration
+from manydg.evaluation import trust as calibration
 from manydg.evaluation.metrics import confusion_matrices
 from manydg.evaluation.predictions import Predictions, decide
 from manydg.report import charts

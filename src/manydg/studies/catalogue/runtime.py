@@ -13,9 +13,8 @@ from torch import Tensor
 
 from manydg.algorithms import ALGORITHMS, Algorithm, Optimizers, build_algorithm
 from manydg.backbones import build_backbone
-from manydg.data.dataset import Batch, DomainDataset, from_arrays
+from manydg.data.dataset import Batch, DomainDataset, InputSchema, from_arrays
 from manydg.data.sampling import PATIENTS_PER_EPISODE
-from manydg.data.schema import InputSchema
 from manydg.machine import memory_of_machine
 from manydg.studies.experiment import Experiment, Record, Request, mean_and_sd
 from manydg.studies.figure_data import FIGURES, Axis, CellTable, Curve, FigureData, Line, XAxis, read_figure

@@ -12,15 +12,17 @@ import numpy.typing as npt
 from manydg.data.dataset import DomainDataset
 from manydg.data.splits import load_split
 from manydg.errors import StorageError
-from manydg.evaluation.calibration import (
+from manydg.evaluation.predictions import Predictions, read_predictions
+from manydg.evaluation.trust import (
     Reliability,
+    SetRule,
     brier_score,
+    class_coverage,
     patient_calibration,
+    patient_coverage,
     reliability,
     scale_temperature,
 )
-from manydg.evaluation.predictions import Predictions, read_predictions
-from manydg.evaluation.trust import SetRule, class_coverage, patient_coverage
 from manydg.studies.experiment import Experiment, Record, Request, Series, curve, mean_and_sd
 from manydg.studies.figure_data import CellTable, FigureData
 from manydg.studies.study import PlannedRun, grid
