@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, cast
@@ -40,7 +40,7 @@ ABOUT = "about.json"
 _NEARLY_ALL = 0.9
 _COLUMNS = {
     "predicted": "what the model decides: the most probable class or, where a threshold is given, every label whose "
-    "probability reaches it",
+    "probability reaches it, separated by |",
     "stage": "the most probable stage of an epoch",
     "threshold": "the probability from which a label counts as present",
     "p_NAME": "the model's probability of a class or label",
@@ -51,6 +51,8 @@ _COLUMNS = {
     "unlike_training": "whether the patient lies farther from the training patients than nearly all validation "
     "patients do",
     "distance": "how far, 1 being that limit",
+    "any text": "where names are separated by |, a | or \\ within a name has a \\ before it; text that a spreadsheet "
+    "would compute, such as what begins with =, has an apostrophe before it",
 }
 
 
@@ -168,7 +170,7 @@ def predict_samples(run: Run, data: DomainDataset) -> SamplePredictions:
     if decided.ndim == 1:
         decisions = names[decided].tolist()
     else:
-        decisions = [" ".join(names[row.astype(bool)]) for row in decided]
+        decisions = [joined_names(names[row.astype(bool)]) for row in decided]
     return SamplePredictions(target.spec, probabilities, decisions, threshold, trust_columns(run, data, probabilities))
 
 
@@ -196,8 +198,19 @@ def trust_columns(run: Run, data: DomainDataset, probabilities: npt.NDArray[np.f
     columns: Columns = {f"calibrated_{name}": calibrated[:, k].tolist() for k, name in enumerate(names)}
     for rule in (calibration.on_average, calibration.for_most):
         sets = prediction_sets(target, probabilities, rule)
-        columns[set_name(rule)] = ["|".join(names[row]) for row in sets]
+        columns[set_name(rule)] = [joined_names(names[row]) for row in sets]
     return columns | _novelty(run, data, calibration)
+
+
+def joined_names(names: Iterable[str]) -> str:
+    """Several classes or labels in one cell, separated by ``|``; those within a name have a backslash before them.
+
+    Examples
+    --------
+    >>> print(joined_names(["N1", "N2"]), joined_names(["N1|N2"]))
+    N1|N2 N1\\|N2
+    """
+    return "|".join(name.replace("\\", "\\\\").replace("|", "\\|") for name in names)
 
 
 def set_name(rule: SetRule) -> str:

@@ -367,3 +367,13 @@ def test_without_manydg_another_row_is_compared_and_the_tests_are_about_it(maker
     text = write_report(tmp_path, tmp_path / "page.html").read_text()
     assert "ManyDG with context minus each rival: kappa" in text
     assert "Base minus each rival" not in text
+
+
+def test_class_names_with_dollars_are_drawn_as_they_are(maker: Any, tmp_path: Path) -> None:
+    for algorithm in ("manydg", "base"):
+        record = maker.run("money $_$", "classes", algorithm, 0, skill=1.2)
+        record["target"]["names"][:2] = ["$a_$", "N1 $x^$"]
+    maker.write({}, {})
+    text = write_report(tmp_path, tmp_path / "page.html").read_text()
+    assert re.search(r"<text[^>]*>\$a_\$</text>", text)
+    assert Reader(text).problems == []

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import typer
 
 from manydg.cli import data, inspect, studies, train
-from manydg.errors import ManyDGError, warn_plainly
+from manydg.errors import ManyDGError, printable, warn_plainly
 
 _INTERRUPTED = 130
 # The base of Typer's usage errors; newer versions of Typer carry click within them, so that it cannot be imported.
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def _fail(message: str) -> NoReturn:
-    print(f"manydg: {' '.join(message.split())}", file=sys.stderr)
+    print(printable(f"manydg: {' '.join(message.split())}"), file=sys.stderr)
     sys.exit(2)
 
 

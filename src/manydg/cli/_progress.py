@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+
+from manydg.errors import printable
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -15,8 +17,27 @@ if TYPE_CHECKING:
     from manydg.studies.study import Board, PlannedRun, Study
     from manydg.training.record import EpochEntry, RunRecord
 
-# Without markup and wrapping, so that brackets in a path or a message stay as they are and each message is one line.
-console = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+class PlainConsole(Console):
+    """A console that shows text as it is: brackets are no markup, and nothing in a name moves the cursor.
+
+    Strings are escaped (:func:`manydg.errors.printable`), so that each is one line; whoever builds a table escapes its
+    cells.
+    """
+
+    def __init__(self, *, stderr: bool = False, width: int | None = None, soft_wrap: bool = False) -> None:
+        super().__init__(stderr=stderr, width=width, soft_wrap=soft_wrap, highlight=False, markup=False, emoji=False)
+
+    def print(self, *objects: object, **options: Any) -> None:
+        super().print(*(printable(entry) if isinstance(entry, str) else entry for entry in objects), **options)
+
+
+console = PlainConsole(stderr=True, soft_wrap=True)
+
+
+def show_line(text: str) -> None:
+    """Print one line of a command's answer."""
+    print(printable(text))
 
 
 class EpochLines:
@@ -102,7 +123,7 @@ class LiveBoard(RunLines):
             status = read_status(file)
             epoch = f"{status.epoch}/{status.epochs or run.config.epochs}"
             cells = [run.experiment, described(run), epoch, figures(status.losses), figures(status.val)]
-            table.add_row(*map(Text, cells))
+            table.add_row(*(Text(printable(cell)) for cell in cells))
         left = clock(self.left) if self.left == self.left else "unknown time"
         counts = Text(f"{self.done} of {self.total} runs done, {left} left")
         return Group(table, ProgressBar(total=max(1, self.total), completed=self.done), counts)
@@ -114,13 +135,13 @@ def show_plan(study: Study, workers: int) -> None:
 
     plan = plan_study(study)
     for run, done in zip(plan.runs, plan.done, strict=True):
-        print(f"{'done' if done else 'to do':>6}  {run.experiment}  {described(run)}")
+        show_line(f"{'done' if done else 'to do':>6}  {run.experiment}  {described(run)}")
     side_by_side = min(workers, max(1, plan.done.count(False)))
     if plan.seconds is None:
         guess = "how long they take is not known before the first of their kind is done"
     else:
         guess = f"about {clock(plan.seconds / side_by_side)} with {side_by_side} at a time"
-    print(f"{study.name}: {len(plan.runs)} runs, {sum(plan.done)} done already; the rest: {guess}")
+    show_line(f"{study.name}: {len(plan.runs)} runs, {sum(plan.done)} done already; the rest: {guess}")
 
 
 def described(run: PlannedRun) -> str:

@@ -21,7 +21,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from manydg.cli._options import Address, FilesEngine
-from manydg.errors import ManyDGWarning
+from manydg.errors import ManyDGWarning, printable
 from manydg.sources import SOURCES, TWINS, AnySource, Options, find_source, find_twin, option_help, option_types
 
 if TYPE_CHECKING:
@@ -92,8 +92,10 @@ class _SynthesizeGroup(_RegistryGroup):
         twin = find_twin(name)
 
         def run(out: Path, **values: Any) -> None:
+            from manydg.cli._progress import show_line
+
             options = _options(twin.options_class, values)
-            typer.echo(twin.describe(twin.create(out, options), options))
+            show_line(twin.describe(twin.create(out, options), options))
 
         folder = Annotated[Path, typer.Option(help="New folder for the raw files.", show_default=False)]
         parameters = [_parameter("out", folder), *_parameters(twin.options_class)]
@@ -232,12 +234,13 @@ def _prepare(
     address: str | None,
     overwrite: bool,
 ) -> None:
+    from manydg.cli._progress import show_line
     from manydg.jobs import engine_named, using
 
     with using(engine_named(engine, address)), _warnings_as_notes():
         source.prepare(raw, out, options, workers=workers, overwrite=overwrite)
     for line in describe_dataset(source, out):
-        typer.echo(line)
+        show_line(line)
 
 
 @contextmanager
@@ -248,7 +251,7 @@ def _warnings_as_notes() -> Iterator[None]:
 
         def plain(message: Warning | str, category: type[Warning], *rest: object) -> None:
             if issubclass(category, ManyDGWarning):
-                print(f"manydg: note: {message}", file=sys.stderr)
+                print(printable(f"manydg: note: {message}"), file=sys.stderr)
             else:
                 show(message, category, *rest)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from manydg.errors import printable
 from manydg.sources import SOURCES, PublishedCounts, find_source
 
 if TYPE_CHECKING:
@@ -48,9 +49,9 @@ def inspect(
         flow = [step.to_json() for step in summary.cohort_flow]
         typer.echo(dumps(asdict(summary) | {"cohort_flow": flow}, indent=1))
         return
-    from rich.console import Console
+    from manydg.cli._progress import PlainConsole
 
-    _show(Console(highlight=False, soft_wrap=True), summary)
+    _show(PlainConsole(soft_wrap=True), summary)
 
 
 # The figures
@@ -349,11 +350,11 @@ def _table(console: Console, title: str, head: list[str], rows: list[list[str]])
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table = Table(title=printable(title), title_justify="left", title_style="bold", box=None, pad_edge=False)
     for number, name in enumerate(head):
         table.add_column(name, justify="left" if number == 0 or name in _PROSE else "right", overflow="fold")
     for row in rows:
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(printable(cell)) for cell in row))
     console.print()
     console.print(table)
 

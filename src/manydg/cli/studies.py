@@ -101,7 +101,7 @@ def _conduct(
 ) -> None:
     """Run an experiment and show the summary; without algorithms, with the paper's that make sense for the data."""
     from manydg.algorithms import paper_methods
-    from manydg.cli._progress import console, show_plan, study_board
+    from manydg.cli._progress import console, show_line, show_plan, study_board
     from manydg.studies.conduct import conduct, fitting, make_request, plan_experiment, scaled_down
     from manydg.studies.study import Study
 
@@ -112,7 +112,7 @@ def _conduct(
     if dry_run:
         runs = plan_experiment(name, request)
         if note := scaled_down(name, request):
-            print(f"{name}: {note}")
+            show_line(f"{name}: {note}")
         show_plan(Study(out, dataset, runs, dataset.resolve().name, device), engine.workers)
         return
     with engine.in_use() as workers:
@@ -125,15 +125,13 @@ def _conduct(
 
 def show_summaries(out: Path, summaries: Sequence[Summary], files: Sequence[Path]) -> None:
     """Print the tables of a results folder and where their files are."""
-    from rich.console import Console
+    from manydg.cli._progress import PlainConsole, console
 
-    from manydg.cli._progress import console
-
-    screen = Console()
+    screen = PlainConsole()
     # A file or a pipe has no width of its own, and nothing is gained by squeezing the table into 80 characters.
     width = screen.width if screen.is_terminal else _WIDTH_OF_FILES
     for summary in summaries:
-        Console(width=width).print(summary.to_rich(width))
+        PlainConsole(width=width).print(summary.to_rich(width))
     console.print(f"wrote {out / 'results.jsonl'}, " + ", ".join(map(str, files)))
 
 
@@ -155,7 +153,7 @@ def paper(
     Raw files are recognised by what they hold and prepared first. Everything ends in one report, OUT/report.html. If
     the command is stopped, run it again: nothing that is done is done again.
     """
-    from manydg.cli._progress import console, show_plan, study_board
+    from manydg.cli._progress import console, show_line, show_plan, study_board
     from manydg.errors import ConfigError
     from manydg.report.page import write_report
     from manydg.studies.paper import gather, ready, run_paper, scale_named, unprepared
@@ -167,7 +165,7 @@ def paper(
     if dry_run:
         waiting = unprepared(entries, out)
         for entry in waiting:
-            print(f"{entry.name}: raw files in {entry.path}; its runs are known once it is prepared")
+            show_line(f"{entry.name}: raw files in {entry.path}; its runs are known once it is prepared")
         rest = [entry for entry in entries if entry not in waiting]
         for chapter in ready(rest, folder, out, size, engine.workers, console.print) if rest else []:
             show_plan(chapter.study(out / "results", device), engine.workers)
@@ -178,7 +176,7 @@ def paper(
             chapters, out, workers=workers, device=device, board=study_board, command=command_line(),
             report=console.print,
         )  # fmt: skip
-    print(f"wrote {write_report(results, out / 'report.html')}")
+    show_line(f"wrote {write_report(results, out / 'report.html')}")
 
 
 def demo(
@@ -226,7 +224,8 @@ def report(
 
     The page is one HTML file that needs no network; RESULTS is a folder that 'compare' or 'experiment' wrote.
     """
+    from manydg.cli._progress import show_line
     from manydg.report.page import write_report
 
     page = write_report(results, out)
-    typer.echo(f"wrote {page} ({page.stat().st_size / 1e6:.1f} MB): open it in any browser")
+    show_line(f"wrote {page} ({page.stat().st_size / 1e6:.1f} MB): open it in any browser")

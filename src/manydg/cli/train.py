@@ -43,7 +43,7 @@ def train(
     test patients are scored once. If the command is stopped, run it again: it goes on where it was.
     Several processes share the work of each step when started as 'torchrun --nproc-per-node N -m manydg train ...'.
     """
-    from manydg.cli._progress import EpochLines, console
+    from manydg.cli._progress import EpochLines, console, show_line
     from manydg.data.dataset import open_dataset
     from manydg.training.execution.distributed import joined
     from manydg.training.fit import Silent
@@ -65,7 +65,7 @@ def train(
     patients, samples = record.patients.test, record.samples.test
     metrics = "  ".join(f"{name} {value:.4f}" for name, value in record.test.items() if value is not None)
     people = "unseen synthetic patients" if record.synthetic else "unseen patients"
-    print(f"{patients} {people}, {samples} samples:  {metrics}")
+    show_line(f"{patients} {people}, {samples} samples:  {metrics}")
     console.print(f"wrote {out}/run.json (the record), model.safetensors, predictions.npz and split.json")
 
 
@@ -94,16 +94,16 @@ def export(
     number of rows at a time, and gives probabilities. The file is checked against the model before it is written.
     A model trained with patient context takes the context as further inputs, which manydg has to make.
     """
-    from manydg.cli._progress import console
+    from manydg.cli._progress import console, show_line
     from manydg.data.dataset import TRUST
     from manydg.training.export import export_run
 
     written = export_run(run, out, format)
     for name, entry in written.metadata["inputs"].items():
         shape = ", ".join(map(str, entry["shape"]))
-        print(f"input {name}: {entry['dtype']} ({shape})")
+        show_line(f"input {name}: {entry['dtype']} ({shape})")
     if TRUST in written.metadata["inputs"]:
         console.print("context is made by manydg.data.context.add_context, with the settings the file names")
     names = written.metadata["target"]["names"]
-    print(f"output probabilities: float32 (batch, {len(names)}): {', '.join(names)}")
+    show_line(f"output probabilities: float32 (batch, {len(names)}): {', '.join(names)}")
     console.print(f"wrote {written.path}; it agrees with the model within {written.difference:.1e}")

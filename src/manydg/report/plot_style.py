@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -60,6 +61,8 @@ _STYLE: Any = {
     "lines.markersize": 4.5,
     "figure.constrained_layout.use": True,
     "savefig.facecolor": "none",
+    # A dollar in a name is a dollar, not the beginning of a formula.
+    "text.parse_math": False,
 }
 _FONTS = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif"
 
@@ -121,9 +124,12 @@ PREFIX = "__panel__"
 def to_svg(figure: Canvas) -> str:
     """The figure as an ``svg`` element without size, fonts or ids of its own."""
     buffer = io.StringIO()
-    figure.savefig(
-        buffer, format="svg", dpi=150, metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
-    )
+    with warnings.catch_warnings():
+        # The text stays text: the reader's browser has the letters that this machine's font lacks.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
+        figure.savefig(
+            buffer, format="svg", dpi=150, metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
+        )
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)

@@ -18,7 +18,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from manydg.errors import ConfigError, DataError, ManyDGError, unknown_name
+from manydg.errors import ConfigError, DataError, ManyDGError, csv_text, unknown_name
 from manydg.registry import Registry
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ class SamplePredictions:
         Its names are the columns of ``probabilities``.
     probabilities : array ``(samples, K)``
     decisions : list of str
-        The class of each sample, or its labels separated by spaces.
+        The class of each sample, or its labels as :func:`manydg.predict.joined_names` writes them.
     threshold : float, optional
         The probability from which a label counts as present, where that is how it decides.
     trust : dict of str to sequence
@@ -495,11 +495,16 @@ def recognize(folder: Path) -> AnySource | None:
     return None
 
 
+def _cell(value: str | None) -> str | None:
+    return None if value is None else csv_text(value)
+
+
 def write_prediction_table(folder: Path, rows: pl.DataFrame, predictions: SamplePredictions) -> Path:
     """Write ``predictions.csv``, a line per sample.
 
     Its columns are those of ``rows``, then ``predicted``, ``threshold`` where there is one, ``p_NAME`` for each class
-    or label, and how far to trust it.
+    or label, and how far to trust it. Text that a spreadsheet would compute is kept text
+    (:func:`manydg.errors.csv_text`).
     """
     import polars as pl
 
@@ -510,6 +515,8 @@ def write_prediction_table(folder: Path, rows: pl.DataFrame, predictions: Sample
         *(pl.Series(f"p_{name}", predictions.probabilities[:, k].round(5)) for k, name in enumerate(names)),
         *(pl.Series(name, values) for name, values in predictions.trust.items()),
     )
+    texts = [column.name for column in table if column.dtype == pl.String]
+    table = table.with_columns(pl.Series(name, list(map(_cell, table[name])), dtype=pl.String) for name in texts)
     path = folder / "predictions.csv"
-    table.write_csv(path)
+    table.rename({name: csv_text(name) for name in table.columns}).write_csv(path)
     return path

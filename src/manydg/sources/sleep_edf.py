@@ -28,7 +28,7 @@ from pydantic import TypeAdapter
 
 from manydg.data.info import DatasetInfo, SourceFile, TargetSpec
 from manydg.data.storage import DatasetWriter
-from manydg.errors import ConfigError, DataError, StorageError
+from manydg.errors import ConfigError, DataError, StorageError, csv_text
 from manydg.files import Json, disk_error, write_atomically
 from manydg.jobs import Job, in_this_process
 from manydg.sources._edf import (
@@ -643,10 +643,11 @@ def epoch_table(
     further = more or {}
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["epoch", "seconds", "stage", *(f"p_{name}" for name in names), *further])
+    writer.writerow(["epoch", "seconds", "stage", *(f"p_{name}" for name in names), *map(csv_text, further)])
     for epoch, (row, best) in enumerate(zip(probabilities, probabilities.argmax(axis=1), strict=True)):
         more_cells = [column[epoch] for column in further.values()]
-        writer.writerow([epoch, f"{epoch * seconds:g}", names[best], *(f"{value:.6f}" for value in row), *more_cells])
+        cells = [epoch, f"{epoch * seconds:g}", names[best], *(f"{value:.6f}" for value in row), *more_cells]
+        writer.writerow([csv_text(cell) if isinstance(cell, str) else cell for cell in cells])
     return text.getvalue()
 
 
@@ -658,6 +659,7 @@ def plot_hypnogram(
     seconds: float,
 ) -> None:
     """Stages over the hours of the night, and below it how sure the model is."""
+    import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -666,15 +668,19 @@ def plot_hypnogram(
     level[order] = np.arange(len(names))
     hours = np.arange(len(probabilities) + 1) * seconds / 3600
     best = level[probabilities.argmax(axis=1)]
-    figure = Figure(figsize=(12, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
-    upper.stairs(best, hours, baseline=None, color="#1f4e79", linewidth=1)
-    upper.set_yticks(range(len(names)), [names[k] for k in order])
-    upper.set_ylim(-0.5, len(names) - 0.5)
-    upper.set_title(title, loc="left")
-    edges = np.repeat(hours, 2)[1:-1]
-    lower.stackplot(edges, np.repeat(probabilities[:, order].T, 2, axis=1), labels=[names[k] for k in order])
-    lower.set(xlabel="hours since the recording began", ylabel="probability", ylim=(0, 1), xlim=(0, float(hours[-1])))
-    lower.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), reverse=True, frameon=False)
-    figure.savefig(path, dpi=120)
+    # A dollar in a name is a dollar, not the beginning of a formula.
+    with mpl.rc_context({"text.parse_math": False}):
+        figure = Figure(figsize=(12, 4.5), layout="constrained")
+        FigureCanvasAgg(figure)
+        upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
+        upper.stairs(best, hours, baseline=None, color="#1f4e79", linewidth=1)
+        upper.set_yticks(range(len(names)), [names[k] for k in order])
+        upper.set_ylim(-0.5, len(names) - 0.5)
+        upper.set_title(title, loc="left")
+        edges = np.repeat(hours, 2)[1:-1]
+        lower.stackplot(edges, np.repeat(probabilities[:, order].T, 2, axis=1), labels=[names[k] for k in order])
+        lower.set(
+            xlabel="hours since the recording began", ylabel="probability", ylim=(0, 1), xlim=(0, float(hours[-1]))
+        )
+        lower.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), reverse=True, frameon=False)
+        figure.savefig(path, dpi=120)

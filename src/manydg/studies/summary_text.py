@@ -14,6 +14,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from manydg.errors import csv_text, printable
 from manydg.evaluation.statistics import Interval
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def to_csv(summaries: Sequence[Summary]) -> str:
     for summary in summaries:
         for (row, metric), entry in summary.entries.items():
             head = [summary.experiment, summary.dataset, "yes" if summary.synthetic else "", row, metric]
-            writer.writerow([*head, *_csv_values(summary, entry)])
+            writer.writerow([*map(csv_text, head), *_csv_values(summary, entry)])
     return text.getvalue()
 
 
@@ -107,9 +108,9 @@ def _csv_values(summary: Summary, entry: Entry) -> list[str]:
     compared += [tests.cohens_d if tests else None, tests.hedges_g if tests else None, summary.seconds.get(entry.row)]
     notes = [interval.note if interval else "", tests.note if tests else "", entry.worst_tenth_note]
     note = "; ".join(filter(None, notes))
-    reference = (summary.reference or "") if tests else ""
+    reference = csv_text(summary.reference or "") if tests else ""
     seeds = " ".join(str(seed) for seed in entry.values)
-    return [seeds, *map(_plain, values), reference, *map(_plain, compared), note]
+    return [seeds, *map(_plain, values), reference, *map(_plain, compared), csv_text(note)]
 
 
 def _plain(value: float | None) -> str:
@@ -236,14 +237,17 @@ def to_rich(summary: Summary, width: int | None = None) -> Table:
     for extra in _extras(summary):
         if sum(column.width for column in [*columns, extra]) + 2 <= available:
             columns.append(extra)
-    table = Table(title=_title(summary), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(
+        title=Text(printable(_title(summary)), style="table.title"), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
     for index, column in enumerate(columns):
         # Names of rows are never cut: where it is too narrow, numbers go over two lines.
         justify: Literal["left", "right"] = "left" if column.justify == "left" else "right"
-        table.add_column(column.header, justify=justify, no_wrap=index == 0)
+        table.add_column(Text(column.header), justify=justify, no_wrap=index == 0)
     for cells in zip(*(column.cells for column in columns), strict=True):
         table.add_row(*cells)
-    table.caption = "\n".join(summary.notes) or None
+    if summary.notes:
+        table.caption = Text("\n".join(map(printable, summary.notes)), style="table.caption")
     return table
 
 
@@ -254,7 +258,7 @@ def _title(summary: Summary) -> str:
 
 
 def _needed(summary: Summary) -> Iterator[_Column]:
-    yield _Column("", [Text(row) for row in summary.rows], "left")
+    yield _Column("", [Text(printable(row)) for row in summary.rows], "left")
     for metric in summary.metrics:
         cells = [_metric_cell(summary.entries[row, metric]) for row in summary.rows]
         yield _Column(METRIC_NAMES.get(metric, metric), cells, "left")
@@ -262,7 +266,7 @@ def _needed(summary: Summary) -> Iterator[_Column]:
         yield _Column("seeds", [Text(seeds_text(summary, row)) for row in summary.rows])
     if summary.reference and len(summary.rows) > 1:
         primary = METRIC_NAMES.get(summary.primary, summary.primary)
-        header = f"p vs {summary.reference}\n{primary}, Holm\nt, corrected"
+        header = f"p vs {printable(summary.reference)}\n{primary}, Holm\nt, corrected"
         yield _Column(header, [_test_cell(summary.entries[row, summary.primary]) for row in summary.rows])
 
 
@@ -272,7 +276,7 @@ def _extras(summary: Summary) -> Iterator[_Column]:
     yield _Column(tenth, [Text(number(entry.worst_tenth, 3)) for entry in entries])
     if summary.reference and len(summary.rows) > 1:
         gaps = [_signed(entry.comparison.difference) if entry.comparison else NONE for entry in entries]
-        yield _Column(f"{summary.reference}\nminus row", [Text(gap) for gap in gaps])
+        yield _Column(f"{printable(summary.reference)}\nminus row", [Text(gap) for gap in gaps])
         sizes = [number(entry.comparison.hedges_g, 2) if entry.comparison else NONE for entry in entries]
         yield _Column("Hedges\ng", [Text(size) for size in sizes])
     yield _Column("s/run", [Text(number(summary.seconds.get(row), 1)) for row in summary.rows])
