@@ -58,8 +58,8 @@ def printable(text: object) -> str:
 
     Examples
     --------
-    >>> print(printable("N1 \x1b[31mred\n\u202eREM"))
-    N1 \\x1b[31mred\\n\\u202eREM
+    >>> print(printable("N1 " + chr(27) + "[31mred" + chr(10) + "REM"))
+    N1 \\x1b[31mred\\nREM
     """
     shown = str(text)
     if shown.isprintable():
