@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import manydg
 from manydg.algorithms import build_algorithm
-from manydg.backbones import build_backbone
+from manydg.backbones import BACKBONES, build_backbone
 from manydg.cli import app
 from manydg.data.dataset import DomainDataset, InputSchema
 from manydg.sources import find_twin
@@ -46,6 +46,7 @@ def test_the_algorithm_in_contributing_trains(module: Path, small_dataset: Domai
 
 def test_the_backbone_in_contributing_gives_features(module: Path, small_dataset: DomainDataset) -> None:
     (module / "from_the_docs_flat.py").write_text(_blocks("CONTRIBUTING.md", "Add a backbone")[0])
+    BACKBONES.trust("from_the_docs_flat:Flat")
     backbone = build_backbone("from_the_docs_flat:Flat", InputSchema.of(small_dataset), {"width": 5})
     model = build_algorithm("base", backbone, target_of(small_dataset.target), 1)
     assert model.embed(small_dataset.take(torch.arange(4)).inputs)["v"].shape == (4, 5)

@@ -76,8 +76,9 @@ def test_a_plugin_whose_class_is_missing_is_named() -> None:
 
 @pytest.mark.usefixtures("plugin")
 def test_any_class_is_reached_by_module_and_name() -> None:
-    assert ALGORITHMS.get("cautious_plugin:Cautious").__name__ == "Cautious"
-    assert BACKBONES.get("torch.nn:Flatten").__name__ == "Flatten"
+    for registry, name in ((ALGORITHMS, "cautious_plugin:Cautious"), (BACKBONES, "torch.nn:Flatten")):
+        registry.trust(name)
+        assert registry.get(name).__name__ == name.partition(":")[2]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,7 @@ def test_any_class_is_reached_by_module_and_name() -> None:
 )
 def test_a_wrong_path_is_an_error_that_says_what_is_wrong(path: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        BACKBONES.get(path)
+        BACKBONES.trust(path)
 
 
 def test_a_file_with_no_class_or_two_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ from manydg.errors import ConfigError, DataError, ManyDGWarning
 from manydg.evaluation.predictions import DEFAULT_THRESHOLD, decide
 from manydg.files import JsonObject, fingerprint
 from manydg.training.checkpoint import checksum
-from manydg.training.fit import fit
+from manydg.training.fit import fit, trust_named
 from manydg.training.inference import with_context
 from manydg.training.run import Run, context_of, open_run, save_model, training_record
 
@@ -264,7 +264,9 @@ class ManyDGClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise EstimatorError(f"a setting or a class label cannot be written as JSON: {error}") from error
 
     @classmethod
-    def load(cls, folder: str | Path, *, backbone: nn.Module | None = None) -> ManyDGClassifier:
+    def load(
+        cls, folder: str | Path, *, backbone: nn.Module | str | None = None, algorithm: str | None = None
+    ) -> ManyDGClassifier:
         """Open what :meth:`save` wrote, or a run of ``manydg train`` whose samples are one array; it predicts the same.
 
         The classes of a run are the names of its target's classes, as text.
@@ -272,13 +274,16 @@ class ManyDGClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Parameters
         ----------
         folder : path
-        backbone : nn.Module, optional
-            Needed where the model was trained with a module of your own: one like it, freshly built; its weights are
-            filled in.
+        backbone : nn.Module or str, optional
+            Needed where the model was trained with a module of your own: one like it, freshly built, whose weights are
+            filled in; or its class as ``package.module:Class``, where it was named so.
+        algorithm : str, optional
+            The same for an algorithm of your own.
         """
-        run = open_run(folder, backbone=copy.deepcopy(backbone))
+        run = open_run(folder, backbone=copy.deepcopy(backbone), algorithm=algorithm)
         saved: Any = run.info.get(_INFO) or _estimator_of(run, Path(folder))
-        parameters = dict(saved["parameters"])
+        # Fitting imports what an estimator names; these two names were checked when the run was opened.
+        parameters = {**saved["parameters"], "algorithm": run.config.algorithm, "backbone": run.config.backbone}
         if backbone is not None:
             parameters["backbone"] = backbone
         model = cls(**parameters)
@@ -330,6 +335,7 @@ class ManyDGClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Train on all patients but those held back to choose the epoch."""
         start, device = time.perf_counter(), pick_device(self.device)
         config = self._config(seed)
+        trust_named(config)
         chosen, held_back = _hold_back(data, self.validation_share, seed)
         data = with_context(data, config, torch.device("cpu"), training=chosen)
         train, val = (data, None) if held_back is None else (data.select(chosen), data.select(held_back))

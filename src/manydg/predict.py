@@ -56,7 +56,15 @@ _COLUMNS = {
 }
 
 
-def predict_raw(run_folder: str | Path, raw: str | Path, out: str | Path, **options: object) -> list[Path]:
+def predict_raw(
+    run_folder: str | Path,
+    raw: str | Path,
+    out: str | Path,
+    *,
+    backbone: str | None = None,
+    algorithm: str | None = None,
+    **options: object,
+) -> list[Path]:
     """Predict new raw files and write what comes out; all or nothing.
 
     Parameters
@@ -67,6 +75,8 @@ def predict_raw(run_folder: str | Path, raw: str | Path, out: str | Path, **opti
         New files in the format of the run's training data, or a dataset folder that was prepared like it.
     out : path
         A folder that does not exist yet.
+    backbone, algorithm : str, optional
+        Classes of your own that the run was trained with, as ``package.module:Class``.
     **options
         What the source of the training data needs besides (see ``manydg predict --help``).
 
@@ -76,7 +86,7 @@ def predict_raw(run_folder: str | Path, raw: str | Path, out: str | Path, **opti
         The files of predictions. Beside them is ``about.json``: how the model decides, how well it did on patients it
         had not seen, and what the columns mean.
     """
-    run, folder, path = open_run(run_folder), Path(out), Path(raw)
+    run, folder, path = open_run(run_folder, backbone=backbone, algorithm=algorithm), Path(out), Path(raw)
     if folder.exists():
         raise StorageError(f"{folder} already exists: name another folder")
     given = {name: value for name, value in options.items() if value is not None and value is not False}

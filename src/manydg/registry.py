@@ -3,6 +3,10 @@
 A package of entries holds one module per entry. The module ``my_idea.py`` is the entry ``my-idea`` and defines one
 public subclass of the registry's base class. Modules that begin with an underscore are helpers. A plug-in declares the
 entry-point group of the registry's package (``manydg.algorithms``, ``manydg.backbones``).
+
+Names also come from files: models, settings, results. So a class outside the registry, ``package.module:Class``, is
+imported only by :meth:`Registry.trust`, which is called with what the user typed or wrote in Python, never with what
+was read.
 """
 
 from __future__ import annotations
@@ -38,19 +42,37 @@ class Registry(Generic[T]):
     def __init__(self, kind: str, package: str, base: Callable[..., T]) -> None:
         self.kind, self.package = kind, package
         self.base = cast("type[T]", base)
+        self._trusted: dict[str, type[T]] = {}
 
     def names(self) -> list[str]:
         return sorted({*self._built_in(), *self._plugins()})
 
     def get(self, name: str) -> type[T]:
-        """The class of an entry; ``package.module:Class`` names any class outside the registry."""
+        """The class of an entry, or one outside the registry that was named to :meth:`trust` before."""
+        if name in self._trusted:
+            return self._trusted[name]
         if ":" in name:
-            return self._import(name)
+            raise ConfigError(
+                f"{self.kind} '{name}' is a class outside of manydg, which is not imported because a file names it: if "
+                f"you trust its code, name it yourself with --{self.kind} {name} ({self.kind}='{name}' in Python)"
+            )
         if name in (modules := self._built_in()):
             return self._only_class(modules[name])
         if name in (plugins := self._plugins()):
             return self._import(plugins[name])
         raise unknown_name(self.kind, name, self.names())
+
+    def trust(self, name: str) -> None:
+        """Let :meth:`get` find the class ``package.module:Class``, which the user has named; other names do nothing.
+
+        The class may be in the working directory.
+        """
+        if ":" not in name or name in self._trusted:
+            return
+        # Unlike "python -m", an installed command does not import from the working directory.
+        if "" not in sys.path and str(Path.cwd()) not in sys.path:
+            sys.path.append(str(Path.cwd()))
+        self._trusted[name] = self._import(name)
 
     def summary(self, name: str) -> str:
         """The first line of the docstring of an entry's module, without its full stop, read without importing it."""
@@ -90,9 +112,6 @@ class Registry(Generic[T]):
         module_name, _, class_name = path.partition(":")
         if not module_name or not class_name:
             raise ConfigError(f"{self.kind} '{path}': a class is named as package.module:Class")
-        # Unlike "python -m", an installed command does not import from the working directory.
-        if "" not in sys.path and str(Path.cwd()) not in sys.path:
-            sys.path.append(str(Path.cwd()))
         try:
             value = getattr(importlib.import_module(module_name), class_name)
         except (ImportError, ValueError, TypeError) as error:

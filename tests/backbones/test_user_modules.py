@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from manydg.backbones import Backbone, Inputs, as_backbone, build_backbone
+from manydg.backbones import BACKBONES, Backbone, Inputs, as_backbone, build_backbone
 from manydg.data.dataset import ColumnSchema, DomainDataset, InputSchema
 from manydg.errors import ConfigError
 
@@ -89,22 +89,36 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
     monkeypatch.delitem(sys.modules, "my_networks", raising=False)
+    monkeypatch.setattr(BACKBONES, "_trusted", {})
     return "my_networks"
+
+
+def _build(name: str, schema: InputSchema, options: dict[str, int] | None = None) -> Backbone:
+    """A backbone that the user names."""
+    BACKBONES.trust(name)
+    return build_backbone(name, schema, options)
+
+
+def test_a_module_that_the_user_did_not_name_is_not_imported(user: str) -> None:
+    with pytest.raises(ConfigError, match=f"not imported because a file names it.* --backbone {user}:Plain"):
+        build_backbone(f"{user}:Plain", TABLE)
+    assert user not in sys.modules
+    assert str(Path.cwd()) not in sys.path
 
 
 @pytest.mark.parametrize(("name", "width"), [("Plain", 7), ("Sized", 7), ("OfSchema", 3), ("Lazy", 6)])
 def test_a_module_in_the_working_folder_is_reached_by_name(user: str, name: str, width: int) -> None:
-    backbone = build_backbone(f"{user}:{name}", TABLE)
+    backbone = _build(f"{user}:{name}", TABLE)
     assert backbone.output_size == width
     assert backbone({"x": torch.randn(4, 5)}).shape == (4, width)
 
 
 def test_options_reach_the_module(user: str) -> None:
-    assert build_backbone(f"{user}:Plain", TABLE, {"width": 11}).output_size == 11
+    assert _build(f"{user}:Plain", TABLE, {"width": 11}).output_size == 11
 
 
 def test_a_backbone_of_ones_own_gets_all_columns(user: str) -> None:
-    backbone = build_backbone(f"{user}:Several", TWO)
+    backbone = _build(f"{user}:Several", TWO)
     assert backbone({"x": torch.randn(3, 5), "y": torch.randn(3, 2)}).shape == (3, 4)
 
 
@@ -144,13 +158,13 @@ def test_a_backbone_is_taken_as_it_is(make: Callable[[str], DomainDataset]) -> N
 )
 def test_mistakes_in_a_name_or_an_option_are_named(user: str, name: str, options: dict[str, int], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        build_backbone(f"{user}:{name}", TABLE, options)
+        _build(f"{user}:{name}", TABLE, options)
 
 
 @pytest.mark.parametrize("name", ["no_such_package:Net", ":Net", ".relative:Net"])
 def test_a_module_that_cannot_be_imported_is_named(name: str) -> None:
     with pytest.raises(ConfigError, match=r"cannot import|package.module:Class"):
-        build_backbone(name, TABLE)
+        _build(name, TABLE)
 
 
 def test_a_misspelt_backbone_gets_a_suggestion() -> None:

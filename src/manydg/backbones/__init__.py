@@ -172,7 +172,7 @@ BACKBONES: Registry[Backbone] = Registry("backbone", __name__, Backbone)
 
 
 def build_backbone(name: str, schema: InputSchema, options: Mapping[str, Any] | None = None) -> Backbone:
-    """Build a backbone by its name, or any ``nn.Module`` class by ``package.module:Class``.
+    """Build a backbone by its name, or any trusted ``nn.Module`` class by ``package.module:Class``.
 
     The class is called with the options given, and with ``schema`` if it names that parameter.
     """

@@ -33,6 +33,24 @@ Seeds = Annotated[int, typer.Option(min=1, help="Number of patient splits.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show which runs it would do, and how long they take.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Workers = Annotated[int, typer.Option(min=1, help="Runs side by side on this machine.")]
+UsedBackbone = Annotated[
+    str | None,
+    typer.Option(
+        "--backbone",
+        metavar="PACKAGE.MODULE:CLASS",
+        help="The backbone of your own that the run was trained with; its code is run only if it is named here.",
+        show_default=False,
+    ),
+]
+UsedAlgorithm = Annotated[
+    str | None,
+    typer.Option(
+        "--algorithm",
+        metavar="PACKAGE.MODULE:CLASS",
+        help="The algorithm of your own that the run was trained with; its code is run only if it is named here.",
+        show_default=False,
+    ),
+]
 Address = Annotated[
     str | None,
     typer.Option(
@@ -87,10 +105,14 @@ class RunSettings:
 
     def options(self, dataset: Path, algorithm: str | None = None) -> Options:
         """The options of runs on a dataset; where one algorithm runs alone, its settings may be named without it."""
+        from manydg.algorithms import ALGORITHMS
+        from manydg.backbones import BACKBONES
         from manydg.cli._progress import console
         from manydg.data.storage import read_description
         from manydg.studies.settings import changed
 
+        ALGORITHMS.trust(algorithm or "")
+        BACKBONES.trust(self.backbone or "")
         base = _base(self.config, read_description(dataset).info.source)
         if base.origin:
             console.print(f"settings: {base.origin}{_how_to_see(base.origin)}")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from manydg.cli._options import Address, FilesEngine
+from manydg.cli._options import Address, FilesEngine, UsedAlgorithm, UsedBackbone
 from manydg.errors import ManyDGWarning, printable
 from manydg.sources import SOURCES, TWINS, AnySource, Options, find_source, find_twin, option_help, option_types
 
@@ -115,6 +115,8 @@ class _PredictCommand(TyperCommand):
             _parameter("run", Annotated[Path, finished]),
             _parameter("raw", Annotated[Path, new]),
             _parameter("out", Annotated[Path, folder]),
+            _parameter("backbone", UsedBackbone, None),
+            _parameter("algorithm", UsedAlgorithm, None),
         ]
         return _command("predict", _PREDICT_HELP, _predict, [*own, *_all_prediction_parameters()])
 
@@ -134,7 +136,7 @@ def _all_prediction_parameters() -> list[inspect.Parameter]:
     return list(by_name.values())
 
 
-def _predict(run: Path, raw: Path, out: Path, **options: object) -> None:
+def _predict(run: Path, raw: Path, out: Path, **options: Any) -> None:
     from manydg.cli._progress import console
     from manydg.predict import ABOUT, predict_raw
 

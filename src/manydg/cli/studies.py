@@ -100,11 +100,13 @@ def _conduct(
     dry_run: bool,
 ) -> None:
     """Run an experiment and show the summary; without algorithms, with the paper's that make sense for the data."""
-    from manydg.algorithms import paper_methods
+    from manydg.algorithms import ALGORITHMS, paper_methods
     from manydg.cli._progress import console, show_line, show_plan, study_board
     from manydg.studies.conduct import conduct, fitting, make_request, plan_experiment, scaled_down
     from manydg.studies.study import Study
 
+    for algorithm in algorithms or ():
+        ALGORITHMS.trust(algorithm)
     options = settings.options(dataset)
     request = make_request(name, dataset, options, seeds, paper_methods() if algorithms is None else algorithms)
     if algorithms is None:

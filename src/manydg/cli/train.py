@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from manydg.cli._options import Dataset, Device, RunSettings, command
+from manydg.cli._options import Dataset, Device, RunSettings, UsedAlgorithm, UsedBackbone, command
 
 
 def register_train(app: typer.Typer) -> None:
@@ -25,7 +25,7 @@ def train(
     dataset: Dataset,
     out: Annotated[Path, typer.Option(help="Run folder; an unfinished run found there is continued.")],
     *,
-    algorithm: Annotated[str, typer.Option(help="Algorithm by name.")] = "manydg",
+    algorithm: Annotated[str, typer.Option(help="Algorithm by name, or package.module:Class.")] = "manydg",
     seed: Annotated[int, typer.Option(min=0, help="Decides split, initial weights, order and dropout.")] = 0,
     settings: RunSettings,
     device: Device = "auto",
@@ -87,6 +87,8 @@ def export(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run.", show_default=False)],
     out: Annotated[Path, typer.Option(help="File to write, such as model.onnx or model.pt2.")],
     format: Annotated[str, typer.Option(help="onnx (for onnxruntime) or torch (for torch.export.load).")] = "onnx",
+    backbone: UsedBackbone = None,
+    algorithm: UsedAlgorithm = None,
 ) -> None:
     """Write a trained model to one file that runs without manydg.
 
@@ -98,7 +100,7 @@ def export(
     from manydg.data.dataset import TRUST
     from manydg.training.export import export_run
 
-    written = export_run(run, out, format)
+    written = export_run(run, out, format, backbone=backbone, algorithm=algorithm)
     for name, entry in written.metadata["inputs"].items():
         shape = ", ".join(map(str, entry["shape"]))
         show_line(f"input {name}: {entry['dtype']} ({shape})")

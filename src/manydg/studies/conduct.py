@@ -23,6 +23,7 @@ from manydg.studies.settings import Options, as_options
 from manydg.studies.study import Board, PlannedRun, Study, open_once
 from manydg.studies.summary import Summary, summarize_folder, write_summary
 from manydg.targets import target_of
+from manydg.training.fit import trust_named
 from manydg.training.inference import looks_ahead
 
 _MOST_COLUMNS = 2000
@@ -40,9 +41,13 @@ def make_request(
             f"the experiment '{name}' is for targets of the kind {' or '.join(experiment.kinds)}, and those of "
             f"{dataset} are {data.target.kind}"
         )
+    # Names in a settings file were refused when it was read.
+    asked = as_options(options)
+    trust_named(asked.common)
     for algorithm in algorithms:
+        ALGORITHMS.trust(algorithm)
         ALGORITHMS.get(algorithm)
-    return Request(data, as_options(options), seeds, tuple(algorithms))
+    return Request(data, asked, seeds, tuple(algorithms))
 
 
 def fitting(request: Request, report: Report) -> Request:

@@ -34,6 +34,7 @@ from manydg.studies.records import (
     read_runs,
 )
 from manydg.studies.settings import Options, as_options, spelled_out
+from manydg.training.fit import trust_named
 from manydg.training.record import RunRecord, Use, Variant
 
 TRAIN = "train"
@@ -72,6 +73,7 @@ class PlannedRun:
 
     def settled(self, dataset: DomainDataset) -> PlannedRun:
         """The same run with every default of its options spelled out."""
+        trust_named(self.config)
         return replace(self, config=spelled_out(self.config, dataset))
 
 

@@ -110,7 +110,14 @@ class Exported:
     metadata: ParsedJson
 
 
-def export_run(run: str | Path | Run, out: str | Path, format: str = "onnx") -> Exported:
+def export_run(
+    run: str | Path | Run,
+    out: str | Path,
+    format: str = "onnx",
+    *,
+    backbone: str | None = None,
+    algorithm: str | None = None,
+) -> Exported:
     """Write a finished run's model to a file that needs neither this package nor its data.
 
     The file is run once beside the model, on inputs drawn at random, before it is put in its place.
@@ -122,13 +129,15 @@ def export_run(run: str | Path | Run, out: str | Path, format: str = "onnx") -> 
     format : {"onnx", "torch"}
         ``onnx`` needs the extra ``manydg[onnx]``. ``torch`` is a program of :func:`torch.export.save`, to be loaded
         with :func:`torch.export.load`; it holds no Python object of this package.
+    backbone, algorithm : str, optional
+        Classes of your own that a run folder was trained with, as ``package.module:Class``.
     """
     if format not in FORMATS:
         raise unknown_name("format", format, FORMATS)
     path = Path(out)
     if path.is_dir():
         raise StorageError(f"{path} is a folder: name the file to write")
-    opened = run if isinstance(run, Run) else open_run(run)
+    opened = run if isinstance(run, Run) else open_run(run, backbone=backbone, algorithm=algorithm)
     if reason := refusal(opened.algorithm, opened.schema):
         raise ConfigError(f"this run cannot be exported: {reason}")
     model = Deployed(opened.algorithm, tuple(opened.schema.columns))

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from manydg.algorithms import ALGORITHMS, Algorithm
-from manydg.backbones import Backbone, as_backbone, auto_backbone, build_backbone
+from manydg.backbones import BACKBONES, Backbone, as_backbone, auto_backbone, build_backbone
 from manydg.config import TrainingConfig
 from manydg.data.dataset import DomainDataset, InputSchema
 from manydg.data.sampling import EpochPlan, plan_epoch
@@ -113,6 +113,7 @@ def fit(
         Where the checkpoint is kept; an unfinished run in it is continued.
     reporter : Reporter, optional
     """
+    trust_named(config)
     reporter = reporter or Silent()
     target = target_of(train.target)
     check_training_labels(target, train)
@@ -145,6 +146,12 @@ def fit_further(
     loop = TrainingLoop(algorithm, placed, held_back, config, metric, None, Silent())
     loop.run()
     return Fitted(algorithm, fitted.history + loop.history, loop.best_epoch, loop.selection_rule, loop.speed)
+
+
+def trust_named(config: TrainingConfig) -> None:
+    """Import the classes outside the registries that a configuration of the caller names; never for one of a file."""
+    ALGORITHMS.trust(config.algorithm)
+    BACKBONES.trust(config.backbone)
 
 
 def rebuild(

@@ -22,8 +22,8 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from manydg.algorithms import Algorithm
-from manydg.backbones import SingleInput
+from manydg.algorithms import ALGORITHMS, Algorithm
+from manydg.backbones import BACKBONES, SingleInput
 from manydg.code_version import code_version
 from manydg.config import TrainingConfig, pick_device
 from manydg.data.dataset import DomainDataset, InputSchema, from_arrays
@@ -38,7 +38,7 @@ from manydg.machine import peak_memory
 from manydg.targets import target_of
 from manydg.training.checkpoint import read_tensors, write_tensors
 from manydg.training.execution.distributed import by_leader, current_team
-from manydg.training.fit import CHECKPOINT, Fitted, Reporter, Silent, fit, rebuild
+from manydg.training.fit import CHECKPOINT, Fitted, Reporter, Silent, fit, rebuild, trust_named
 from manydg.training.inference import as_trained, predict_probabilities, with_context
 from manydg.training.record import Counts, RunRecord
 from manydg.training.reliability import fit_calibration, write_calibration
@@ -134,6 +134,7 @@ def train(
     ['auprc', 'auroc', 'f1', 'kappa']
     """
     config = config if config is not None else TrainingConfig.from_mapping(options)
+    trust_named(config)
     chosen = _checked_split(dataset, config, split)
     identity = _identity(dataset, config, chosen, backbone)
     folder = None if out is None else Path(out)
@@ -414,28 +415,51 @@ def _write_model(folder: Path, run: Run) -> None:
     run.record.write(folder / RECORD)
 
 
-def open_run(folder: str | Path, *, backbone: nn.Module | None = None, device: str = "cpu") -> Run:
+def open_run(
+    folder: str | Path,
+    *,
+    backbone: nn.Module | str | None = None,
+    algorithm: str | None = None,
+    device: str = "cpu",
+) -> Run:
     """Open a finished run, or a model that :meth:`manydg.ManyDGClassifier.save` wrote.
+
+    No code is run because the folder names it: where the run was trained with a class of your own, name it here.
 
     Parameters
     ----------
     folder : path
-    backbone : nn.Module, optional
-        The module of your own that the run was trained with, freshly built; its weights are filled in.
+    backbone : nn.Module or str, optional
+        The module of your own that the run was trained with, freshly built, whose weights are filled in; or its class
+        as ``package.module:Class``, where it was named so in training.
+    algorithm : str, optional
+        The algorithm of your own that the run was trained with, as ``package.module:Class``.
     """
     path = Path(folder)
     again = f"delete {path} and train again"
     _check_finished(path)
     record = RunRecord.read(path / RECORD, again)
     tensors, meta = read_tensors(path / MODEL, again)
-    if meta["info"].get("module") and backbone is None:
-        raise ConfigError(f"{path} was trained with a module of your own: give one like it as backbone=")
+    module = backbone if isinstance(backbone, nn.Module) else None
+    if meta["info"].get("module") and module is None:
+        raise ConfigError(f"{path} was trained with a module of your own: give one like it as backbone= in Python")
     config, schema = TrainingConfig.from_mapping(meta["config"]), InputSchema.from_json(meta["schema"])
+    _trust_as_named(path, config, algorithm, backbone if isinstance(backbone, str) else None)
     target = target_of(TargetSpec.from_json(meta["target"]))
-    algorithm = rebuild(
-        config, schema, target, meta["n_domains"], tensors, backbone=backbone, source=path / MODEL
+    model = rebuild(
+        config, schema, target, meta["n_domains"], tensors, backbone=module, source=path / MODEL
     ).to(pick_device(device))  # fmt: skip
-    return Run(algorithm, record, schema, config, meta["info"], path)
+    return Run(model, record, schema, config, meta["info"], path)
+
+
+def _trust_as_named(folder: Path, config: TrainingConfig, algorithm: str | None, backbone: str | None) -> None:
+    """Import the user's classes, if they are the ones that the run was trained with."""
+    for registry, used, named in ((ALGORITHMS, config.algorithm, algorithm), (BACKBONES, config.backbone, backbone)):
+        if named is None:
+            continue
+        if named != used:
+            raise ConfigError(f"{folder} was trained with the {registry.kind} '{used}', not '{named}'")
+        registry.trust(named)
 
 
 def _check_finished(folder: Path) -> None:
