@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -19,7 +20,7 @@ import torch
 
 from manydg.data.dataset import DomainDataset, open_dataset
 from manydg.data.info import DatasetInfo
-from manydg.errors import ConfigError, StorageError
+from manydg.errors import ConfigError, ManyDGWarning, StorageError
 from manydg.evaluation.predictions import decide, read_predictions
 from manydg.evaluation.trust import SetRule, prediction_sets, scale_temperature
 from manydg.files import JsonObject, new_folder, write_through
@@ -32,12 +33,14 @@ from manydg.sources import (
     find_source,
     write_prediction_table,
 )
-from manydg.training.reliability import Calibration, patient_embeddings, read_calibration
-from manydg.training.run import PREDICTIONS, Run, open_run
+from manydg.training.inference import CAUSAL, predict_probabilities
+from manydg.training.reliability import Calibration, distances_so_far, patient_embeddings, read_calibration
+from manydg.training.run import PREDICTIONS, Run, context_of, open_run
 
 Columns = dict[str, Sequence[Any]]
 ABOUT = "about.json"
 _NEARLY_ALL = 0.9
+_OVERFLOW = "the model's output is not finite: values of the patient are far beyond those of the training"
 _COLUMNS = {
     "predicted": "what the model decides: the most probable class or, where a threshold is given, every label whose "
     "probability reaches it, separated by |",
@@ -48,9 +51,11 @@ _COLUMNS = {
     "set_LEVEL": "what cannot be ruled out, separated by |: sets of a new patient hold the truth in LEVEL per cent of "
     "the samples, on average over patients",
     "set_LEVEL_of_SHARE": "the same, so that it is true of SHARE per cent of new patients",
+    "not_predicted": "why a sample has no prediction; the column is there only where some have none",
     "unlike_training": "whether the patient lies farther from the training patients than nearly all validation "
     "patients do",
-    "distance": "how far, 1 being that limit",
+    "distance": "how far, 1 being that limit; empty where it is not finite, which counts as unlike. Of a model with "
+    "causal context both columns are of the patient's samples up to this one",
     "any text": "where names are separated by |, a | or \\ within a name has a \\ before it; text that a spreadsheet "
     "would compute, such as what begins with =, has an apostrophe before it",
 }
@@ -173,15 +178,36 @@ def as_dataset(samples: NewSamples, run: Run) -> DomainDataset:
 
 
 def predict_samples(run: Run, data: DomainDataset) -> SamplePredictions:
-    """What a model says of the samples of a dataset, and how far to trust it."""
-    target, threshold = run.algorithm.target, run.record.threshold
-    probabilities = run.predict_proba(data)
-    decided, names = decide(target, probabilities, threshold), np.array(target.spec.names)
+    """What a model says of the samples of a dataset, and how far to trust it.
+
+    A sample for which the model's output is not finite gets no decision, and the column ``not_predicted`` says why.
+    """
+    target, threshold, prepared = run.algorithm.target, run.record.threshold, run.prepare(data)
+    probabilities = predict_probabilities(run.algorithm, prepared).numpy()
+    failed = _not_finite(probabilities)
+    names = np.array(target.spec.names)
+    decided = decide(target, np.where(failed[:, None], 0, probabilities), threshold)
     if decided.ndim == 1:
         decisions = names[decided].tolist()
     else:
         decisions = [joined_names(names[row.astype(bool)]) for row in decided]
-    return SamplePredictions(target.spec, probabilities, decisions, threshold, trust_columns(run, data, probabilities))
+    trust = trust_columns(run, prepared, probabilities)
+    if failed.any():
+        decisions = _blank(decisions, failed)
+        trust["not_predicted"] = [_OVERFLOW if bad else None for bad in failed]
+        message = f"{int(failed.sum())} of {len(failed)} samples are not predicted: {_OVERFLOW}"
+        warnings.warn(message, ManyDGWarning, stacklevel=2)
+    return SamplePredictions(target.spec, probabilities, decisions, threshold, trust)
+
+
+def _not_finite(probabilities: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
+    """Which samples have no prediction, ``(samples,)``."""
+    return np.asarray(~np.isfinite(probabilities).all(axis=1))
+
+
+def _blank(values: Sequence[Any], rows: npt.NDArray[np.bool_]) -> list[Any]:
+    """The values, with nothing in some rows."""
+    return [None if blank else value for value, blank in zip(values, rows, strict=True)]
 
 
 def trust_columns(run: Run, data: DomainDataset, probabilities: npt.NDArray[np.float32]) -> Columns:
@@ -198,18 +224,20 @@ def trust_columns(run: Run, data: DomainDataset, probabilities: npt.NDArray[np.f
     data : DomainDataset
         The samples, with the patient of each.
     probabilities : array ``(samples, K)``
-        As the model gives them.
+        As the model gives them; where they are not finite there are no sets, and the sample counts as unlike the
+        training.
     """
     calibration = None if run.folder is None else read_calibration(run.folder)
     if calibration is None:
         return {}
     target, names = run.algorithm.target, np.array(run.algorithm.target.spec.names)
     calibrated = scale_temperature(target, probabilities, calibration.temperature).round(5)
-    columns: Columns = {f"calibrated_{name}": calibrated[:, k].tolist() for k, name in enumerate(names)}
+    failed = _not_finite(probabilities)
+    columns: Columns = {f"calibrated_{name}": _blank(calibrated[:, k].tolist(), failed) for k, name in enumerate(names)}
     for rule in (calibration.on_average, calibration.for_most):
         sets = prediction_sets(target, probabilities, rule)
-        columns[set_name(rule)] = [joined_names(names[row]) for row in sets]
-    return columns | _novelty(run, data, calibration)
+        columns[set_name(rule)] = _blank([joined_names(names[row]) for row in sets], failed)
+    return columns | _novelty(run, data, calibration, failed)
 
 
 def joined_names(names: Iterable[str]) -> str:
@@ -239,13 +267,18 @@ def _percent(value: float) -> int:
     return math.floor(100 * value + 1e-6)
 
 
-def _novelty(run: Run, data: DomainDataset, calibration: Calibration) -> Columns:
+def _novelty(run: Run, data: DomainDataset, calibration: Calibration, failed: npt.NDArray[np.bool_]) -> Columns:
     if calibration.reference is None:
         return {}
-    codes, by_patient = calibration.reference.distances(*patient_embeddings(run.algorithm, run.prepare(data)))
-    distances = by_patient[np.searchsorted(codes, data.domains.cpu().numpy())]
+    prepared = run.prepare(data)
+    if context_of(run.schema, run.algorithm).get("mode") == CAUSAL:
+        distances = distances_so_far(run.algorithm, prepared, calibration.reference)
+    else:
+        codes, by_patient = calibration.reference.distances(*patient_embeddings(run.algorithm, prepared))
+        distances = by_patient[np.searchsorted(codes, data.domains.cpu().numpy())]
     relative = (distances / calibration.limit).round(3) if calibration.limit > 0 else distances
-    return {"unlike_training": (distances > calibration.limit).tolist(), "distance": relative.tolist()}
+    unlike = ~(distances <= calibration.limit) | failed  # So written, because NaN is unlike anything.
+    return {"unlike_training": unlike.tolist(), "distance": _blank(relative.tolist(), ~np.isfinite(relative))}
 
 
 def about(run: Run) -> JsonObject:

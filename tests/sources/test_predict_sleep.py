@@ -162,3 +162,17 @@ def test_probabilities_of_another_length_are_refused(night: tuple[Recording, np.
     with pytest.raises(DataError, match="40 epochs"):
         write_stages(tmp_path / "out", recording, probabilities[:-1])
     assert not any((tmp_path / "out").iterdir())
+
+
+def test_an_epoch_without_a_finite_output_has_no_stage(tmp_path: Path) -> None:
+    recording = read_recording(write_sine(tmp_path / "a.edf", 100), SETTINGS)
+    chances = np.tile(np.float32([0.1, 0.1, 0.6, 0.1, 0.1]), (3, 1))
+    chances[1] = np.nan
+    reasons = {"not_predicted": [None, "not finite", None]}
+    said = SamplePredictions(TargetSpec("classes", NAMES), chances, ["N2", None, "N2"], None, reasons)
+    table, notes, _ = sleep_edf.SleepEdf().write_predictions(tmp_path, recording, said)
+    rows = pl.read_csv(table)
+    assert rows["stage"].to_list() == ["N2", None, "N2"]
+    assert rows["p_N2"].to_list() == [0.6, None, 0.6]
+    assert rows["not_predicted"].to_list() == [None, "not finite", None]
+    assert [note.text for note in read_annotations(notes)] == ["Sleep stage N2", "Sleep stage ?", "Sleep stage N2"]

@@ -17,7 +17,8 @@ random order from the same population (samples *within* a patient may depend on 
 **Novelty**. The Mahalanobis distance of a patient's mean embedding from the training patients' means: with B the
 covariance of training patients' mean embeddings (shrunk after Ledoit and Wolf, since patients are few and dimensions
 many) and W that of samples around their own patient's mean, the mean of n samples of a usual patient varies by
-B + W / n. So a patient is not called unusual for having few samples.
+B + W / n. So a patient is not called unusual for having few samples. Where predictions use nothing later than the
+sample (causal context), neither does the mean.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from scipy import optimize, special
 
+from manydg.data.timeline import Timeline, running
 from manydg.errors import DataError
 from manydg.evaluation.metrics import divide, group_means
 from manydg.targets import Target
@@ -221,9 +224,33 @@ class Reference:
         patients : array ``(samples,)``
         """
         codes, means, counts, _ = _patient_means(np.asarray(embeddings, float), patients)
-        along = (means - self.mean) @ self.axes
-        squared = along**2 / (1.0 + self.within / counts[:, None])
-        return codes, np.sqrt(squared.mean(axis=1))
+        return codes, self._distances(means, counts)
+
+    def distances_so_far(self, embeddings: Array, patients: Array, times: Array) -> FloatArray:
+        """How far each sample's patient is as known at its time, ``(samples,)``.
+
+        The patient's mean is that of the sample itself and of strictly earlier ones, so that no later sample has a say.
+
+        Parameters
+        ----------
+        embeddings : array ``(samples, dim)``
+        patients, times : array ``(samples,)``
+            Codes of the patients, and when each sample was taken.
+        """
+        line = Timeline.of(torch.as_tensor(patients), torch.as_tensor(times), None)
+        values = torch.as_tensor(np.asarray(embeddings, float))[line.order]
+        sums = line.earlier(running(values, line.patient), line.patient) + values
+        counts = (line.before - line.patient + 2).numpy().astype(float)
+        distances = np.empty(len(values))
+        distances[line.order.numpy()] = self._distances(sums.numpy() / counts[:, None], counts)
+        return distances
+
+    def _distances(self, means: FloatArray, counts: FloatArray) -> FloatArray:
+        """Distances of means ``(n, dim)`` of so many samples ``(n,)``; NaN where a mean is not finite."""
+        with np.errstate(invalid="ignore", over="ignore"):
+            along = (means - self.mean) @ self.axes
+            squared = along**2 / (1.0 + self.within / counts[:, None])
+            return np.asarray(np.sqrt(squared.mean(axis=1)), float)
 
 
 def fit_reference(embeddings: Array, patients: Array) -> Reference:

@@ -70,7 +70,7 @@ def write_dense(
             rows = slice(start, start + step)
             with np.errstate(over="ignore"):
                 piece = np.asarray(values[rows], dtype=np.float32)
-            _check_finite(piece, start, missing, position_name)
+            check_finite(piece, start, missing, position_name)
             value_range.update(piece)
             when = None if times is None else times[rows]
             writer.append({column: piece}, labels.numpy()[rows], patients[rows], when)
@@ -115,7 +115,18 @@ class _Range:
         return [tuple(map(int, position)) for position in np.argwhere(self.high <= self.low)]
 
 
-def _check_finite(piece: npt.NDArray[np.float32], start: int, missing: str, position_name: PositionName) -> None:
+def check_finite(piece: npt.NDArray[np.float32], start: int, missing: str, position_name: PositionName) -> None:
+    """Raise if a value of some samples is infinite or, unless missing values are kept, missing.
+
+    Parameters
+    ----------
+    piece : array ``(rows, ...)``
+    start : int
+        The number of the first of these rows.
+    missing : {"refuse", "keep"}
+    position_name : callable
+        What messages call a position within a sample.
+    """
     bad = np.isinf(piece) if missing == "keep" else ~np.isfinite(piece)
     if not bad.any():
         return

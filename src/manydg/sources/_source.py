@@ -212,7 +212,8 @@ class SamplePredictions:
         Its names are the columns of ``probabilities``.
     probabilities : array ``(samples, K)``
     decisions : list of str
-        The class of each sample, or its labels as :func:`manydg.predict.joined_names` writes them.
+        The class of each sample, or its labels as :func:`manydg.predict.joined_names` writes them; ``None`` where there
+        is no prediction.
     threshold : float, optional
         The probability from which a label counts as present, where that is how it decides.
     trust : dict of str to sequence
@@ -221,7 +222,7 @@ class SamplePredictions:
 
     target: TargetSpec
     probabilities: npt.NDArray[np.float32]
-    decisions: Sequence[str]
+    decisions: Sequence[str | None]
     threshold: float | None
     trust: Mapping[str, Sequence[Any]]
 
@@ -512,7 +513,10 @@ def write_prediction_table(folder: Path, rows: pl.DataFrame, predictions: Sample
     table = rows.with_columns(
         pl.Series("predicted", predictions.decisions, dtype=pl.String),
         *([] if threshold is None else [pl.lit(float(f"{threshold:.6g}")).alias("threshold")]),
-        *(pl.Series(f"p_{name}", predictions.probabilities[:, k].round(5)) for k, name in enumerate(names)),
+        *(
+            pl.Series(f"p_{name}", predictions.probabilities[:, k].round(5)).fill_nan(None)
+            for k, name in enumerate(names)
+        ),
         *(pl.Series(name, values) for name, values in predictions.trust.items()),
     )
     texts = [column.name for column in table if column.dtype == pl.String]

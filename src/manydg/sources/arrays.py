@@ -15,7 +15,7 @@ import torch
 from manydg.data.info import DatasetInfo
 from manydg.errors import DataError, StorageError
 from manydg.files import Json
-from manydg.sources._dense import MISSING, write_dense
+from manydg.sources._dense import MISSING, check_finite, write_dense
 from manydg.sources._preparing import CohortFlow, with_provenance
 from manydg.sources._source import NewSamples, Options, RawArgument, Source, SourceDocs, TrainedOn, option
 
@@ -95,13 +95,15 @@ class Arrays(Source[ArraysOptions, Options]):
         self.check_trained_on(trained)
         samples = _load(raw)
         _check({"x": samples}, {"x": raw})
-        values = np.array(samples, dtype=np.float32)
+        with np.errstate(over="ignore"):
+            values = np.array(samples, dtype=np.float32)
         gaps = ~np.isfinite(values.reshape(len(values), -1)).all(axis=1)
         if gaps.any() and not trained.settings.get("missing"):
             raise DataError(
                 f"{raw}: {int(gaps.sum())} samples hold missing or infinite values, the first is row "
                 f"{int(np.flatnonzero(gaps)[0])}, but the model was trained on complete ones: fill them in"
             )
+        check_finite(values, 0, "keep", lambda position: f"{raw}: position {list(position)}")
         column = "signal" if "rate" in trained.settings else "x"
         rows = np.arange(len(values))
         yield NewSamples({column: torch.from_numpy(values)}, pl.DataFrame({"row": rows}), rows)

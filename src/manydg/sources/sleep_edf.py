@@ -89,6 +89,7 @@ _CODES = {
 _NAME = re.compile(r"(?P<study>SC4|ST7)(?P<subject>\d\d)(?P<night>\d)\w\w-(?P<part>PSG|Hypnogram)\.edf", re.IGNORECASE)
 _STUDIES = {"cassette": ("SC4",), "telemetry": ("ST7",), "both": ("SC4", "ST7")}
 _WORDS = {name: f"Sleep stage {name}" for name in ("W", "N1", "N2", "N3")} | {"REM": "Sleep stage R"}
+_NO_STAGE = "Sleep stage ?"
 _HEIGHT = {"W": 4, "REM": 3, "N1": 2, "N2": 1, "N3": 0}
 _BLOCK = 128
 
@@ -189,10 +190,10 @@ class SleepEdf(Source[SleepEdfOptions, RecordingOptions]):
                 f"{len(samples.patients)} epochs and {len(names)} stages, but probabilities of {probabilities.shape}"
             )
         table, notes, plot = (folder / f"{samples.name}{end}" for end in (".csv", "-Hypnogram.edf", ".png"))
-        best = [names[k] for k in probabilities.argmax(axis=1)]
+        stages = [_NO_STAGE if name is None else _WORDS.get(name, name) for name in predictions.decisions]
         write_atomically(table, epoch_table(names, probabilities, samples.epoch_seconds, predictions.trust))
         try:
-            write_annotations(notes, [_WORDS.get(name, name) for name in best], samples.start, samples.epoch_seconds)
+            write_annotations(notes, stages, samples.start, samples.epoch_seconds)
             plot_hypnogram(plot, names, probabilities, samples.name, samples.epoch_seconds)
         except OSError as error:
             raise disk_error(error, folder) from error
@@ -639,14 +640,18 @@ def epoch_table(
     seconds: float,
     more: Mapping[str, Sequence[Any]] | None = None,
 ) -> str:
-    """CSV text: epoch, its start in seconds, the most probable stage, each stage's probability, and further columns."""
+    """CSV text: epoch, its start in seconds, the most probable stage, each stage's probability, and further columns.
+
+    An epoch whose probabilities are not finite has neither a stage nor probabilities.
+    """
     further = more or {}
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["epoch", "seconds", "stage", *(f"p_{name}" for name in names), *map(csv_text, further)])
     for epoch, (row, best) in enumerate(zip(probabilities, probabilities.argmax(axis=1), strict=True)):
         more_cells = [column[epoch] for column in further.values()]
-        cells = [epoch, f"{epoch * seconds:g}", names[best], *(f"{value:.6f}" for value in row), *more_cells]
+        known = [names[best], *(f"{value:.6f}" for value in row)] if np.isfinite(row).all() else [""] * (len(row) + 1)
+        cells = [epoch, f"{epoch * seconds:g}", *known, *more_cells]
         writer.writerow([csv_text(cell) if isinstance(cell, str) else cell for cell in cells])
     return text.getvalue()
 
@@ -667,7 +672,9 @@ def plot_hypnogram(
     level = np.empty(len(names))
     level[order] = np.arange(len(names))
     hours = np.arange(len(probabilities) + 1) * seconds / 3600
-    best = level[probabilities.argmax(axis=1)]
+    known = np.isfinite(probabilities).all(axis=1)
+    best = np.where(known, level[probabilities.argmax(axis=1)], np.nan)
+    shares = np.where(known[:, None], probabilities, 0.0)
     # A dollar in a name is a dollar, not the beginning of a formula.
     with mpl.rc_context({"text.parse_math": False}):
         figure = Figure(figsize=(12, 4.5), layout="constrained")
@@ -678,7 +685,7 @@ def plot_hypnogram(
         upper.set_ylim(-0.5, len(names) - 0.5)
         upper.set_title(title, loc="left")
         edges = np.repeat(hours, 2)[1:-1]
-        lower.stackplot(edges, np.repeat(probabilities[:, order].T, 2, axis=1), labels=[names[k] for k in order])
+        lower.stackplot(edges, np.repeat(shares[:, order].T, 2, axis=1), labels=[names[k] for k in order])
         lower.set(
             xlabel="hours since the recording began", ylabel="probability", ylim=(0, 1), xlim=(0, float(hours[-1]))
         )

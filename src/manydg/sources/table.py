@@ -21,7 +21,7 @@ import torch
 from manydg.data.info import DatasetInfo
 from manydg.errors import ConfigError, DataError, StorageError
 from manydg.files import Json
-from manydg.sources._dense import MISSING, write_dense
+from manydg.sources._dense import MISSING, check_finite, naming, write_dense
 from manydg.sources._preparing import CohortFlow, with_provenance
 from manydg.sources._source import NewSamples, Options, RawArgument, Source, SourceDocs, TrainedOn, option
 
@@ -126,6 +126,9 @@ class TableFile(Source[TableOptions, Options]):
                 f"{raw}: {int(gaps.sum())} rows have empty features, the first is row {row}, but the model was trained "
                 "on complete rows: fill them in or leave those rows out"
             )
+        features = trained.settings["features"]
+        with naming(raw):
+            check_finite(values, 0, "keep", lambda position: f"feature '{features[position[0]]}'")
         patients, times = read_roles(raw, trained.roles, trained.settings.get("session_gap"))
         rows = np.arange(len(values))
         whose = rows if patients is None else patients

@@ -16,7 +16,7 @@ from manydg.config import TrainingConfig
 from manydg.data.columns import unnest
 from manydg.data.context import ContextOptions, apply_context, estimate_strength, has_context, has_signals, unsupported
 from manydg.data.dataset import Batch, DomainDataset, InputSchema
-from manydg.errors import ConfigError
+from manydg.errors import ConfigError, DataError
 from manydg.training.execution.distributed import current_team, predict_together
 
 MAX_ROWS = 4096
@@ -29,6 +29,24 @@ def batches(dataset: DomainDataset, device: torch.device) -> Iterator[Batch]:
     for start in range(0, len(dataset), rows):
         index = torch.arange(start, min(start + rows, len(dataset)), device=dataset.device)
         yield dataset.take(index).to(device)
+
+
+def refuse_infinite(dataset: DomainDataset) -> None:
+    """Raise if an input is infinite, as no prepared dataset holds it."""
+    start = 0
+    for batch in batches(dataset, dataset.device):
+        for name, column in batch.inputs.items():
+            levels, items = unnest(column)
+            if not items.is_floating_point() or not bool((bad := torch.isinf(items)).any()):
+                continue
+            row = int(torch.nonzero(bad)[0, 0])
+            for offsets in reversed(levels):
+                row = int(torch.searchsorted(offsets, row, right=True)) - 1
+            raise DataError(
+                f"input '{name}' is infinite, or too large for float32, in row {start + row} (the first row is 0): "
+                "replace it"
+            )
+        start += len(batch)
 
 
 def whole_patients(dataset: DomainDataset) -> list[Tensor]:
@@ -44,14 +62,16 @@ def whole_patients(dataset: DomainDataset) -> list[Tensor]:
 def predict_probabilities(algorithm: Algorithm, dataset: DomainDataset) -> Tensor:
     """Probabilities of every sample, ``(samples, K)``, on the CPU.
 
-    An algorithm that uses a patient's other samples gets all samples of the patient in the dataset.
+    An algorithm that uses a patient's other samples gets all samples of the patient in the dataset. Where a logit of a
+    sample is not finite, all its probabilities are NaN: a sigmoid would make certainty of an overflow.
     """
     algorithm.eval()
     predict = _predict_patients if algorithm.uses_patients else _predict_samples
     with torch.inference_mode():
         team = current_team()
         logits = predict(algorithm, dataset) if team is None else predict_together(team, predict, algorithm, dataset)
-        return algorithm.target.probabilities(logits)
+        finite = torch.isfinite(logits).all(dim=1, keepdim=True)
+        return torch.where(finite, algorithm.target.probabilities(logits), torch.nan)
 
 
 def _predict_samples(algorithm: Algorithm, dataset: DomainDataset) -> Tensor:

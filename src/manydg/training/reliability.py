@@ -30,7 +30,7 @@ from manydg.evaluation.trust import (
 )
 from manydg.files import Json
 from manydg.training.checkpoint import read_tensors, write_tensors
-from manydg.training.inference import embed_dataset
+from manydg.training.inference import embed_dataset, whole_patients
 
 CALIBRATION = "calibration.safetensors"
 SAMPLES_OF_A_PATIENT, MOST_SAMPLES = 200, 50_000
@@ -87,10 +87,7 @@ def fit_calibration(algorithm: Algorithm, sides: Mapping[str, DomainDataset], va
 def patient_embeddings(
     algorithm: Algorithm, dataset: DomainDataset
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-    """Embeddings of samples spread evenly over each patient's, at most two hundred of each, and their patients.
-
-    They are the features v and, where the algorithm has it, the domain factor z beside them.
-    """
+    """Embeddings of samples spread evenly over each patient's, at most two hundred of each, and their patients."""
     domains = dataset.domains.cpu().numpy()
     each = max(1, min(SAMPLES_OF_A_PATIENT, MOST_SAMPLES // max(dataset.n_patients, 1)))
     order = np.argsort(domains, kind="stable")
@@ -100,9 +97,31 @@ def patient_embeddings(
     # The n-th sample is taken where n times the share taken passes a whole number.
     share = taken / counts[domains[order]]
     chosen = np.sort(order[np.floor((position + 1) * share + 1e-9) > np.floor(position * share + 1e-9)])
-    embeddings = embed_dataset(algorithm, dataset.select(chosen))
-    values = torch.cat([embeddings[name] for name in ("v", "z") if name in embeddings], dim=1)
-    return values.numpy(), domains[chosen]
+    return _embed(algorithm, dataset.select(chosen)), domains[chosen]
+
+
+def distances_so_far(algorithm: Algorithm, dataset: DomainDataset, reference: Reference) -> npt.NDArray[np.float64]:
+    """How far each sample's patient is from the training patients, known from samples up to this one, ``(samples,)``.
+
+    Parameters
+    ----------
+    dataset : DomainDataset
+        With times.
+    """
+    assert dataset.times is not None
+    distances = np.empty(len(dataset))
+    for rows in whole_patients(dataset):
+        part = dataset.select(rows)
+        distances[rows.cpu().numpy()] = reference.distances_so_far(
+            _embed(algorithm, part), part.domains.cpu().numpy(), dataset.times[rows].cpu().numpy()
+        )
+    return distances
+
+
+def _embed(algorithm: Algorithm, dataset: DomainDataset) -> npt.NDArray[np.float32]:
+    """The features v and, where the algorithm has it, the domain factor z beside them, ``(samples, dim)``."""
+    embeddings = embed_dataset(algorithm, dataset)
+    return torch.cat([embeddings[name] for name in ("v", "z") if name in embeddings], dim=1).numpy()
 
 
 def write_calibration(folder: Path, calibration: Calibration) -> None:

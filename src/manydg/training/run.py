@@ -39,7 +39,7 @@ from manydg.targets import target_of
 from manydg.training.checkpoint import read_tensors, write_tensors
 from manydg.training.execution.distributed import by_leader, current_team
 from manydg.training.fit import CHECKPOINT, Fitted, Reporter, Silent, fit, rebuild, trust_named
-from manydg.training.inference import as_trained, predict_probabilities, with_context
+from manydg.training.inference import as_trained, predict_probabilities, refuse_infinite, with_context
 from manydg.training.record import Counts, RunRecord
 from manydg.training.reliability import fit_calibration, write_calibration
 
@@ -82,11 +82,24 @@ class Run:
         """Probabilities for samples of any patient, ``(samples, K)``.
 
         Where the run was trained with patient context, that of each patient is made from the samples given here.
+
+        Raises
+        ------
+        DataError
+            If an input is infinite, or so large that the output for a sample is not finite.
         """
-        return predict_probabilities(self.algorithm, self.prepare(dataset)).numpy()
+        probabilities = predict_probabilities(self.algorithm, self.prepare(dataset)).numpy()
+        failed = np.flatnonzero(~np.isfinite(probabilities).all(axis=1))
+        if len(failed):
+            raise DataError(
+                f"the model's output is not finite for {len(failed)} of {len(probabilities)} samples, the first is row "
+                f"{failed[0]} (the first row is 0): its values overflow in the model; correct them or leave them out"
+            )
+        return probabilities
 
     def prepare(self, dataset: DomainDataset) -> DomainDataset:
         """The dataset as the run's algorithm takes it: checked, and with the patient context it was trained with."""
+        refuse_infinite(dataset)
         prepared = as_trained(dataset, self.schema, self.algorithm.backbone)
         self.schema.check(InputSchema.of(prepared))
         return prepared
