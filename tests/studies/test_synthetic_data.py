@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ import pytest
 
 from manydg.cli.inspect import summarize as inspect_dataset
 from manydg.data.dataset import open_dataset
+from manydg.data.info import Provenance, SourceFile
 from manydg.predict import about
 from manydg.report import write_report
 from manydg.sources import prepare, synthesize
 from manydg.studies.conduct import compare
-from manydg.studies.records import read_description
+from manydg.studies.records import describe_study, read_description
 from manydg.synthetic import make_demo_dataset
 from manydg.training.run import open_run
 
@@ -49,6 +51,16 @@ def test_its_tables_and_its_page_say_so(demo: Path) -> None:
     assert {row["synthetic"] for row in csv.DictReader((results / "summary.csv").open())} == {"yes"}
     assert "## compare on patients (synthetic data)" in (results / "summary.md").read_text()
     assert "<h1>Synthetic data: " in write_report(results, demo / "page.html").read_text(encoding="utf-8")
+
+
+def test_the_study_does_not_name_raw_files_whose_names_may_hold_a_patients_id(demo: Path, tmp_path: Path) -> None:
+    data = open_dataset(demo / "patients")
+    origin = Provenance("sleep-edf", "manydg", (SourceFile("SC4711E0-PSG.edf", 10, "ab"),), {"trim": 30})
+    described = replace(data, info=replace(data.info, provenance=origin))
+    describe_study(tmp_path, described, "nights", {"compare": "manydg compare"})
+    text = (tmp_path / "study.json").read_text()
+    assert "SC4711" not in text
+    assert read_description(tmp_path).datasets["nights"].provenance == replace(origin, files=())
 
 
 def test_part_of_a_synthetic_dataset_is_synthetic(demo: Path) -> None:

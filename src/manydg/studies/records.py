@@ -181,6 +181,7 @@ class StudiedDataset:
         Quantiles by level, as text: ``{"0.5": 120.0, ...}``.
     cohort_flow : tuple of CohortStep
     provenance : Provenance, optional
+        Without the raw files, whose names may hold patients' ids.
     commands : mapping
         Experiment to the command that made it.
     """
@@ -209,7 +210,7 @@ class StudiedDataset:
     @staticmethod
     def of(data: DomainDataset, name: str, commands: Mapping[str, str]) -> StudiedDataset:
         """The description of a dataset."""
-        counts = data.domains.bincount().double()
+        counts, origin = data.domains.bincount().double(), data.info.provenance
         return StudiedDataset(
             name=name,
             hash=data.content_hash(),
@@ -219,7 +220,7 @@ class StudiedDataset:
             label_counts=label_counts(data),
             samples_per_patient={str(q): float(counts.quantile(q)) for q in (0.0, 0.25, 0.5, 0.75, 1.0)},
             cohort_flow=data.info.cohort_flow,
-            provenance=data.info.provenance,
+            provenance=None if origin is None else replace(origin, files=()),
             commands=commands,
         )
 
