@@ -167,8 +167,8 @@ def test_a_missing_column_is_an_error(tmp_path: Path, column: str) -> None:
 
 
 def test_an_id_that_is_not_a_number_is_an_error(tmp_path: Path) -> None:
-    raw = write_tables(tmp_path / "raw", PRESCRIPTIONS=PRESCRIPTIONS.replace("2,201", "two,201"))
-    with pytest.raises(DataError, match=r"PRESCRIPTIONS.csv, row 8: 'subject_id' is not a whole number"):
+    raw = write_tables(tmp_path / "raw", PRESCRIPTIONS=PRESCRIPTIONS.replace("2,201", "2,two"))
+    with pytest.raises(DataError, match=r"PRESCRIPTIONS.csv, row 8: 'hadm_id' is not a whole number"):
         prepare(raw)
 
 

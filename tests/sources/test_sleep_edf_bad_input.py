@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -19,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from manydg import sources
-from manydg.errors import DataError, ManyDGError, StorageError
+from manydg.errors import DataError, ManyDGError, ManyDGWarning, StorageError
 from manydg.sources._edf import read_annotations, read_epochs, read_header, write_annotations
 from manydg.sources.sleep_edf import CHANNELS, check_recording
 
@@ -82,6 +83,64 @@ def test_a_web_page_saved_as_edf_is_not_an_edf_file(tmp_path: Path) -> None:
     raw = make_night(tmp_path / "raw")
     (raw / PSG).write_text("<html>" + "please log in" * 100)
     fails(raw, tmp_path, DataError, rf"{PSG} is not an EDF file")
+
+
+@pytest.mark.parametrize("at", [100, 190, 300, 768, 900, 40_000])
+def test_one_byte_too_many_is_refused_wherever_it_is(tmp_path: Path, at: int) -> None:
+    raw = make_night(tmp_path / "raw")
+    content = (raw / PSG).read_bytes()
+    (raw / PSG).write_bytes(content[:at] + b"0" + content[at:])
+    fails(raw, tmp_path, DataError, rf"{PSG}.*(longer than its header says|damaged|not an EDF|header says it is)")
+
+
+@pytest.mark.parametrize(("old", "new"), [(b"\n", b"\r\n"), (b"\r", b"\r\n")])
+def test_converted_line_ends_are_refused(tmp_path: Path, old: bytes, new: bytes) -> None:
+    raw = make_night(tmp_path / "raw")
+    content = (raw / PSG).read_bytes()
+    assert old in content
+    (raw / PSG).write_bytes(content.replace(old, new))
+    fails(raw, tmp_path, DataError, rf"{PSG} is \d+ bytes longer than its header says: bytes were inserted")
+
+
+def test_a_byte_that_moved_within_a_header_is_found_though_the_size_is_right(tmp_path: Path) -> None:
+    raw = make_night(tmp_path / "raw")
+    content = (raw / PSG).read_bytes()
+    (raw / PSG).write_bytes(content[:100] + b" " + content[100:300] + content[301:])
+    fails(raw, tmp_path, DataError, rf"{PSG} is damaged: .* does not begin where it should")
+    (raw / PSG).write_bytes(content[:90] + b"\r\n" + content[92:])
+    fails(raw, tmp_path, DataError, rf"{PSG} is damaged: its header is not text at byte 90")
+
+
+def test_a_recorder_that_was_not_stopped_may_leave_the_number_of_records_open(tmp_path: Path) -> None:
+    raw = make_night(tmp_path / "raw")
+    content = (raw / PSG).read_bytes()
+    open_end = content[:236] + b"-1      " + content[244:]
+    (raw / PSG).write_bytes(open_end)
+    assert read_header(raw / PSG).records == 4
+    (raw / PSG).write_bytes(open_end + b"x")
+    fails(raw, tmp_path, DataError, "1 bytes longer than its header says")
+    record = (len(content) - 256 * 3) // 4
+    (raw / PSG).write_bytes(content + content[-record:])
+    with pytest.warns(ManyDGWarning, match="1 data records more than its header announces: they are not read"):
+        assert read_header(raw / PSG).records == 4
+
+
+def test_real_recordings_agree_with_their_headers_to_the_byte(shared_data: Path) -> None:
+    files = sorted(shared_data.rglob("*.edf"))
+    assert len(files) > 80
+    for file in files:
+        assert read_header(file).records > 0
+
+
+def test_amplitudes_that_no_electrode_records_are_warned_of(tmp_path: Path) -> None:
+    raw = make_night(tmp_path / "raw")
+    content = (raw / PSG).read_bytes()
+    (raw / PSG).write_bytes(content.replace(b"uV      ", b"V       "))
+    with pytest.warns(ManyDGWarning, match=r"channel 'EEG .*' is not plausible: it varies by .* uV .RMS."):
+        sources.prepare("sleep-edf", raw, tmp_path / "out")
+    (raw / PSG).write_bytes(content.replace(b"32767   ", b"2047    ").replace(b"-32768  ", b"-2048   "))
+    with pytest.warns(ManyDGWarning, match="% of its samples are outside the range that the header states"):
+        sources.prepare("sleep-edf", raw, tmp_path / "out", overwrite=True)
 
 
 def test_a_recording_without_its_hypnogram_is_refused_or_skipped_and_counted(tmp_path: Path) -> None:
@@ -254,7 +313,9 @@ def valid(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes]:
 def attempt(action: Callable[[], Any]) -> None:
     """Whatever the file is, only an error of ours, fit to print on one line, may come out."""
     try:
-        action()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ManyDGWarning)
+            action()
     except ManyDGError as error:
         if not str(error).isprintable():
             raise AssertionError(f"not one printable line: {error!r}") from error

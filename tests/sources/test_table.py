@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import gzip
 import importlib.util
 import warnings
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from manydg.data.dataset import DomainDataset, open_dataset
 from manydg.errors import ConfigError, DataError, ManyDGWarning, StorageError
 from manydg.sources import prepare
+from manydg.sources.table import read_roles
 
 ROWS = {
     "who": ["ann", "ann", "bob", "bob", "cem", "cem"],
@@ -32,8 +34,6 @@ def write(folder: Path, name: str = "table.parquet", **changes: Any) -> Path:
     if name.endswith(".parquet"):
         frame.write_parquet(path)
     elif name.endswith(".gz"):
-        import gzip
-
         path.write_bytes(gzip.compress(frame.write_csv().encode()))
     else:
         frame.write_csv(path, separator="\t" if name.endswith(".tsv") else ",")
@@ -248,3 +248,60 @@ def test_the_kidney_example_joins_hours_to_patients(tmp_path: Path, shared_data:
     stays = table.select("uniquepid", "stay", "stay_id").unique()
     assert not stays.select("uniquepid", "stay").is_duplicated().any()
     assert stays["stay"].min() == 1
+
+
+IDS = ["1000", "01000", "1e1", "10", "10.0", "98765432109876543210987", "98765432109876543210988"]
+
+
+@pytest.mark.parametrize("ending", [".csv", ".csv.gz", ".tsv", ".parquet"])
+def test_ids_of_patients_are_text(tmp_path: Path, ending: str) -> None:
+    frame = pl.DataFrame({"who": np.repeat(IDS, 2), "state": ["a", "b"] * len(IDS), "x": np.arange(2.0 * len(IDS))})
+    path = tmp_path / f"table{ending}"
+    if ending == ".parquet":
+        frame.write_parquet(path)
+    else:
+        text = frame.write_csv(separator="\t" if ending == ".tsv" else ",").encode()
+        path.write_bytes(gzip.compress(text) if ending == ".csv.gz" else text)
+    out = prepare("table", path, tmp_path / "out", patient="who", target=["state"], features=["x"])
+    assert sorted(open_dataset(out).patients) == sorted(IDS)
+    patients, _ = read_roles(path, {"patient": "who"})
+    assert patients is not None
+    assert patients.tolist() == frame["who"].to_list()
+
+
+def test_ids_that_are_plain_numbers_keep_their_order_of_size(tmp_path: Path) -> None:
+    frame = pl.DataFrame({"who": ["10", "9", "2", "2"], "state": ["a", "b", "a", "b"], "x": [1.0, 2.0, 3.0, 4.0]})
+    frame.write_csv(tmp_path / "t.csv")
+    out = prepare("table", tmp_path / "t.csv", tmp_path / "out", patient="who", target=["state"], features=["x"])
+    assert open_dataset(out).patients.tolist() == ["2", "9", "10"]
+
+
+def test_ids_too_large_for_a_number_of_the_file_are_told_apart_or_refused(tmp_path: Path) -> None:
+    large = 2**63 + np.arange(3, dtype=np.uint64)
+    frame = pl.DataFrame({"who": large.repeat(2), "state": ["a", "b"] * 3, "x": np.arange(6.0)})
+    frame.write_parquet(tmp_path / "t.parquet")
+    options: Any = {"patient": "who", "target": ["state"], "features": ["x"]}
+    out = prepare("table", tmp_path / "t.parquet", tmp_path / "out", **options)
+    assert sorted(open_dataset(out).patients) == [str(number) for number in large]
+    frame.with_columns(pl.col("who").cast(pl.Float64)).write_parquet(tmp_path / "f.parquet")
+    with pytest.raises(DataError, match=r"f.parquet: some patient ids are numbers that a float cannot tell"):
+        prepare("table", tmp_path / "f.parquet", tmp_path / "no", **options)
+
+
+def test_a_table_that_was_cut_is_refused(tmp_path: Path) -> None:
+    text = "who,state,x\n1,a,1.5\n1,b,2.5\n2,a,3.5\n2,b"
+    options: Any = {"patient": "who", "target": ["state"], "features": ["x"], "missing": "keep"}
+    for name, content in (("t.csv", text.encode()), ("t.csv.gz", gzip.compress(text.encode()))):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError, match=r"is cut short: its last row has 2 of 3 fields"):
+            prepare("table", tmp_path / name, tmp_path / "out", **options)
+
+
+def test_a_parquet_file_that_unpacks_to_far_more_than_it_is_stops_at_the_limit(tmp_path: Path) -> None:
+    rows = 40_000_000
+    pl.select(who=pl.repeat(1, rows, dtype=pl.Int8), x=pl.repeat(0, rows, dtype=pl.Int8)).write_parquet(
+        tmp_path / "bomb.parquet", compression="zstd"
+    )
+    options: Any = {"patient": "who", "target": ["x"], "features": ["x"]}
+    with pytest.raises(DataError, match="announces 40,000,000 rows of 2 columns in"):
+        prepare("table", tmp_path / "bomb.parquet", tmp_path / "out", **options)

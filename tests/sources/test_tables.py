@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from manydg.errors import DataError, ManyDGError, StorageError
+from manydg.errors import DataError, ManyDGError, ManyDGWarning, StorageError
+from manydg.sources import _tables
 from manydg.sources._tables import find_tables, open_table
 
 TEXT = "ID,Name\n1,a\n2,b\n"
@@ -96,7 +97,28 @@ def test_a_plain_file_that_ends_in_the_middle_of_a_row_is_an_error(tmp_path: Pat
     with pytest.raises(DataError, match="last row has 1 of 2 fields"):
         scan(write(tmp_path / "t.csv", TEXT + "31"))
     assert len(scan(write(tmp_path / "t.csv", TEXT + '3,"two\nlines"\n\n'))) >= 3
-    assert len(scan(write(tmp_path / "t.csv", TEXT + "3,c"))) == 3
+    with pytest.warns(ManyDGWarning, match=r"the last line of .*t.csv does not end"):
+        assert len(scan(write(tmp_path / "t.csv", TEXT + "3,c"))) == 3
+
+
+def test_a_file_cut_before_it_was_packed_is_an_error(tmp_path: Path) -> None:
+    """The gzip file itself is whole, so only its content can tell."""
+    with pytest.raises(DataError, match=r"t.csv.gz is cut short: its last row has 1 of 2 fields"):
+        scan(write(tmp_path / "t.csv.gz", TEXT + "31"))
+    with pytest.warns(ManyDGWarning, match=r"the last line of .*t.csv.gz does not end"):
+        scan(write(tmp_path / "t.csv.gz", TEXT + "3,c"))
+
+
+def test_a_decompression_bomb_stops_at_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_tables, "UNPACKED_ALWAYS", 1 << 22)
+    path = write(tmp_path / "t.csv.gz", "id,name\n" + f"1,{'a' * 100}\n" * 100_000)
+    with pytest.raises(DataError, match=r"t.csv.gz unpacks to more than \d MB, over 200 times its size"):
+        scan(path)
+    monkeypatch.setattr(_tables, "UNPACKED_RATIO", 10_000)
+    assert len(scan(path)) == 100_000
+    monkeypatch.setattr(_tables, "UNPACKED_MOST", 1 << 23)
+    with pytest.raises(DataError, match="unpacks to more than 8 MB"):
+        scan(path)
 
 
 def test_an_id_that_is_not_a_number_is_placed_but_not_shown(tmp_path: Path) -> None:

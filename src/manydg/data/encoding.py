@@ -15,6 +15,7 @@ from manydg.data.info import KINDS, TargetSpec
 from manydg.errors import DataError
 
 ArrayLike = npt.NDArray[Any] | Tensor
+_LARGEST_EXACT = 2**53
 
 
 def encode_column(name: str, column: ArrayLike | Ragged, *, missing: bool) -> Column:
@@ -51,7 +52,7 @@ def as_stored(name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def encode_patients(patients: ArrayLike | Sequence[Any]) -> tuple[Tensor, npt.NDArray[np.str_]]:
-    """Integer codes and names, in the sorted order of the ids as given."""
+    """Integer codes and names, in the sorted order of the ids as given: ids of text are compared as text."""
     ids = np.asarray(patients)
     if ids.ndim != 1:
         raise DataError(f"patient ids must be one-dimensional, one per sample; they have shape {ids.shape}")
@@ -60,6 +61,10 @@ def encode_patients(patients: ArrayLike | Sequence[Any]) -> tuple[Tensor, npt.ND
     if ids.dtype.kind == "f":
         if not np.isfinite(ids).all():
             raise DataError("some patient ids are missing (NaN); every sample must say whose it is")
+        if (np.abs(ids) >= _LARGEST_EXACT).any():
+            raise DataError(
+                "some patient ids are numbers that a float cannot tell from their neighbours: give ids as text"
+            )
         if (ids == np.round(ids)).all():
             ids = ids.astype(np.int64)
     names, codes = np.unique(ids.astype(str) if ids.dtype.kind == "O" else ids, return_inverse=True)

@@ -1,12 +1,18 @@
 """EDF and EDF+ read directly: only the channels asked for, through a memory map.
 
 Every field of a header is checked before it is used, so that a damaged file ends in an error that names the file and
-what is wrong with it, never in a wrong array.
+what is wrong with it, never in a wrong array. One byte too many shifts every sample after it to about a thousandfold
+amplitude, so the size of a file has to be what its header says, to the byte. What real recordings need is tolerated:
+
+- ``-1`` data records, which a recorder leaves that was not stopped properly: as many whole ones as there are;
+- whole data records beyond those announced: they are not read, with a warning;
+- in names and remarks, letters outside ASCII (``µV``), and NUL where the format has blanks.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -15,9 +21,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from manydg.errors import DataError, StorageError
+from manydg.errors import DataError, ManyDGWarning, StorageError
 
 MICROVOLTS = {"uv": 1.0, "µv": 1.0, "μv": 1.0, "mv": 1e3, "v": 1e6, "nv": 1e-3}
+PLAUSIBLE_MICROVOLTS = (0.05, 2000.0)
+"""How much an electrode on or in a head varies, as the root mean square of an epoch around its mean."""
+MOST_OUT_OF_RANGE = 0.01
+"""Share of a channel's samples that may be outside the range its header states."""
 _FIELDS = (16, 80, 8, 8, 8, 8, 8, 80, 8, 32)
 
 
@@ -96,7 +106,18 @@ def read_header(path: str | Path) -> EdfHeader:
         raise StorageError(f"cannot read {file}: {error.strerror or error}") from error
     if len(block) < 256 * signals:
         raise DataError(f"{file} is truncated: it ends within its header ({size} bytes). Download it again")
+    _check_text(file, fixed + block)
     return _check(file, size, fixed, _channels(file, block, signals))
+
+
+def _check_text(file: Path, header: bytes) -> None:
+    """Raise if a header is not text throughout: it is shorter or longer than it says, or line ends were converted."""
+    control = [at for at, byte in enumerate(header) if 0 < byte < 32 or byte == 127]
+    if control:
+        raise DataError(
+            f"{file} is damaged: its header is not text at byte {control[0]}, as if bytes were inserted or left out "
+            "(line ends converted?). Download it again, as a binary file"
+        )
 
 
 def _check(file: Path, size: int, fixed: bytes, channels: tuple[EdfChannel, ...]) -> EdfHeader:
@@ -117,8 +138,25 @@ def _check(file: Path, size: int, fixed: bytes, channels: tuple[EdfChannel, ...]
     records = present if stated == -1 else stated
     if records == 0:
         raise DataError(f"{file} holds no data records")
+    _check_size(file, size - head - records * record_bytes, record_bytes)
     reserved = _text(fixed[192:236])
+    if "EDF+" in reserved and not fixed[192:].startswith(b"EDF+"):
+        raise DataError(f"{file} is damaged: the fields of its header are not at their places. Download it again")
     return EdfHeader(file, _start(fixed), records, seconds, channels, not reserved.startswith("EDF+D"))
+
+
+def _check_size(file: Path, extra: int, record_bytes: int) -> None:
+    if extra % record_bytes:
+        raise DataError(
+            f"{file} is {extra} bytes longer than its header says: bytes were inserted, so that all samples after them "
+            "are wrong (line ends converted?). Download it again, as a binary file"
+        )
+    if extra:
+        warnings.warn(
+            f"{file} has {extra // record_bytes} data records more than its header announces: they are not read",
+            ManyDGWarning,
+            stacklevel=4,
+        )
 
 
 def _channels(file: Path, block: bytes, signals: int) -> tuple[EdfChannel, ...]:
@@ -144,7 +182,9 @@ def _text(field: bytes) -> str:
 
 
 def read_number(field: bytes, file: Path, what: str) -> float:
-    """The finite number that a field of text holds."""
+    """The finite number that a field of text holds, from its first character on."""
+    if field.startswith((b" ", b"\0")) and field.strip(b"\0 "):
+        raise DataError(f"{file} is damaged: its {what} ('{_text(field)}') does not begin where it should")
     try:
         value = float(_text(field))
     except ValueError:
@@ -235,6 +275,53 @@ def read_epochs(
         if shift:
             signals[:, row] += np.float32(shift)
     return signals
+
+
+class AmplitudeCheck:
+    """Collects how much some channels vary, and warns of what no electrode records: a wrong unit, or shifted bytes.
+
+    Parameters
+    ----------
+    header : EdfHeader
+    channels : sequence of EdfChannel
+    """
+
+    def __init__(self, header: EdfHeader, channels: Sequence[EdfChannel]) -> None:
+        self._header, self._channels = header, channels
+        self._deviations: list[npt.NDArray[np.float32]] = []
+        self._outside, self._samples = np.zeros(len(channels), np.int64), 0
+        factors = [microvolts_per_unit(header, channel) for channel in channels]
+        ends = [sorted(factor * end for end in c.physical) for c, factor in zip(channels, factors, strict=True)]
+        low, high = np.array(ends, np.float32).reshape(-1, 2).T
+        margin = (high - low) * np.float32(1e-3)
+        self._low, self._high = (low - margin)[:, None], (high + margin)[:, None]
+
+    def add(self, signal: npt.NDArray[np.float32]) -> None:
+        """Count some epochs ``(epochs, channels, samples)`` in microvolts."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            self._deviations.append(signal.std(axis=2))
+        self._outside += ((signal < self._low) | (signal > self._high)).sum(axis=(0, 2))
+        self._samples += signal.shape[0] * signal.shape[2]
+
+    def warn(self) -> None:
+        """Warn of each channel that is not plausible."""
+        if not self._samples:
+            return
+        typical = np.median(np.concatenate(self._deviations), axis=0)
+        low, high = PLAUSIBLE_MICROVOLTS
+        for channel, rms, outside in zip(self._channels, typical, self._outside / self._samples, strict=True):
+            doubt = ""
+            if outside > MOST_OUT_OF_RANGE:
+                doubt = f"{outside:.0%} of its samples are outside the range that the header states"
+            elif rms > high or 0 < rms < low:
+                doubt = f"it varies by {rms:.3g} uV (RMS), and electrodes record {low:g} to {high:g}"
+            if doubt:
+                warnings.warn(
+                    f"{self._header.path}: channel '{channel.label}' is not plausible: {doubt}. Check its unit and "
+                    "calibration, or download the file again",
+                    ManyDGWarning,
+                    stacklevel=3,
+                )
 
 
 def _records_in(header: EdfHeader, content: npt.NDArray[np.uint8]) -> npt.NDArray[np.int16]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,12 +17,18 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from manydg.errors import DataError, StorageError
+from manydg.errors import DataError, ManyDGWarning, StorageError
 from manydg.sources._preparing import hint_at_another
 
 _ENDINGS = (".csv", ".csv.gz")
 _HEADER_LIMIT = 1 << 20
-_TAIL = 1 << 16
+_TAIL, _PIECE = 1 << 16, 1 << 20
+_PARQUET_RATIO, _BYTES_OF_A_NUMBER = 1000, 8
+_GZIP = b"\x1f\x8b"
+UNPACKED_RATIO = 200
+"""How many times its size a compressed file may unpack to, where that is more than ``UNPACKED_ALWAYS``."""
+UNPACKED_ALWAYS, UNPACKED_MOST = 1 << 28, 1 << 36
+"""Bytes that any compressed file may unpack to, and that none may."""
 
 
 @dataclass(frozen=True)
@@ -148,33 +155,82 @@ def open_table(path: Path, name: str) -> Table:
         if lower in columns:
             raise DataError(f"{path} has the column '{lower}' twice: it is damaged, download it again")
         columns[lower] = spelt
-    if path.suffix.lower() != ".gz":
-        _check_last_row(path, len(header))
+    check_whole(path, len(header))
     return Table(name, path, columns)
 
 
-def _check_last_row(path: Path, fields: int) -> None:
-    """Raise if a plain file ends in the middle of a row; a gzip file knows by itself whether it is whole."""
+def check_whole(path: Path, fields: int, separator: str = ",") -> None:
+    """Raise if a CSV file, plain or gzipped, ends in the middle of a row, or unpacks to more than the limits allow.
+
+    Parameters
+    ----------
+    fields : int
+        The number of columns.
+    """
     with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - _TAIL))
-        lines = file.read().decode("utf-8", "replace").splitlines()
+        packed = file.read(2) == _GZIP
+    tail = _unpacked_tail(path) if packed else _plain_tail(path)
+    lines = tail.decode("utf-8", "replace").splitlines()
     last = next((line for line in reversed(lines[1:]) if line.strip()), "")
     # With an odd number of quotes the row began on an earlier line, in a text that holds a line break.
     if not last or last.count('"') % 2 or "\0" in last:
         return
     try:
-        count = len(next(csv.reader([last]), []))
+        count = len(next(csv.reader([last], delimiter=separator), []))
     except csv.Error:
         return
     if count < fields:
         raise DataError(f"{path} is cut short: its last row has {count} of {fields} fields: download it again")
+    if not tail.endswith((b"\n", b"\r")):
+        warnings.warn(
+            f"the last line of {path} does not end: the file may be cut short. Compare its size with the original's, "
+            "or end the line",
+            ManyDGWarning,
+            stacklevel=4,
+        )
+
+
+def check_unpacked_rows(path: Path, rows: int, columns: int) -> None:
+    """Raise if a parquet file announces more rows than the limits on compressed files allow."""
+    size = path.stat().st_size
+    limit = min(UNPACKED_MOST, max(UNPACKED_ALWAYS, _PARQUET_RATIO * size))
+    if _BYTES_OF_A_NUMBER * rows * columns > limit:
+        raise DataError(
+            f"{path} announces {rows:,} rows of {columns:,} columns in {size:,} bytes, which unpack to more than "
+            f"{limit / 2**20:,.0f} MB: no table of measurements does. If it is one, split it"
+        )
+
+
+def _plain_tail(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _TAIL))
+        return file.read()
+
+
+def _unpacked_tail(path: Path) -> bytes:
+    """The end of what a gzip file holds; all of it is unpacked once, which finds damage, and nothing is kept."""
+    limit = min(UNPACKED_MOST, max(UNPACKED_ALWAYS, UNPACKED_RATIO * path.stat().st_size))
+    tail, total = b"", 0
+    try:
+        with gzip.open(path) as stream:
+            while piece := stream.read(_PIECE):
+                total += len(piece)
+                if total > limit:
+                    raise DataError(
+                        f"{path} unpacks to more than {limit / 2**20:,.0f} MB, over {UNPACKED_RATIO} times its size or "
+                        f"{UNPACKED_MOST / 2**30:g} GB: no table does. If it is one, unpack it and give the .csv"
+                    )
+                tail = (tail + piece)[-_TAIL:]
+    except (OSError, EOFError, zlib.error) as error:
+        raise _broken_file(path, error) from None
+    return tail
 
 
 def read_header(path: Path) -> list[str]:
     """The column names in a CSV file's first line."""
     try:
         with path.open("rb") as raw:
-            packed = raw.read(2) == b"\x1f\x8b"
+            packed = raw.read(2) == _GZIP
             raw.seek(0)
             stream: Any = gzip.GzipFile(fileobj=raw) if packed else raw
             line = stream.readline(_HEADER_LIMIT).decode("utf-8-sig")
@@ -218,6 +274,30 @@ def _broken_file(path: Path, error: BaseException) -> DataError | StorageError:
     if path.suffix.lower() == ".gz" and not isinstance(error, FileNotFoundError | PermissionError):
         return DataError(f"{path} is cut short or is not a whole gzip file: download it again")
     return StorageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}")
+
+
+# Ids of patients, which are text: 1000, 01000 and 1e3 are three people.
+
+
+_PLAIN_NUMBER = r"^(?:0|[1-9][0-9]{0,17})$"
+
+
+def ids_of(texts: pl.Series) -> pl.Series:
+    """Ids as numbers, which are faster and sort by size, where each is the one way to write its number; else as text.
+
+    Examples
+    --------
+    >>> ids_of(pl.Series(["1000", "7"])).to_list(), ids_of(pl.Series(["1000", "01000"])).to_list()
+    ([1000, 7], ['1000', '01000'])
+    """
+    return texts.cast(pl.Int64) if texts.str.contains(_PLAIN_NUMBER).all() else texts
+
+
+def as_ids_of(column: pl.Expr, known: pl.Series) -> pl.Expr:
+    """A column of texts in the type of ids that :func:`ids_of` gave; null for what cannot be one of them."""
+    if known.dtype == pl.String:
+        return column
+    return pl.when(column.str.contains(_PLAIN_NUMBER)).then(column.cast(pl.Int64, strict=False))
 
 
 # Fast look-ups from the texts and ids of raw tables to numbers.

@@ -32,6 +32,7 @@ from manydg.errors import ConfigError, DataError, StorageError, csv_text
 from manydg.files import Json, disk_error, write_atomically
 from manydg.jobs import Job, in_this_process
 from manydg.sources._edf import (
+    AmplitudeCheck,
     Annotation,
     EdfChannel,
     EdfHeader,
@@ -477,12 +478,15 @@ def _copy_night(
     kept, stages = np.asarray(plan.epochs, np.int64), np.asarray(plan.stages, np.int64)
     header = check_recording(night.psg)
     channels = [header.find(label) for label in CHANNELS]
+    amplitudes = AmplitudeCheck(header, channels)
     # A few megabytes at a time stay in the processor's cache between reading, hashing and writing.
     for start in range(0, len(kept), _BLOCK):
         part = slice(start, start + _BLOCK)
         signal = read_epochs(header, channels, kept[part], EPOCH_SAMPLES, content)
+        amplitudes.add(signal)
         times = kept[part] * float(EPOCH_SECONDS) + offset
         writer.append_immutable({"signal": signal}, stages[part], [night.patient] * len(signal), times)
+    amplitudes.warn()
 
 
 # New recordings, which have no hypnogram
@@ -577,6 +581,7 @@ def read_recording(path: str | Path, trained: SignalFormat, *, resample: bool = 
         epochs = int((header.seconds + 1e-6) // seconds)
         _check_length(header, epochs, seconds)
         signal = read_epochs(header, channels, np.arange(epochs), samples)
+        _warn_of_amplitude(header, channels, signal)
     elif resample:
         signal = _resampled(header, channels, rate, seconds, samples)
     else:
@@ -595,6 +600,12 @@ def _channel(header: EdfHeader, label: str, trained: SignalFormat) -> EdfChannel
         raise DataError(f"{error}. The model was trained on {', '.join(trained.channels)}") from error
 
 
+def _warn_of_amplitude(header: EdfHeader, channels: Sequence[EdfChannel], signal: npt.NDArray[np.float32]) -> None:
+    amplitudes = AmplitudeCheck(header, channels)
+    amplitudes.add(signal)
+    amplitudes.warn()
+
+
 def _check_length(header: EdfHeader, epochs: int, seconds: float) -> None:
     if epochs < 1:
         raise DataError(f"{header.path} lasts {header.seconds:g} s, less than one epoch of {seconds:g} s")
@@ -610,7 +621,9 @@ def _resampled(
     _check_length(header, epochs, seconds)
     signal = np.empty((epochs, len(channels), samples), np.float32)
     for row, channel in enumerate(channels):
-        whole = read_epochs(header, [channel], np.arange(header.records), channel.samples_per_record).reshape(-1)
+        records = read_epochs(header, [channel], np.arange(header.records), channel.samples_per_record)
+        whole = records.reshape(-1)
+        _warn_of_amplitude(header, [channel], whole[None, None])
         ratio = Fraction(rate / header.rate(channel)).limit_denominator(1000)
         changed = resample_poly(whole, ratio.numerator, ratio.denominator)[: epochs * samples]
         changed = np.pad(changed, (0, epochs * samples - len(changed)), mode="edge")

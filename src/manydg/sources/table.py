@@ -24,6 +24,7 @@ from manydg.files import Json
 from manydg.sources._dense import MISSING, check_finite, naming, write_dense
 from manydg.sources._preparing import CohortFlow, with_provenance
 from manydg.sources._source import NewSamples, Options, RawArgument, Source, SourceDocs, TrainedOn, option
+from manydg.sources._tables import check_unpacked_rows, check_whole, ids_of
 
 _DIGITS = re.compile(r"(\d+)")
 _NULLS = ["", "NA", "N/A", "null", "NULL"]
@@ -87,12 +88,12 @@ class TableFile(Source[TableOptions, Options]):
     def prepare(
         self, raw: Path, out: Path, options: TableOptions, *, workers: int = 1, overwrite: bool = False
     ) -> Path:
-        table, columns = _open(raw)
+        table, columns = _open(raw, options.patient)
         roles = _choose(columns, raw, options)
         frame = _collect(table.select(roles.columns()), raw)
         flow = CohortFlow()
         flow.add("rows of the table", patients=frame[roles.patient].n_unique(), samples=frame.height)
-        patients = numbers_or_text(frame, roles.patient, "patient", raw)
+        patients = patients_of(frame, roles.patient, raw)
         times = None if roles.time is None else times_of(frame, roles.time, raw)
         settings: dict[str, Json] = {"features": roles.features}
         if roles.session is not None and times is not None:
@@ -176,8 +177,8 @@ def _choose(columns: Sequence[str], path: Path, options: TableOptions) -> _Roles
     return _Roles(patient, targets, time, session, names, [name for name in chosen if name in reserved])
 
 
-def _open(path: Path) -> tuple[pl.LazyFrame, list[str]]:
-    """A table whose rows are not read yet, and its columns."""
+def _open(path: Path, *as_text: str | None) -> tuple[pl.LazyFrame, list[str]]:
+    """A table whose rows are not read yet, and its columns; some of them are read as text, whatever they look like."""
     if path.is_dir():
         raise StorageError(f"{path} is a folder: name the table, a .parquet, .csv, .csv.gz or .tsv file")
     if not path.is_file():
@@ -188,9 +189,16 @@ def _open(path: Path) -> tuple[pl.LazyFrame, list[str]]:
     try:
         if name.endswith((".parquet", ".pq")):
             table = pl.scan_parquet(path)
-        else:
-            separator = "\t" if name.endswith(".tsv") else ","
-            table = pl.scan_csv(path, separator=separator, null_values=_NULLS, infer_schema_length=None)
+            columns = table.collect_schema().names()
+            check_unpacked_rows(path, table.select(pl.len()).collect().item(), len(columns))
+            return table, columns
+        separator = "\t" if name.endswith(".tsv") else ","
+        columns = pl.scan_csv(path, separator=separator, infer_schema=False).collect_schema().names()
+        check_whole(path, len(columns), separator)
+        texts = {column: pl.String for column in as_text if column in columns}
+        table = pl.scan_csv(
+            path, separator=separator, null_values=_NULLS, infer_schema_length=None, schema_overrides=texts
+        )
         return table, table.collect_schema().names()
     except (pl.exceptions.PolarsError, OSError) as error:
         raise StorageError(f"cannot read {path}: {_first_line(error)}") from error
@@ -274,6 +282,17 @@ def numbers_or_text(frame: pl.DataFrame, name: str, role: str, path: Path) -> np
     if column.dtype.is_temporal() or column.dtype.is_nested():
         raise DataError(f"{path}: {role} column '{name}' has type {column.dtype}; it must hold whole numbers or names")
     return np.array(column.cast(pl.String).to_list(), dtype=np.str_)
+
+
+def patients_of(frame: pl.DataFrame, name: str, path: Path) -> npt.NDArray[Any]:
+    """Whose each row is, ``(rows,)``: ids are text, and numbers only where nothing gets lost by it."""
+    column = _without_gaps(frame, name, "patient", path)
+    if column.dtype.is_decimal() or column.dtype in (pl.Int128, pl.UInt64):
+        column = column.cast(pl.String)
+    if column.dtype != pl.String:
+        return numbers_or_text(frame, name, "patient", path)
+    ids = ids_of(column)
+    return ids.to_numpy() if ids.dtype == pl.Int64 else np.array(ids.to_list(), dtype=np.str_)
 
 
 def labels_of(frame: pl.DataFrame, targets: Sequence[str], path: Path) -> npt.NDArray[Any]:
@@ -405,12 +424,12 @@ def read_roles(
         ``session_gap`` of the data the model was trained on; sessions are laid out with it.
     """
     path = Path(file)
-    table, columns = _open(path)
+    table, columns = _open(path, roles.get("patient"))
     named = {role: name for role, name in roles.items() if name in columns}
     if not named:
         return None, None
     frame = _collect(table.select(list(dict.fromkeys(named.values()))), path)
-    patients = numbers_or_text(frame, named["patient"], "patient", path) if "patient" in named else None
+    patients = patients_of(frame, named["patient"], path) if "patient" in named else None
     times = times_of(frame, named["time"], path) if "time" in named else None
     if patients is None or times is None or gap is None or roles.get("session") is None:
         return patients, times
