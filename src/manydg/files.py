@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from manydg.errors import DataError, StorageError
+from manydg.machine import locked
 
 Json = Union[None, bool, int, float, str, Sequence["Json"], Mapping[str, "Json"]]  # noqa: UP007 - recursive
 """A value that JSON can hold."""
@@ -170,11 +171,29 @@ def new_folder(path: Path) -> Iterator[Path]:
     partial = partial_name(path)
     try:
         with disk_errors(path):
+            recover_folder(path)
             partial.mkdir(parents=True)
             yield partial
             partial.replace(path)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def claimed(path: Path) -> Iterator[None]:
+    """An output, file or folder, that this process alone writes within the block.
+
+    What killed processes left beside it is cleared first.
+
+    Raises
+    ------
+    StorageError
+        If another process is writing it.
+    """
+    with locked(path):
+        with disk_errors(path):
+            recover_folder(path)
+        yield
 
 
 def replace_folder(new: Path, final: Path) -> None:
@@ -193,17 +212,30 @@ def replace_folder(new: Path, final: Path) -> None:
 
 
 def recover_folder(final: Path) -> None:
-    """Clean up beside a folder after a killed process: restore an old version moved aside, delete partial new ones."""
+    """Clean up beside a folder or file after a killed process: restore an old version moved aside, delete new ones."""
     for path, owner in _versions(final, "old"):
-        if is_running(owner):
+        if not _is_gone(owner):
             continue
         if final.exists():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.replace(final)
     for path, owner in _versions(final, "partial"):
-        if owner == os.getpid() or not is_running(owner):
-            shutil.rmtree(path, ignore_errors=True)
+        if _is_gone(owner):
+            _delete(path)
+
+
+def _is_gone(owner: int) -> bool:
+    """Whether the process that made a temporary version has ended; one that had our id has, too."""
+    return owner == os.getpid() or not is_running(owner)
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def remove_partial_files(folder: Path) -> None:

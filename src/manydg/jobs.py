@@ -155,13 +155,13 @@ def _in_processes(
 
 def _start_worker() -> None:
     """One thread per worker, warnings in plain lines, and an end with the process that started it."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
     import torch
 
     torch.set_num_threads(1)
     warn_plainly()
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
 
 
 def _exit_with(parent: BaseProcess) -> None:

@@ -1,4 +1,4 @@
-"""What the operating system tells of this machine and this process: memory, limits, the C library's allocator.
+"""What the operating system tells of this machine and its processes: memory, limits, the allocator, locks on outputs.
 
 All that only some systems have is asked for here, so that the rest of the package runs on Linux, macOS and Windows
 alike. Where a system does not tell, the answer is a cautious one or ``None``.
@@ -6,12 +6,26 @@ alike. Where a system does not tell, the answer is a cautious one or ``None``.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import errno
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from manydg.errors import StorageError
+
+if sys.platform == "win32":
+    import msvcrt
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    _HAS_FCNTL = False
+else:
+    _HAS_FCNTL = True
 
 try:
     import resource
@@ -65,6 +79,107 @@ def keeping_freed_memory() -> Iterator[None]:
         library.mallopt(_M_MMAP_MAX, _USUAL_MMAP_MAX)
         library.mallopt(_M_TRIM_THRESHOLD, _USUAL_TRIM_THRESHOLD)
         library.malloc_trim(0)
+
+
+# Locks on outputs
+
+
+_BYTE_LOCKED = 1 << 30
+"""Beyond the owner's id, which others read: Windows locks a range of bytes, for reading too."""
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Write an output alone: another process that asks for the same one within the block is refused.
+
+    The lock is on the file ``.NAME.lock`` beside the output. The system releases it when its owner ends, however that
+    may be, so that a file left by a killed process is in nobody's way; the next owner takes it over and deletes it.
+    Where no lock can be had (a folder that cannot be written to, a file system without locks) there is none.
+
+    Parameters
+    ----------
+    path : path
+        A file or folder, which need not exist. Folders made around it for the lock are deleted again if they are empty.
+
+    Raises
+    ------
+    StorageError
+        If another process has it.
+    """
+    output = Path(os.path.realpath(path))
+    lock = output.with_name(f".{output.name}.lock") if output.name else None
+    created = [] if lock is None else _make_folders(lock.parent)
+    try:
+        descriptor = None if lock is None else _acquire(lock, path)
+        try:
+            yield
+        finally:
+            if lock is not None and descriptor is not None:
+                _release(lock, descriptor)
+    finally:
+        for folder in created:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def _make_folders(folder: Path) -> list[Path]:
+    """Make a folder; returns the folders that were missing, the innermost first."""
+    missing = [part for part in (folder, *folder.parents) if not part.exists()]
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    return missing
+
+
+def _acquire(lock: Path, output: Path) -> int | None:
+    while True:
+        try:
+            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
+        except OSError as error:
+            if lock.is_symlink() or lock.exists():
+                raise StorageError(
+                    f"cannot open {lock} ({error.strerror}): another user's command may be writing {output}; delete "
+                    "the file if none is"
+                ) from error
+            return None
+        try:
+            _lock(descriptor)
+        except OSError as error:
+            owner = os.read(descriptor, 20).decode("ascii", "replace").strip()
+            os.close(descriptor)
+            if error.errno not in (errno.EAGAIN, errno.EACCES, errno.EDEADLK):
+                return None
+            raise StorageError(
+                f"another command is writing {output} (process {owner or 'unknown'}): wait for its end, or name "
+                "another output"
+            ) from None
+        with contextlib.suppress(OSError):
+            if os.fstat(descriptor).st_ino == lock.stat().st_ino:
+                os.truncate(descriptor, 0)
+                os.write(descriptor, f"{os.getpid()}\n".encode())
+                return descriptor
+        # Its owner deleted the file between our opening and locking it.
+        os.close(descriptor)
+
+
+def _release(lock: Path, descriptor: int) -> None:
+    # Deleted while it is locked, so that nobody else's is; Windows deletes closed files alone.
+    if sys.platform != "win32":
+        lock.unlink(missing_ok=True)
+    os.close(descriptor)
+    with contextlib.suppress(OSError):
+        if sys.platform == "win32":
+            lock.unlink(missing_ok=True)
+
+
+def _lock(descriptor: int) -> None:
+    if sys.platform == "win32":
+        os.lseek(descriptor, _BYTE_LOCKED, os.SEEK_SET)
+        try:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        finally:
+            os.lseek(descriptor, 0, os.SEEK_SET)
+    elif _HAS_FCNTL:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _glibc() -> ctypes.CDLL | None:

@@ -93,9 +93,12 @@ class _SynthesizeGroup(_RegistryGroup):
 
         def run(out: Path, **values: Any) -> None:
             from manydg.cli._progress import show_line
+            from manydg.files import claimed
 
             options = _options(twin.options_class, values)
-            show_line(twin.describe(twin.create(out, options), options))
+            with claimed(out):
+                folder = twin.create(out, options)
+            show_line(twin.describe(folder, options))
 
         folder = Annotated[Path, typer.Option(help="New folder for the raw files.", show_default=False)]
         parameters = [_parameter("out", folder), *_parameters(twin.options_class)]
@@ -138,9 +141,12 @@ def _all_prediction_parameters() -> list[inspect.Parameter]:
 
 def _predict(run: Path, raw: Path, out: Path, **options: Any) -> None:
     from manydg.cli._progress import console
+    from manydg.files import claimed
     from manydg.predict import ABOUT, predict_raw
 
-    for path in predict_raw(run, raw, out, **options):
+    with claimed(out):
+        written = predict_raw(run, raw, out, **options)
+    for path in written:
         console.print(f"wrote {path}", soft_wrap=True)
     decision = json.loads((out / ABOUT).read_text(encoding="utf-8"))["decision"]["in words"]
     console.print(f"{decision}; {out / ABOUT} says more", soft_wrap=True)
@@ -237,9 +243,10 @@ def _prepare(
     overwrite: bool,
 ) -> None:
     from manydg.cli._progress import show_line
+    from manydg.files import claimed
     from manydg.jobs import engine_named, using
 
-    with using(engine_named(engine, address)), _warnings_as_notes():
+    with claimed(out), using(engine_named(engine, address)), _warnings_as_notes():
         source.prepare(raw, out, options, workers=workers, overwrite=overwrite)
     for line in describe_dataset(source, out):
         show_line(line)

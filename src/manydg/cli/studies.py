@@ -23,6 +23,7 @@ from manydg.cli._options import (
 )
 
 if TYPE_CHECKING:
+    from manydg.studies.paper import DataFolder, Scale
     from manydg.studies.summary import Summary
 
 _WIDTH_OF_FILES = 130
@@ -102,6 +103,7 @@ def _conduct(
     """Run an experiment and show the summary; without algorithms, with the paper's that make sense for the data."""
     from manydg.algorithms import ALGORITHMS, paper_methods
     from manydg.cli._progress import console, show_line, show_plan, study_board
+    from manydg.files import claimed
     from manydg.studies.conduct import conduct, fitting, make_request, plan_experiment, scaled_down
     from manydg.studies.study import Study
 
@@ -117,7 +119,7 @@ def _conduct(
             show_line(f"{name}: {note}")
         show_plan(Study(out, dataset, runs, dataset.resolve().name, device), engine.workers)
         return
-    with engine.in_use() as workers:
+    with claimed(out), engine.in_use() as workers:
         conducted = conduct(
             {name: request}, dataset, out, workers=workers, device=device, board=study_board(),
             command=command_line(), report=console.print,
@@ -155,30 +157,44 @@ def paper(
     Raw files are recognised by what they hold and prepared first. Everything ends in one report, OUT/report.html. If
     the command is stopped, run it again: nothing that is done is done again.
     """
-    from manydg.cli._progress import console, show_line, show_plan, study_board
+    from manydg.cli._progress import console, show_line, study_board
     from manydg.errors import ConfigError
+    from manydg.files import claimed
     from manydg.report.page import write_report
-    from manydg.studies.paper import gather, ready, run_paper, scale_named, unprepared
+    from manydg.studies.paper import gather, ready, run_paper, scale_named
 
     if (raw is None) == (not synthetic):
         raise ConfigError("say where the data are with --raw DIR, or --synthetic to make them up: one of the two")
     size, folder = scale_named(scale), raw or out / "synthetic"
-    entries = gather(folder, synthetic, out, size, console.print)
     if dry_run:
-        waiting = unprepared(entries, out)
-        for entry in waiting:
-            show_line(f"{entry.name}: raw files in {entry.path}; its runs are known once it is prepared")
-        rest = [entry for entry in entries if entry not in waiting]
-        for chapter in ready(rest, folder, out, size, engine.workers, console.print) if rest else []:
-            show_plan(chapter.study(out / "results", device), engine.workers)
+        entries = gather(folder, synthetic, out, size, console.print)
+        _show_paper_plan(entries, folder, out, size, engine.workers, device)
         return
-    chapters = ready(entries, folder, out, size, engine.workers, console.print)
-    with engine.in_use() as workers:
-        results = run_paper(
-            chapters, out, workers=workers, device=device, board=study_board, command=command_line(),
-            report=console.print,
-        )  # fmt: skip
-    show_line(f"wrote {write_report(results, out / 'report.html')}")
+    with claimed(out), claimed(out / "results"):
+        entries = gather(folder, synthetic, out, size, console.print)
+        chapters = ready(entries, folder, out, size, engine.workers, console.print)
+        with engine.in_use() as workers:
+            results = run_paper(
+                chapters, out, workers=workers, device=device, board=study_board, command=command_line(),
+                report=console.print,
+            )  # fmt: skip
+        page = write_report(results, out / "report.html")
+    show_line(f"wrote {page}")
+
+
+def _show_paper_plan(
+    entries: Sequence[DataFolder], folder: Path, out: Path, size: Scale, workers: int, device: str
+) -> None:
+    """List the runs of every dataset that is prepared already."""
+    from manydg.cli._progress import console, show_line, show_plan
+    from manydg.studies.paper import ready, unprepared
+
+    waiting = unprepared(entries, out)
+    for entry in waiting:
+        show_line(f"{entry.name}: raw files in {entry.path}; its runs are known once it is prepared")
+    rest = [entry for entry in entries if entry not in waiting]
+    for chapter in ready(rest, folder, out, size, workers, console.print) if rest else []:
+        show_plan(chapter.study(out / "results", device), workers)
 
 
 def demo(
@@ -197,23 +213,24 @@ def demo(
     from manydg.algorithms import controls
     from manydg.cli._progress import console, study_board
     from manydg.config import TrainingConfig
+    from manydg.files import claimed
     from manydg.studies.conduct import conduct, make_request
     from manydg.synthetic import make_demo_dataset
 
     dataset, folder = make_demo_dataset(patients), out / "dataset"
-    dataset.save(folder, overwrite=True)
-    new = len(dataset.info.test_patients)
-    console.print(
-        f"{len(dataset)} samples of {patients} synthetic patients, drawn from the paper's generative model; {new} of "
-        "them are new: nobody trains on them, and a spurious covariate that helps on the others misleads there",
-    )
-    request = make_request(
-        "compare", folder, TrainingConfig(epochs=epochs, lr=1e-3), seeds, ("base", "boosting", *controls(), "manydg")
-    )
-    conducted = conduct(
-        {"compare": request}, folder, out, title="demo", workers=workers, device=device, board=study_board(),
-        command=command_line(), report=console.print,
-    )  # fmt: skip
+    with claimed(out):
+        dataset.save(folder, overwrite=True)
+        new = len(dataset.info.test_patients)
+        console.print(
+            f"{len(dataset)} samples of {patients} synthetic patients, drawn from the paper's generative model; {new} "
+            "of them are new: nobody trains on them, and a spurious covariate that helps on the others misleads there",
+        )
+        options = TrainingConfig(epochs=epochs, lr=1e-3)
+        request = make_request("compare", folder, options, seeds, ("base", "boosting", *controls(), "manydg"))
+        conducted = conduct(
+            {"compare": request}, folder, out, title="demo", workers=workers, device=device, board=study_board(),
+            command=command_line(), report=console.print,
+        )  # fmt: skip
     show_summaries(out, conducted.summaries, conducted.files)
     console.print(f"next: 'manydg report {out} --out report.html', or 'manydg prepare --help' for data of your own")
 

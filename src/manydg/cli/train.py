@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from manydg.cli._options import Dataset, Device, RunSettings, UsedAlgorithm, UsedBackbone, command
+
+if TYPE_CHECKING:
+    from manydg.training.record import RunRecord
 
 
 def register_train(app: typer.Typer) -> None:
@@ -43,9 +47,10 @@ def train(
     test patients are scored once. If the command is stopped, run it again: it goes on where it was.
     Several processes share the work of each step when started as 'torchrun --nproc-per-node N -m manydg train ...'.
     """
-    from manydg.cli._progress import EpochLines, console, show_line
+    from manydg.cli._progress import EpochLines
     from manydg.data.dataset import open_dataset
-    from manydg.training.execution.distributed import joined
+    from manydg.files import claimed
+    from manydg.training.execution.distributed import by_leader, joined
     from manydg.training.fit import Silent
     from manydg.training.run import train as train_run
 
@@ -53,13 +58,19 @@ def train(
     speed = {"precision": precision, "execution": execution}
     asked = asked.replace(**{name: value for name, value in speed.items() if value is not None})
     data = open_dataset(dataset)
-    with joined(device) as team:
+    with joined(device) as team, ExitStack() as claims:
+        by_leader(lambda: claims.enter_context(claimed(out)))
         reports = team is None or team.leads
         reporter = EpochLines() if reports else Silent()
         run = train_run(data, asked, out=out, device=device, name=dataset.resolve().name, reporter=reporter)
-    if not reports:
-        return
-    record = run.record
+    if reports:
+        _show_result(run.record, out)
+
+
+def _show_result(record: RunRecord, out: Path) -> None:
+    """Print which epoch was chosen, how it did on the test patients, and what was written."""
+    from manydg.cli._progress import console, show_line
+
     chosen = f"epoch {record.epoch}, {record.selection_rule}" if record.epoch else record.selection_rule
     console.print(f"chosen: {chosen}")
     patients, samples = record.patients.test, record.samples.test
@@ -98,9 +109,11 @@ def export(
     """
     from manydg.cli._progress import console, show_line
     from manydg.data.dataset import TRUST
+    from manydg.files import claimed
     from manydg.training.export import export_run
 
-    written = export_run(run, out, format, backbone=backbone, algorithm=algorithm)
+    with claimed(out):
+        written = export_run(run, out, format, backbone=backbone, algorithm=algorithm)
     for name, entry in written.metadata["inputs"].items():
         shape = ", ".join(map(str, entry["shape"]))
         show_line(f"input {name}: {entry['dtype']} ({shape})")

@@ -96,6 +96,8 @@ class DatasetWriter:
         return self
 
     def _check_folder(self) -> None:
+        if self.folder.is_symlink():
+            raise link_refused(self.folder)
         if not self.folder.exists():
             return
         if not self.overwrite:
@@ -243,6 +245,11 @@ def read_description(folder: str | Path) -> DatasetDescription:
     except (ValueError, KeyError, TypeError, AttributeError, DataError):
         raise StorageError(f"{file} is damaged: {remedy}") from None
     raise StorageError(f"{path} has schema version {version}, this program reads {SCHEMA_VERSION}: {remedy}")
+
+
+def link_refused(folder: Path) -> StorageError:
+    """The error for a dataset folder to be written that is a symbolic link: what it points to is not replaced."""
+    return StorageError(f"{folder} is a symbolic link, which is not overwritten: name the folder itself or another")
 
 
 def refuse_dataset_folder(folder: Path) -> None:

@@ -14,7 +14,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from manydg.errors import StorageError
-from manydg.files import write_atomically
+from manydg.files import claimed, write_atomically
 from manydg.report.plot_style import PREFIX, Panel
 from manydg.report.results_folder import Chapter, ResultsFolder, read_results_folder
 from manydg.report.sections import Block, Bullets, Cell, Column, Figure, Part, Table, Terms, Text, all_sections
@@ -84,13 +84,13 @@ def write_report(results: str | Path, out: str | Path) -> Path:
     Path
         The page.
     """
-    page = render(read_results_folder(results))
     path = Path(out)
     if path.is_dir():
         raise StorageError(f"{path} is a folder; give the page's file name, as {path / 'report.html'}")
     if not path.parent.is_dir():
         raise StorageError(f"the folder {path.parent} does not exist; make it first")
-    write_atomically(path, page)
+    with claimed(path):
+        write_atomically(path, render(read_results_folder(results)))
     return path
 
 

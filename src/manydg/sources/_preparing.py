@@ -26,6 +26,7 @@ import numpy.typing as npt
 from pydantic import TypeAdapter
 
 from manydg.data.info import CohortStep, DatasetInfo, Provenance, SourceFile
+from manydg.data.storage import link_refused
 from manydg.errors import ConfigError, ManyDGError, StorageError
 from manydg.files import Json, disk_errors, read_ahead, reading_errors, recover_folder, write_json
 from manydg.jobs import Job, WorkerLostError, current_engine
@@ -372,6 +373,8 @@ class Progress:
 
 def make_ready(out: Path, *, overwrite: bool) -> None:
     """Refuse early to replace a folder, and delete what killed runs left unfinished."""
+    if out.is_symlink():
+        raise link_refused(out)
     if out.exists() and not overwrite:
         raise StorageError(f"{out} already exists: name another folder or say --overwrite (overwrite=True)")
     with disk_errors(out):
