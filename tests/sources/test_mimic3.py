@@ -16,7 +16,7 @@ import torch
 from manydg import sources
 from manydg.data.columns import Ragged
 from manydg.data.dataset import DomainDataset, open_dataset
-from manydg.errors import ConfigError, DataError, ManyDGError, StorageError
+from manydg.errors import ConfigError, DataError, ManyDGError, ManyDGWarning, StorageError
 from manydg.sources import TrainedOn, mimic3
 
 ADMISSIONS = """SUBJECT_ID,HADM_ID,ADMITTIME,DISCHTIME
@@ -64,7 +64,7 @@ def raw(tmp_path: Path) -> Path:
 
 
 def write_tables(folder: Path, **changed: str) -> Path:
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(exist_ok=True, parents=True)
     tables = {
         "ADMISSIONS": ADMISSIONS,
         "DIAGNOSES_ICD": DIAGNOSES,
@@ -251,6 +251,84 @@ def test_new_visits_get_the_training_vocabulary_and_need_no_drugs_of_their_own(r
         new_visits(new, trained, None)
     with pytest.raises(DataError, match="trained on eicu"):
         new_visits(new, TrainedOn("eicu"), raw / "map.csv")
+
+
+NEW = {
+    "ADMISSIONS": "SUBJECT_ID,HADM_ID,ADMITTIME,DISCHTIME\n7,70,2101-01-01 00:00:00,\n8,80,2102-01-01 00:00:00,\n",
+    "DIAGNOSES_ICD": "SUBJECT_ID,HADM_ID,ICD9_CODE\n7,70,B\n8,80,C\n",
+    "PROCEDURES_ICD": "SUBJECT_ID,HADM_ID,ICD9_CODE\n7,70,0001\n8,80,0002\n",
+}
+AGAIN = {
+    "ADMISSIONS": NEW["ADMISSIONS"] + "8,81,2103-01-01 00:00:00,\n",
+    "DIAGNOSES_ICD": NEW["DIAGNOSES_ICD"] + "8,81,C\n",
+    "PROCEDURES_ICD": NEW["PROCEDURES_ICD"] + "8,81,0002\n",
+}
+
+
+@pytest.mark.parametrize(
+    "prescriptions",
+    [None, "SUBJECT_ID,HADM_ID,NDC\n", "SUBJECT_ID,HADM_ID,NDC\n7,70,99999\n8,80,\n"],
+    ids=["no table", "no rows", "no mapped one"],
+)
+@pytest.mark.parametrize("mapped", [True, False])
+def test_new_patients_without_mapped_prescriptions_are_predicted(
+    raw: Path, tmp_path: Path, prescriptions: str | None, mapped: bool
+) -> None:
+    info = prepare(raw).info
+    trained = TrainedOn("mimic3", info.settings, info.vocabularies)
+    new = tmp_path / "new"
+    new.mkdir()
+    for name, text in (NEW | ({} if prescriptions is None else {"PRESCRIPTIONS": prescriptions})).items():
+        (new / f"{name}.csv").write_text(text)
+    columns, rows, _ = new_visits(new, trained, raw / "map.csv" if mapped else None)
+    assert rows["hadm_id"].to_list() == [70, 80]
+    assert columns["history_drugs"].to_rows() == [[], []]
+
+
+def test_a_history_that_is_not_known_is_warned_of_or_its_mapping_asked_for(raw: Path, tmp_path: Path) -> None:
+    info = prepare(raw).info
+    trained = TrainedOn("mimic3", info.settings, info.vocabularies)
+    new = tmp_path / "new"
+    new.mkdir()
+    for name, text in AGAIN.items():
+        (new / f"{name}.csv").write_text(text)
+    with pytest.warns(ManyDGWarning, match="no table of prescriptions: earlier visits without known drugs are not"):
+        _, rows, _ = new_visits(new, trained, None)
+    assert rows["earlier_visits"].to_list() == [0, 0, 0]
+    (new / "PRESCRIPTIONS.csv").write_text("SUBJECT_ID,HADM_ID,NDC\n8,80,99999\n8,81,99999\n")
+    with pytest.raises(ConfigError, match=r"the drugs of 1 earlier visits need a mapping .*--ndc-map"):
+        new_visits(new, trained, None)
+    with pytest.warns(ManyDGWarning, match=r"map.csv maps only 0 of 2 prescriptions"):
+        new_visits(new, trained, raw / "map.csv")
+
+
+@pytest.mark.parametrize("other", ["01000", "1e3", "12345678901234567890123"])
+def test_ids_of_patients_are_text(tmp_path: Path, other: str) -> None:
+    tables = {}
+    for name, text in (
+        ("ADMISSIONS", ADMISSIONS),
+        ("DIAGNOSES_ICD", DIAGNOSES),
+        ("PROCEDURES_ICD", PROCEDURES),
+        ("PRESCRIPTIONS", PRESCRIPTIONS),
+    ):
+        header, *rows = text.strip().split("\n")
+        column = header.upper().split(",").index("SUBJECT_ID")
+        renamed = []
+        for row in rows:
+            cells = row.split(",")
+            cells[column] = {"1": "1000", "2": other}.get(cells[column], cells[column])
+            renamed.append(",".join(cells))
+        tables[name] = "\n".join([header, *renamed]) + "\n"
+    plain = prepare(write_tables(tmp_path / "plain" / "raw"))
+    data = prepare(write_tables(tmp_path / "renamed" / "raw", **tables))
+    assert len(data) == len(plain)
+    new_name = {"1": "1000", "2": other}
+    assert sorted(data.patients) == sorted(new_name.get(name, name) for name in plain.patients)
+    for old in plain.patients:
+        one = plain.select(plain.domains == plain.patients.tolist().index(old))
+        two = data.select(data.domains == data.patients.tolist().index(new_name.get(old, old)))
+        assert words(one, "diagnoses") == words(two, "diagnoses")
+        assert one.targets.tolist() == two.targets.tolist()
 
 
 def test_the_training_tables_give_the_same_inputs_at_prediction(raw: Path) -> None:

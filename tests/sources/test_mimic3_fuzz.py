@@ -14,6 +14,9 @@ from hypothesis import strategies as st
 from manydg import sources
 from manydg.errors import ManyDGError
 
+# A last line that does not end is warned of, and read.
+pytestmark = pytest.mark.filterwarnings("ignore::manydg.errors.ManyDGWarning")
+
 MIMIC = {
     "ADMISSIONS": "SUBJECT_ID,HADM_ID,ADMITTIME,DISCHTIME\n"
     + "".join(f"{p},{p}{v},210{v}-01-01 10:00:00,210{v}-01-05 10:00:00\n" for p in (1, 2) for v in (1, 2)),

@@ -254,8 +254,9 @@ IDS = ["1000", "01000", "1e1", "10", "10.0", "98765432109876543210987", "9876543
 
 
 @pytest.mark.parametrize("ending", [".csv", ".csv.gz", ".tsv", ".parquet"])
-def test_ids_of_patients_are_text(tmp_path: Path, ending: str) -> None:
-    frame = pl.DataFrame({"who": np.repeat(IDS, 2), "state": ["a", "b"] * len(IDS), "x": np.arange(2.0 * len(IDS))})
+@pytest.mark.parametrize("ids", [IDS, ["1000", "01000", "7"], ["10", "1e1", "5"]], ids=["all", "zeros", "exponents"])
+def test_ids_of_patients_are_text(tmp_path: Path, ending: str, ids: list[str]) -> None:
+    frame = pl.DataFrame({"who": np.repeat(ids, 2), "state": ["a", "b"] * len(ids), "x": np.arange(2.0 * len(ids))})
     path = tmp_path / f"table{ending}"
     if ending == ".parquet":
         frame.write_parquet(path)
@@ -263,7 +264,7 @@ def test_ids_of_patients_are_text(tmp_path: Path, ending: str) -> None:
         text = frame.write_csv(separator="\t" if ending == ".tsv" else ",").encode()
         path.write_bytes(gzip.compress(text) if ending == ".csv.gz" else text)
     out = prepare("table", path, tmp_path / "out", patient="who", target=["state"], features=["x"])
-    assert sorted(open_dataset(out).patients) == sorted(IDS)
+    assert sorted(open_dataset(out).patients) == sorted(ids)
     patients, _ = read_roles(path, {"patient": "who"})
     assert patients is not None
     assert patients.tolist() == frame["who"].to_list()

@@ -294,10 +294,11 @@ def ids_of(texts: pl.Series) -> pl.Series:
 
 
 def as_ids_of(column: pl.Expr, known: pl.Series) -> pl.Expr:
-    """A column of texts in the type of ids that :func:`ids_of` gave; null for what cannot be one of them."""
+    """A column of texts in the type of ids that :func:`ids_of` gave; -1 for what cannot be one of those numbers."""
     if known.dtype == pl.String:
         return column
-    return pl.when(column.str.contains(_PLAIN_NUMBER)).then(column.cast(pl.Int64, strict=False))
+    number = pl.when(column.str.contains(_PLAIN_NUMBER)).then(column.cast(pl.Int64, strict=False))
+    return number.when(column.is_not_null()).then(-1)
 
 
 # Fast look-ups from the texts and ids of raw tables to numbers.

@@ -9,6 +9,7 @@ et al., "MIMIC-III, a freely accessible critical care database", Scientific Data
 from __future__ import annotations
 
 import gzip
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ import torch
 from manydg.data.columns import Column, Ragged
 from manydg.data.info import CohortStep, DatasetInfo, TargetSpec
 from manydg.data.storage import DatasetWriter
-from manydg.errors import ConfigError, DataError
+from manydg.errors import ConfigError, DataError, ManyDGWarning
 from manydg.files import Json, disk_errors
 from manydg.jobs import Job
 from manydg.sources._events import offsets_of, ranges
@@ -45,7 +46,17 @@ from manydg.sources._source import (
     TrainedOn,
     option,
 )
-from manydg.sources._tables import Array, CategoryMap, SampleIndex, Table, find_tables, open_table, table_names
+from manydg.sources._tables import (
+    Array,
+    CategoryMap,
+    SampleIndex,
+    Table,
+    as_ids_of,
+    find_tables,
+    ids_of,
+    open_table,
+    table_names,
+)
 
 TABLES = ("admissions", "diagnoses_icd", "procedures_icd", "prescriptions")
 LEAST_COVERAGE = 0.5
@@ -144,12 +155,12 @@ class Mimic3(Source[Mimic3Options, DrugMapOptions]):
     def for_prediction(self, raw: Path, trained: TrainedOn, options: DrugMapOptions) -> Iterator[NewSamples]:
         """Every visit with a diagnosis and a procedure; its history is the patient's earlier complete visits.
 
-        Its own prescriptions are not needed, those of earlier visits are. Unknown codes count as unknown.
+        Its own prescriptions are not needed, those of earlier visits are, where there are any. Unknown codes count as
+        unknown.
         """
         self.check_trained_on(trained)
-        if options.ndc_map is None:
-            raise ConfigError("the drugs of earlier visits need a mapping from NDC to ATC: name it (--ndc-map)")
-        records = _read_new(find_tables(raw, TABLES, source=self.name), options.ndc_map)
+        absent = TABLES[3:] if raw.is_dir() and "prescriptions" not in table_names(raw) else ()
+        records = _read_new(find_tables(raw, TABLES, source=self.name, without=absent), options.ndc_map)
         visits = records.visits
         for frame in (records.diagnoses, records.procedures):
             visits = visits.join(frame, on="hadm_id", how="semi", maintain_order="left")
@@ -253,11 +264,13 @@ def kept_table(task: TableTask) -> pl.DataFrame:
 
 def read_admissions(table: Table, flow: CohortFlow) -> pl.DataFrame:
     """Admissions with a usable time, sorted by patient and admission time."""
-    with table.reading(_KEYS):
-        rows = table.scan(integers=_KEYS, texts=["admittime", "dischtime"]).collect(engine="streaming")
+    with table.reading(["hadm_id"]):
+        scan = table.scan(integers=["hadm_id"], texts=["subject_id", "admittime", "dischtime"])
+        rows = scan.collect(engine="streaming")
     if rows.is_empty():
         raise DataError(f"{table.path} holds no rows: download it again")
     known = rows.drop_nulls(_KEYS)
+    known = known.with_columns(ids_of(known["subject_id"]))
     frame = known.unique(maintain_order=True)
     if frame["hadm_id"].n_unique() < frame.height:
         twice = frame.filter(pl.col("hadm_id").is_duplicated())
@@ -290,8 +303,9 @@ def read_admissions(table: Table, flow: CohortFlow) -> pl.DataFrame:
 
 def read_codes(table: Table, visits: pl.DataFrame, flow: CohortFlow, *, most: int | None = None) -> pl.DataFrame:
     """ICD codes of visits; with ``most``, only of that many codes that are most frequent in the whole table."""
-    with table.reading(_KEYS):
-        rows = table.scan(integers=_KEYS, texts=["icd9_code"]).collect(engine="streaming")
+    with table.reading(["hadm_id"]):
+        scan = table.scan(integers=["hadm_id"], texts=["subject_id", "icd9_code"])
+        rows = scan.with_columns(as_ids_of(pl.col("subject_id"), visits["subject_id"])).collect(engine="streaming")
     if rows.is_empty():
         raise DataError(f"{table.path} holds no rows: download it again")
     code = pl.col("icd9_code").str.strip_chars().str.to_uppercase()
@@ -317,12 +331,7 @@ def read_codes(table: Table, visits: pl.DataFrame, flow: CohortFlow, *, most: in
 def read_drugs(table: Table, ndc_map: str | Path, visits: pl.DataFrame, flow: CohortFlow) -> pl.DataFrame:
     """Drug classes (ATC, four characters) prescribed in each visit."""
     prescribed = _Prescribed(read_ndc_map(ndc_map), visits)
-    # As categories the few thousand different products are looked up once each, not once a prescription.
-    product = pl.col("ndc").fill_null("").cast(pl.Categorical(pl.Categories.random()))
-    with table.reading(_KEYS):
-        scan = table.scan(integers=_KEYS, texts=["ndc"]).with_columns(product)
-        for batch in scan.collect_batches(chunk_size=_BATCH, engine="streaming"):
-            prescribed.add(batch)
+    prescribed.read(table)
     counts, pairs = prescribed.counts, prescribed.pairs()
     total, covered = counts["rows"], counts["mapped"]
     if total == 0:
@@ -360,7 +369,8 @@ class _Prescribed:
         self._mapping = mapping.join(pl.DataFrame({"atc": self._classes}).with_row_index("class"), on="atc")
         self._class_of = CategoryMap(self._look_up, np.int32)
         self._visit_of = SampleIndex(visits["hadm_id"].to_numpy())
-        self._admissions, self._subjects = visits["hadm_id"], visits["subject_id"].to_numpy()
+        self._admissions, self._patients = visits["hadm_id"], visits["subject_id"]
+        self._subjects = self._patients.to_numpy()
         self._keys: list[npt.NDArray[np.int64]] = []
         self.counts = {"rows": 0, "with_ndc": 0, "mapped": 0, "known": 0}
 
@@ -371,9 +381,21 @@ class _Prescribed:
         number = pl.when(pl.col("ndc").is_null()).then(-2).otherwise(pl.col("class").cast(pl.Int32).fill_null(-1))
         return matched.select(number.alias("number"))["number"].to_numpy()
 
+    def read(self, table: Table) -> None:
+        """Add all rows of a table of prescriptions."""
+        # As categories the few thousand different products are looked up once each, not once a prescription.
+        product = pl.col("ndc").fill_null("").cast(pl.Categorical(pl.Categories.random()))
+        subject = as_ids_of(pl.col("subject_id"), self._patients)
+        with table.reading(["hadm_id"]):
+            scan = table.scan(integers=["hadm_id"], texts=["subject_id", "ndc"]).with_columns(product, subject)
+            for batch in scan.collect_batches(chunk_size=_BATCH, engine="streaming"):
+                self.add(batch)
+
     def add(self, batch: pl.DataFrame) -> None:
         drug = self._class_of(batch["ndc"])
-        subject, admission = (batch[name].fill_null(_NO_ID).to_numpy() for name in _KEYS)
+        nobody = "" if batch["subject_id"].dtype == pl.String else _NO_ID
+        subject = batch["subject_id"].fill_null(nobody).to_numpy()
+        admission = batch["hadm_id"].fill_null(_NO_ID).to_numpy()
         rows = np.flatnonzero(drug >= 0)
         visit = self._visit_of(admission[rows])
         known = (visit >= 0) & (self._subjects[visit] == subject[rows])
@@ -703,9 +725,47 @@ def _read(
     return Records(visits, *frames)
 
 
-def _read_new(tables: Mapping[str, Table], ndc_map: Path) -> Records:
+def _read_new(tables: Mapping[str, Table], ndc_map: Path | None) -> Records:
     visits = read_admissions(tables["admissions"], CohortFlow())
-    return Records(visits, *(read_table(task, CohortFlow()) for task in _tasks(tables, visits, ndc_map, None)))
+    return Records(
+        visits,
+        read_codes(tables["diagnoses_icd"], visits, CohortFlow()),
+        read_codes(tables["procedures_icd"], visits, CohortFlow()),
+        _earlier_drugs(tables.get("prescriptions"), ndc_map, visits),
+    )
+
+
+def _earlier_drugs(table: Table | None, ndc_map: Path | None, visits: pl.DataFrame) -> pl.DataFrame:
+    """``hadm_id`` and ``code`` of new visits' drugs, as far as they can be known; a mapping is asked for if it matters.
+
+    That few prescriptions are in the mapping, or none, is no error here: a new patient need not have any.
+    """
+    nothing = pl.DataFrame(schema={"hadm_id": pl.Int64, "code": pl.String})
+    earlier = visits.filter(pl.col("hadm_id") != pl.col("hadm_id").last().over("subject_id"))
+    if table is None:
+        if earlier.height:
+            _warn_of_history("there is no table of prescriptions")
+        return nothing
+    if ndc_map is None:
+        with table.reading(["hadm_id"]):
+            rows = table.scan(integers=["hadm_id"]).unique().collect(engine="streaming")
+        known = earlier.join(rows, on="hadm_id", how="semi").height
+        if known:
+            raise ConfigError(
+                f"the drugs of {known} earlier visits need a mapping from NDC to ATC: name it (--ndc-map), or take the "
+                "table of prescriptions away to predict without them"
+            )
+        return nothing
+    prescribed = _Prescribed(read_ndc_map(ndc_map), visits)
+    prescribed.read(table)
+    total, covered = prescribed.counts["rows"], prescribed.counts["mapped"]
+    if earlier.height and covered < LEAST_COVERAGE * total:
+        _warn_of_history(f"{ndc_map} maps only {covered} of {total} prescriptions")
+    return prescribed.pairs()
+
+
+def _warn_of_history(reason: str) -> None:
+    warnings.warn(f"{reason}: earlier visits without known drugs are not used", ManyDGWarning, stacklevel=5)
 
 
 def _cohort(records: Records, min_visits: int, limit: int | None, flow: CohortFlow) -> Records:
