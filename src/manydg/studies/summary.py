@@ -407,15 +407,7 @@ def summarize(
         notes.append(f"no tests: there is no run of the reference {reference}")
     draws, missing = resample_runs(chosen, predictions or {}, resamples, seed)
     notes += missing
-    entries = {}
-    for metric in chosen.target.metrics:
-        column = _column(chosen, metric, draws)
-        if metric == chosen.target.selection:
-            notes += [entry.worst_tenth_note for entry in column.values() if entry.worst_tenth_note]
-        if against is not None:
-            column = _with_tests(column, chosen, against, draws, notes)
-        for row, entry in _ranked(column).items():
-            entries[row, metric] = entry
+    entries = _entries(chosen, against, draws, notes)
     return Summary(
         experiment=chosen.experiment,
         dataset=chosen.dataset,
@@ -435,6 +427,22 @@ def summarize(
         rules=_rules(chosen),
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _entries(
+    chosen: Selection, against: str | None, draws: Draws | None, notes: list[str]
+) -> dict[tuple[str, str], Entry]:
+    """Every row's entry at every metric, with tests where there is a reference; adds to the notes."""
+    entries = {}
+    for metric in chosen.target.metrics:
+        column = _column(chosen, metric, draws)
+        if metric == chosen.target.selection:
+            notes += [entry.worst_tenth_note for entry in column.values() if entry.worst_tenth_note]
+        if against is not None:
+            column = _with_tests(column, chosen, against, draws, notes)
+        for row, entry in _ranked(column).items():
+            entries[row, metric] = entry
+    return entries
 
 
 def _reference(rows: Iterable[str], wanted: str) -> str | None:
