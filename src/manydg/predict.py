@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 
 from manydg.data.dataset import DomainDataset, open_dataset
+from manydg.data.encoding import encode_patients
 from manydg.data.info import DatasetInfo
 from manydg.errors import ConfigError, ManyDGWarning, StorageError
 from manydg.evaluation.predictions import decide, read_predictions
@@ -165,13 +166,13 @@ def trained_on(run: Run) -> TrainedOn:
 def as_dataset(samples: NewSamples, run: Run) -> DomainDataset:
     """New samples as a dataset for a trained model; its targets mean nothing."""
     target, count, trained = run.algorithm.target, len(samples.rows), trained_on(run)
-    names, codes = np.unique(samples.patients, return_inverse=True)
+    codes, names = encode_patients(samples.patients)
     return DomainDataset(
         samples.columns,
         torch.zeros((count, target.size) if target.spec.kind in ("votes", "multilabel") else count),
         target.spec,
-        torch.from_numpy(codes),
-        names.astype(str),
+        codes,
+        names,
         None if samples.times is None else torch.from_numpy(samples.times),
         info=DatasetInfo(settings=trained.settings, vocabularies=trained.vocabularies),
     )

@@ -71,6 +71,13 @@ def prepare(raw: Path, **options: object) -> DomainDataset:
     return open_dataset(sources.prepare("eicu", raw, raw.parent / "out", overwrite=True, **options))  # type: ignore[arg-type]
 
 
+def test_ids_of_patients_are_text(tmp_path: Path) -> None:
+    plain = prepare(write_tables(tmp_path / "plain"))
+    text = TABLES["patient"].replace("p-1", "1000").replace("p-2", "01000")
+    assert prepare(write_tables(tmp_path / "raw", patient=text)).patients.tolist() == ["01000", "1000"]
+    assert len(plain.patients) == 2
+
+
 def events(data: DomainDataset, row: int) -> list[tuple[str, float, list[tuple[str, float | None]]]]:
     words, kinds = data.info.vocabularies["events"], data.info.settings["event_kinds"]
     kind, time, codes, values = (

@@ -165,6 +165,13 @@ def test_damaged_or_foreign_data_are_errors_that_leave_nothing(raw: Path) -> Non
     pl.DataFrame({"subject_id": ["x"], "time": [DAY], "code": ["a"]}).write_parquet(shard)
     with pytest.raises(DataError, match="whole numbers"):
         prepare(raw)
+    shard.write_bytes(whole)
+    labels = raw / "labels" / "task.parquet"
+    written = labels.read_bytes()
+    pl.read_parquet(labels).with_columns(subject_id=pl.lit(2**63, pl.UInt64)).write_parquet(labels)
+    with pytest.raises(DataError, match=r"labels.* cannot be read as parquet .conversion from `u64` to `i64`"):
+        prepare(raw)
+    labels.write_bytes(written)
     with pytest.raises(DataError, match="not a MEDS dataset"):
         sources.prepare("meds", raw / "metadata", raw.parent / "out", labels=raw / "labels")
     assert [path.name for path in raw.parent.iterdir()] == ["raw"]

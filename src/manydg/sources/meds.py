@@ -47,7 +47,7 @@ from manydg.sources._preparing import (
     work_folder,
 )
 from manydg.sources._source import NewSamples, Options, Source, SourceDocs, TrainedOn, option
-from manydg.sources._tables import Array, CategoryMap, SampleIndex
+from manydg.sources._tables import Array, CategoryMap, SampleIndex, check_unpacked_rows
 
 BIRTH = "MEDS_BIRTH"
 OTHER = "<other>"
@@ -203,6 +203,7 @@ def _scan_shard(file: Path) -> pl.LazyFrame:
     with reading(file):
         scan = pl.scan_parquet(file)
         schema = scan.collect_schema()
+        check_unpacked_rows(file, scan.select(pl.len()).collect().item(), len(schema))
     for name in ("subject_id", "time", "code"):
         if name not in schema:
             raise DataError(f"{file} has no column '{name}': it is not MEDS data")
@@ -277,7 +278,8 @@ def _read_times(path: str | Path) -> pl.DataFrame:
     if not isinstance(frame.schema["prediction_time"], pl.Datetime) or not frame.schema["subject_id"].is_integer():
         raise DataError(f"{path}: subject_id must be whole numbers and prediction_time time stamps, as MEDS has them")
     time = pl.col("prediction_time").dt.replace_time_zone(None).cast(pl.Datetime("us"))
-    return frame.with_columns(pl.col("subject_id").cast(pl.Int64), time)
+    with reading(path):
+        return frame.with_columns(pl.col("subject_id").cast(pl.Int64), time)
 
 
 def label_files(path: str | Path) -> list[Path]:
