@@ -65,6 +65,7 @@ class TrainingConfig:
     execution: str = "auto"
 
     def __post_init__(self) -> None:
+        _check_kinds(self)
         _check_count("epochs", self.epochs)
         _check_count("batch_size", self.batch_size)
         _check_number("lr", self.lr)
@@ -93,6 +94,23 @@ class TrainingConfig:
     def replace(self, **changes: Any) -> TrainingConfig:
         """The configuration with some options changed, checked again."""
         return dataclasses.replace(self, **changes)
+
+
+def _check_kinds(config: TrainingConfig) -> None:
+    """Raise if a name is no text, options are no mapping, or the shares of the patients are no three shares."""
+    for name in ("algorithm", "backbone", "context", "precision", "execution"):
+        if not isinstance(getattr(config, name), str):
+            raise ConfigError(f"{name} is {getattr(config, name)!r}; it must be text")
+    if config.selection is not None and not isinstance(config.selection, str):
+        raise ConfigError(f"selection is {config.selection!r}; it must be the name of a metric")
+    for name in ("settings", "backbone_options", "context_options"):
+        given = getattr(config, name)
+        if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
+            raise ConfigError(f"{name} is {given!r}; it must be values by name")
+    if not isinstance(config.ratios, tuple) or len(config.ratios) != 3:
+        raise ConfigError(f"ratios is {config.ratios!r}; it must be three shares: training, validation and test")
+    for share in config.ratios:
+        _check_number("a share in ratios", share)
 
 
 def _check_count(name: str, value: object) -> None:

@@ -286,11 +286,14 @@ class ManyDGClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         parameters = {**saved["parameters"], "algorithm": run.config.algorithm, "backbone": run.config.backbone}
         if backbone is not None:
             parameters["backbone"] = backbone
-        model = cls(**parameters)
-        model.classes_ = np.array(saved["classes"]["labels"], dtype=np.dtype(saved["classes"]["type"]))
-        model.n_features_in_ = saved["features"]["count"]
-        if saved["features"]["names"] is not None:
-            model.feature_names_in_ = np.array(saved["features"]["names"], dtype=object)
+        try:
+            model = cls(**parameters)
+            model.classes_ = np.array(saved["classes"]["labels"], dtype=np.dtype(saved["classes"]["type"]))
+            model.n_features_in_ = int(saved["features"]["count"])
+            if saved["features"]["names"] is not None:
+                model.feature_names_in_ = np.array(saved["features"]["names"], dtype=object)
+        except (KeyError, TypeError, ValueError) as error:
+            raise EstimatorError(f"{folder} does not describe an estimator ({error}): fit and save it again") from error
         run.algorithm.to(pick_device(model.device))
         model._adopt(run)
         return model

@@ -149,7 +149,7 @@ def read_json(path: Path, *, remedy: str, missing: str | None = None) -> dict[st
         raise StorageError(missing or f"{path} is missing: {remedy}") from None
     except OSError as error:
         raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
-    except ValueError:
+    except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
         raise StorageError(f"{path} is damaged: {remedy}")
@@ -160,6 +160,12 @@ def fingerprint(*values: object) -> str:
     """Sixteen hex digits of JSON values; dictionaries are compared regardless of their order."""
     text = json.dumps(values, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def file_checksum(path: Path) -> str:
+    """The checksum of a file's content, in hexadecimal digits."""
+    with reading_errors(path), path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
 # Folders

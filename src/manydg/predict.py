@@ -232,6 +232,7 @@ def trust_columns(run: Run, data: DomainDataset, probabilities: npt.NDArray[np.f
     if calibration is None:
         return {}
     target, names = run.algorithm.target, np.array(run.algorithm.target.spec.names)
+    _check_calibration(run, calibration)
     calibrated = scale_temperature(target, probabilities, calibration.temperature).round(5)
     failed = _not_finite(probabilities)
     columns: Columns = {f"calibrated_{name}": _blank(calibrated[:, k].tolist(), failed) for k, name in enumerate(names)}
@@ -250,6 +251,14 @@ def joined_names(names: Iterable[str]) -> str:
     N1|N2 N1\\|N2
     """
     return "|".join(name.replace("\\", "\\\\").replace("|", "\\|") for name in names)
+
+
+def _check_calibration(run: Run, calibration: Calibration) -> None:
+    """Raise if a calibration is of another model than the run's."""
+    target = run.algorithm.target
+    counts = {"multilabel": {target.size}, "binary": {1, 2}}.get(target.kind, {1})
+    if any(len(rule.thresholds) not in counts for rule in (calibration.on_average, calibration.for_most)):
+        raise StorageError(f"the calibration in {run.folder} is of other classes than its model: train it again")
 
 
 def set_name(rule: SetRule) -> str:
@@ -272,11 +281,15 @@ def _novelty(run: Run, data: DomainDataset, calibration: Calibration, failed: np
     if calibration.reference is None:
         return {}
     prepared = run.prepare(data)
-    if context_of(run.schema, run.algorithm).get("mode") == CAUSAL:
-        distances = distances_so_far(run.algorithm, prepared, calibration.reference)
-    else:
-        codes, by_patient = calibration.reference.distances(*patient_embeddings(run.algorithm, prepared))
-        distances = by_patient[np.searchsorted(codes, data.domains.cpu().numpy())]
+    try:
+        if context_of(run.schema, run.algorithm).get("mode") == CAUSAL:
+            distances = distances_so_far(run.algorithm, prepared, calibration.reference)
+        else:
+            codes, by_patient = calibration.reference.distances(*patient_embeddings(run.algorithm, prepared))
+            distances = by_patient[np.searchsorted(codes, data.domains.cpu().numpy())]
+    except ValueError as error:
+        # Embeddings of another width than the reference's.
+        raise StorageError(f"the calibration in {run.folder} is of another model ({error}): train it again") from error
     relative = (distances / calibration.limit).round(3) if calibration.limit > 0 else distances
     unlike = ~(distances <= calibration.limit) | failed  # So written, because NaN is unlike anything.
     return {"unlike_training": unlike.tolist(), "distance": _blank(relative.tolist(), ~np.isfinite(relative))}

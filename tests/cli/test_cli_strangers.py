@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors import safe_open
-from safetensors.torch import save_file
 
 from manydg import ManyDGClassifier, open_run, train
 from manydg.algorithms import ALGORITHMS
@@ -22,7 +20,9 @@ from manydg.data.dataset import DomainDataset
 from manydg.errors import ConfigError
 from manydg.predict import predict_raw
 from manydg.studies.settings import read_settings
+from manydg.training.checkpoint import read_tensors, write_tensors
 from manydg.training.export import export_run
+from manydg.training.record import RunRecord
 
 EVIL = """
 from pathlib import Path
@@ -160,11 +160,13 @@ def test_an_estimator_that_was_loaded_does_not_fit_what_its_file_names(
 
 
 def _change_model(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    with safe_open(folder / "model.safetensors", framework="pt") as file:
-        meta = json.loads(file.metadata()["manydg"])
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    change(meta)
-    save_file(tensors, folder / "model.safetensors", {"manydg": json.dumps(meta)})
+    """Change what a model says of itself, with new checksums, as whoever forges one would."""
+    record = RunRecord.read(folder / "run.json")
+    tensors, meta = read_tensors(folder / "model.safetensors")
+    content: dict[str, Any] = dict(meta)
+    change(content)
+    write_tensors(folder / "model.safetensors", tensors, content)
+    record.write(folder / "run.json")
 
 
 SETTINGS = [f'[backbone]\nname = "{NET}"\n', f'[algorithms."{METHOD}"]\nlr = 0.1\n']

@@ -86,7 +86,7 @@ EXPERIMENTS = (
 )  # fmt: skip
 _TIMES = {"seconds", "first_use_seconds", "peak_memory_mb"}
 # Of the machine, of the moment or of the code, rather than of the result; the run's name is a hash of the code, too.
-_VOLATILE = _TIMES | {"run", "code_version", "folder", "device"}
+_VOLATILE = _TIMES | {"integrity", "run", "code_version", "folder", "device"}
 
 
 # What is recorded.

@@ -31,6 +31,9 @@ FIELDS = {
 def test_the_record_says_what_ran_on_what_and_how_it_did(small_dataset: DomainDataset, tmp_path: Path) -> None:
     run = train(small_dataset, epochs=3, seed=2, out=tmp_path, device="cpu", name="small", lr=0.01)
     record = json.loads((tmp_path / "run.json").read_text())
+    assert set(record.pop("integrity")["files"]) == {
+        "model.safetensors", "calibration.safetensors", "predictions.npz", "split.json"
+    }  # fmt: skip
     assert record == run.record.to_json()
     assert RunRecord.from_json(record) == run.record
     assert set(record) >= FIELDS

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
+import traceback
 from typing import Any, NoReturn
 
 import typer
@@ -53,6 +55,8 @@ def main() -> None:
     except OSError as error:
         place = f" ({error.filename})" if error.filename else ""
         _fail(f"the operating system refused: {error.strerror or error}{place}")
+    except Exception as error:  # noqa: BLE001 - whatever is a bug of ours is not the user's to read
+        _unforeseen(error)
     if code == _INTERRUPTED:
         _stopped()
     sys.exit(code if isinstance(code, int) else 0)
@@ -61,6 +65,19 @@ def main() -> None:
 def _fail(message: str) -> NoReturn:
     print(printable(f"manydg: {' '.join(message.split())}"), file=sys.stderr)
     sys.exit(2)
+
+
+def _unforeseen(error: Exception) -> NoReturn:
+    """An error that no message was written for: one line, and the traceback in a file that only the user can read."""
+    # What it says may be long or name a patient: it goes to the file alone.
+    kept, path = tempfile.mkstemp(prefix="manydg-", suffix=".txt")
+    with os.fdopen(kept, "w", encoding="utf-8", errors="backslashreplace") as file:
+        file.write("".join(traceback.format_exception(error)))
+    print(
+        f"manydg: {type(error).__name__}: this is a fault of the program; its traceback is in {path}, please report it",
+        file=sys.stderr,
+    )
+    sys.exit(1)
 
 
 def _fail_usage(error: Any) -> NoReturn:

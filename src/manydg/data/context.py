@@ -46,6 +46,9 @@ _MIN_VARIANCE = 1e-10
 _TABLE_COLUMNS, _SPECTRUM_ROWS, _SPECTRUM_COLUMNS = 16, 256, 64
 
 
+_ENDLESS = 1e18
+
+
 @dataclass(frozen=True)
 class ContextOptions:
     """Which context to add.
@@ -84,7 +87,9 @@ class ContextOptions:
                 raise unknown_name(f"part of {self.mode} context", part, PARTS[self.mode])
         if any(scale < 1 or scale & (scale - 1) for scale in self.scales):
             raise ConfigError(f"the scales of context are powers of two (1, 2, 4, ...); got {list(self.scales)}")
-        if self.strength is not None and not self.strength > 0:
+        if self.gap is not None and not 0 <= self.gap < _ENDLESS:
+            raise ConfigError(f"the gap of context is {self.gap}; it must be a number of at least 0")
+        if self.strength is not None and not 0 < self.strength < _ENDLESS:
             raise ConfigError(f"the strength of context is {self.strength}; it must be positive")
 
     @staticmethod

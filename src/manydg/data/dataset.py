@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -323,6 +324,8 @@ TRUST = "context_weight"
 no measurement: tables of measurements leave it out."""
 CONTEXT = "context"
 """The prefix of the names of columns that hold patient context."""
+_LARGEST_SIZE = 1 << 28
+"""Values of a sample, or words of a vocabulary, beyond which a model's description is not believed."""
 _OF_THE_DATA = frozenset({"session_gap"})
 """Settings that describe one dataset alone: new data may have others."""
 
@@ -383,11 +386,22 @@ class InputSchema:
 
     @staticmethod
     def from_json(value: ParsedJson) -> InputSchema:
+        """A schema from JSON values; a plain error where they describe no columns."""
         columns = {
-            name: ColumnSchema(entry["dtype"], tuple(entry["shape"]), entry["nesting"])
+            name: ColumnSchema(str(entry["dtype"]), tuple(entry["shape"]), entry["nesting"])
             for name, entry in value["columns"].items()
         }
-        return InputSchema(columns, value["sizes"], value["settings"])
+        for name, column in columns.items():
+            if not isinstance(getattr(torch, column.dtype, None), torch.dtype):
+                raise ValueError(f"input '{name}' is of the unknown type '{column.dtype}'")
+            counts = [*column.shape, column.nesting]
+            if not all(_is_size(count) for count in counts) or math.prod(column.shape) > _LARGEST_SIZE:
+                raise ValueError(f"input '{name}' has the impossible shape {list(column.shape)}")
+        if not columns:
+            raise ValueError("there are no inputs")
+        if bad := [name for name, size in value["sizes"].items() if not _is_size(size)]:
+            raise ValueError(f"'{bad[0]}' has the impossible size {value['sizes'][bad[0]]!r}")
+        return InputSchema(columns, value["sizes"], dict(value["settings"]))
 
     def check(self, given: InputSchema) -> None:
         """Raise if data of another schema are given to a model of this one."""
@@ -409,6 +423,10 @@ class InputSchema:
         for key, value in self.settings.items():
             if key in given.settings and given.settings[key] != value:
                 raise DataError(_difference(key, given.settings[key], value))
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LARGEST_SIZE
 
 
 def _difference(key: str, here: Json, trained: Json) -> str:

@@ -46,7 +46,10 @@ class TargetSpec:
 
     @staticmethod
     def from_json(value: ParsedJson) -> TargetSpec:
-        return TargetSpec(value["kind"], tuple(value["names"]))
+        names = value["names"]
+        if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+            raise ValueError("the names of the classes are not a list of text")
+        return TargetSpec(str(value["kind"]), tuple(names))
 
     def to_json(self) -> dict[str, Json]:
         return {"kind": self.kind, "names": list(self.names)}

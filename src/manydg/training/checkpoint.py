@@ -14,13 +14,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from manydg.errors import StorageError
-from manydg.files import JsonObject, ParsedJson, write_atomically
+from manydg.files import JsonObject, ParsedJson, fingerprint, write_atomically
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: JsonObject) -> None:
     """Write tensors and JSON values to one file; the old file stays until the new one is whole."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    text = json.dumps({"checksum": checksum(plain), **meta})
+    text = json.dumps({"checksum": checksum(plain), "meta_checksum": fingerprint(meta), **meta})
     try:
         # Not safetensors' save_file: it writes through a temporary file of its own, which a kill leaves behind.
         content = save(plain, metadata={"manydg": text})
@@ -37,12 +37,12 @@ def read_tensors(
         with safe_open(path, framework="pt") as file:
             meta = json.loads(file.metadata()["manydg"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        if meta.pop("checksum") != checksum(tensors):
+        if meta.pop("checksum") != checksum(tensors) or meta.pop("meta_checksum") != fingerprint(meta):
             raise ValueError("its content does not match its checksum")
         return tensors, meta
     except FileNotFoundError:
         raise StorageError(f"{path} is missing: {remedy}") from None
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StorageError(f"{path} is damaged ({error}): {remedy}") from error
 
 

@@ -6,6 +6,7 @@ again continues exactly as if nothing had happened.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import time
@@ -25,7 +26,7 @@ from manydg.backbones import BACKBONES, Backbone, as_backbone, auto_backbone, bu
 from manydg.config import TrainingConfig
 from manydg.data.dataset import DomainDataset, InputSchema
 from manydg.data.sampling import EpochPlan, plan_epoch
-from manydg.errors import DataError, StorageError, TrainingError, unknown_name
+from manydg.errors import ConfigError, DataError, StorageError, TrainingError, unknown_name
 from manydg.evaluation.metrics import choose_threshold, score
 from manydg.files import Json
 from manydg.targets import Target, target_of
@@ -172,16 +173,31 @@ def rebuild(
         Where the weights come from, for the message if they do not fit.
     """
     cls = ALGORITHMS.get(config.algorithm)
-    algorithm = cls(_backbone(config, schema, backbone), target, n_domains, cls.settings_from(config.settings))
+    settings = cls.settings_from(config.settings)
     try:
+        if backbone is None:
+            with contextlib.suppress(RuntimeError, ConfigError), torch.device("meta"):
+                # Without memory first, since a file can say that its model is larger than any machine. A module of
+                # another package may not be made for that.
+                _check_shapes(cls(_backbone(config, schema, None), target, n_domains, settings), tensors)
+        algorithm = cls(_backbone(config, schema, backbone), target, n_domains, settings)
         algorithm.load_state_dict(tensors)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[-1].strip()
+    except (RuntimeError, TypeError, ValueError, KeyError, ArithmeticError, MemoryError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[-1].strip()
         raise StorageError(
             f"{source} does not fit the model it says it is of ({reason}): open it with the backbone and the version "
             "of the program that it was trained with"
         ) from error
     return algorithm.eval()
+
+
+def _check_shapes(planned: Algorithm, tensors: Mapping[str, Tensor]) -> None:
+    """Raise a plain error if a model, built without memory, has not the weights of a file."""
+    for name, weight in planned.named_parameters():
+        if isinstance(weight, nn.UninitializedParameter):
+            continue
+        if name not in tensors or tensors[name].shape != weight.shape:
+            raise ValueError(f"'{name}' is of another shape")
 
 
 def _build(config: TrainingConfig, target: Target, train: DomainDataset, module: nn.Module | None) -> Algorithm:

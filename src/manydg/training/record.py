@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -11,7 +12,7 @@ from typing import Any, TypeAlias
 from manydg.config import TrainingConfig
 from manydg.data.info import TargetSpec
 from manydg.errors import ManyDGError, StorageError
-from manydg.files import Json, read_json, write_json
+from manydg.files import Json, ParsedJson, file_checksum, fingerprint, read_json, write_json
 
 Metrics: TypeAlias = Mapping[str, float | None]
 """Values by name; None where a metric is undefined."""
@@ -20,6 +21,10 @@ Variant: TypeAlias = Mapping[str, str | int | float]
 
 REMEDY = "delete it and run the same command again"
 _SCHEMA = 1
+COVERED = ("model.safetensors", "calibration.safetensors", "predictions.npz", "split.json")
+"""The files of a run whose checksums its record holds."""
+_NEEDED = COVERED[:2]
+_INTEGRITY = "integrity"
 _ALWAYS = {"run", "experiment", "algorithm", "seed", "dataset", "status"}
 _FINISHED = {
     *("target", "samples", "patients", "test"),
@@ -280,8 +285,12 @@ class RunRecord:
         }
 
     def write(self, path: Path) -> None:
-        """Replace a file by the record."""
-        write_json(path, self.to_json(), allow_nan=False)
+        """Replace a file by the record, with checksums of itself and of the run's files beside it."""
+        content = self.to_json()
+        present = [path.with_name(name) for name in COVERED if self.ok and path.with_name(name).exists()]
+        files = {file.name: file_checksum(file) for file in present}
+        seal = {"files": files, "checksum": fingerprint(content, files)}
+        write_json(path, {**content, _INTEGRITY: seal}, allow_nan=False)
 
     @staticmethod
     def from_json(value: Any, source: str | Path = "the record", remedy: str = REMEDY) -> RunRecord:
@@ -304,17 +313,93 @@ class RunRecord:
         if missing := needed - given.keys():
             raise StorageError(f"{source} is damaged, it has no '{min(missing)}': {remedy}")
         try:
-            return _from_values(given)
-        except (KeyError, TypeError, ValueError, AttributeError, ManyDGError) as error:
+            record = _from_values(given)
+            _check_values(record)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, ManyDGError) as error:
             raise StorageError(f"{source} is damaged ({error}): {remedy}") from error
+        return record
 
     @staticmethod
     def read(path: Path, remedy: str = REMEDY) -> RunRecord:
-        """The record in a file; raises StorageError where there is none."""
+        """The record in a file; raises StorageError where there is none, or one that was changed."""
         missing = f"{path} is missing: run the same command again"
-        return RunRecord.from_json(read_json(path, remedy=remedy, missing=missing), path, remedy)
+        content = read_json(path, remedy=remedy, missing=missing)
+        record = RunRecord.from_json(content, path, remedy)
+        _unsealed(content, path, remedy)
+        return record
 
 
+def check_files(path: Path, remedy: str = REMEDY) -> None:
+    """Raise if a file of a run is not the one that its record in ``path`` was written with.
+
+    Predictions and split may have been deleted; what a decision depends on may not.
+    """
+    expected = _unsealed(read_json(path, remedy=remedy), path, remedy)
+    for name in COVERED:
+        file = path.with_name(name)
+        if not file.exists():
+            if name in expected and name in _NEEDED:
+                raise StorageError(f"{file} is missing: {remedy}")
+        elif name not in expected:
+            raise StorageError(f"{file} is not of this run, whose {path.name} does not know it: {remedy}")
+        elif file_checksum(file) != expected[name]:
+            raise StorageError(f"{file} is damaged or was changed, it does not match its checksum: {remedy}")
+
+
+def _unsealed(content: ParsedJson, path: Path, remedy: str) -> Mapping[str, str]:
+    """The checksums of a run's files, by name, from its record, if that is as it was written."""
+    given = content.get(_INTEGRITY)
+    seal: ParsedJson = given if isinstance(given, dict) else {}
+    files = seal.get("files")
+    rest = {key: value for key, value in content.items() if key != _INTEGRITY}
+    if not isinstance(files, dict) or seal.get("checksum") != fingerprint(rest, files):
+        raise StorageError(f"{path} was changed after it was written, it does not match its checksum: {remedy}")
+    return files
+
+
+def _check_values(record: RunRecord) -> None:
+    """Raise a plain error if a value is of the wrong kind, or is one that no run can have."""
+    for entry in dataclasses.fields(RunRecord):
+        value = getattr(record, entry.name)
+        expected = _VALUES.get(str(entry.type))
+        if expected is not None and not expected(value):
+            raise ValueError(f"{entry.name} is {_short(value)}")
+    if record.threshold is not None and not 0 <= record.threshold <= 1:
+        raise ValueError(f"threshold is {record.threshold}, which is no probability")
+    counts = (*dataclasses.astuple(record.samples), *dataclasses.astuple(record.patients), record.epoch, record.epochs)
+    if min(counts) < 0:
+        raise ValueError("a count is negative")
+    for name, metrics in record.per_patient.items():
+        if not _are_metrics(metrics):
+            raise ValueError(f"the metrics of {_short(name)} are {_short(metrics)}")
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _are_metrics(value: object) -> bool:
+    return isinstance(value, Mapping) and all(entry is None or _is_number(entry) for entry in value.values())
+
+
+_VALUES: Mapping[str, Callable[[object], bool]] = {
+    "str": lambda value: isinstance(value, str),
+    "str | None": lambda value: value is None or isinstance(value, str),
+    "bool": lambda value: isinstance(value, bool),
+    "int": lambda value: isinstance(value, int) and not isinstance(value, bool),
+    "int | None": lambda value: value is None or (isinstance(value, int) and not isinstance(value, bool)),
+    "float | None": lambda value: value is None or _is_number(value),
+    "Metrics": _are_metrics,
+    "Variant": lambda value: isinstance(value, Mapping),
+    "Mapping[str, Metrics]": lambda value: isinstance(value, Mapping),
+    "Mapping[str, Json]": lambda value: isinstance(value, Mapping),
+}
+"""What a field of a record may hold, by its annotation."""
 _TYPED = {"target", "samples", "patients", "config", "history", "curve", "experiments"}
 _PLAIN = {entry.name: entry for entry in dataclasses.fields(RunRecord) if entry.name not in _TYPED}
 _CONFIG_KEYS = {entry.name for entry in dataclasses.fields(TrainingConfig)}

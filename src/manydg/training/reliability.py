@@ -145,6 +145,26 @@ def write_calibration(folder: Path, calibration: Calibration) -> None:
     write_tensors(folder / CALIBRATION, tensors, meta)
 
 
+def _check_calibration(calibration: Calibration) -> None:
+    """Raise a plain error if a value is one that no validation patients can give."""
+    if not 0 < calibration.temperature < np.inf:
+        raise ValueError(f"the temperature is {calibration.temperature}")
+    for rule in (calibration.on_average, calibration.for_most):
+        if not (0 <= rule.level <= 1 and 0 <= rule.share <= 1):
+            raise ValueError(f"a prediction set promises {rule.level} and {rule.share}")
+        if rule.thresholds.ndim != 1 or np.isnan(rule.thresholds).any():
+            raise ValueError("a threshold of a prediction set is no number")
+    if not calibration.limit >= 0 or not 0 <= calibration.false_alarms <= 1 or calibration.patients < 0:
+        raise ValueError("the limit of novelty is impossible")
+    reference = calibration.reference
+    if reference is not None:
+        dim = len(reference.mean)
+        if reference.mean.shape != (dim,) or reference.axes.shape != (dim, dim) or reference.within.shape != (dim,):
+            raise ValueError("the training patients' reference has impossible shapes")
+        if not all(np.isfinite(values).all() for values in vars(reference).values()) or (reference.within < 0).any():
+            raise ValueError("the training patients' reference has impossible values")
+
+
 def read_calibration(folder: str | Path) -> Calibration | None:
     """The calibration of a run folder; ``None`` for a run that was made without one."""
     path = Path(folder) / CALIBRATION
@@ -158,9 +178,11 @@ def read_calibration(folder: str | Path) -> Calibration | None:
         if "reference.mean" in arrays:
             reference = Reference(*(arrays[f"reference.{name}"] for name in ("mean", "axes", "within")))
         limit = np.inf if meta["limit"] is None else float(meta["limit"])
-        return Calibration(
-            meta["temperature"], rules["on_average"], rules["for_most"], reference, limit, meta["false_alarms"],
-            meta["patients"],
+        calibration = Calibration(
+            float(meta["temperature"]), rules["on_average"], rules["for_most"], reference, limit,
+            float(meta["false_alarms"]), int(meta["patients"]),
         )  # fmt: skip
-    except (KeyError, TypeError) as error:
-        raise StorageError(f"{path} lacks {error}: delete it, and predictions go without it") from error
+        _check_calibration(calibration)
+        return calibration
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise StorageError(f"{path} does not hold a calibration ({error}): train the run again") from error

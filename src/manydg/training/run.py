@@ -26,21 +26,22 @@ from manydg.algorithms import ALGORITHMS, Algorithm
 from manydg.backbones import BACKBONES, SingleInput
 from manydg.code_version import code_version
 from manydg.config import TrainingConfig, pick_device
+from manydg.data.context import ContextOptions
 from manydg.data.dataset import DomainDataset, InputSchema, from_arrays
 from manydg.data.info import TargetSpec
 from manydg.data.splits import Split, check_split, split_named, split_patients, warn_of_overlap
 from manydg.data.storage import refuse_dataset_folder
-from manydg.errors import ConfigError, DataError, StorageError
+from manydg.errors import ConfigError, DataError, ManyDGError, StorageError
 from manydg.evaluation.metrics import choose_threshold, score, score_patients
 from manydg.evaluation.predictions import Predictions, write_predictions
-from manydg.files import Json, JsonObject, fingerprint, read_json, remove_partial_files, write_json
+from manydg.files import Json, JsonObject, ParsedJson, fingerprint, read_json, remove_partial_files, write_json
 from manydg.machine import peak_memory
 from manydg.targets import target_of
 from manydg.training.checkpoint import read_tensors, write_tensors
 from manydg.training.execution.distributed import by_leader, current_team
 from manydg.training.fit import CHECKPOINT, Fitted, Reporter, Silent, fit, rebuild, trust_named
 from manydg.training.inference import as_trained, predict_probabilities, refuse_infinite, with_context
-from manydg.training.record import Counts, RunRecord
+from manydg.training.record import Counts, RunRecord, check_files
 from manydg.training.reliability import fit_calibration, write_calibration
 
 RECORD, MODEL, PREDICTIONS, SPLIT, IDENTITY = (
@@ -453,16 +454,57 @@ def open_run(
     _check_finished(path)
     record = RunRecord.read(path / RECORD, again)
     tensors, meta = read_tensors(path / MODEL, again)
+    check_files(path / RECORD, again)
+    try:
+        described = _Description.from_json(meta)
+        described.check(record)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, ManyDGError) as error:
+        raise StorageError(f"{path / MODEL} does not describe a model of this program ({error}): {again}") from error
     module = backbone if isinstance(backbone, nn.Module) else None
-    if meta["info"].get("module") and module is None:
+    if described.info.get("module") and module is None:
         raise ConfigError(f"{path} was trained with a module of your own: give one like it as backbone= in Python")
-    config, schema = TrainingConfig.from_mapping(meta["config"]), InputSchema.from_json(meta["schema"])
+    config, schema = described.config, described.schema
     _trust_as_named(path, config, algorithm, backbone if isinstance(backbone, str) else None)
-    target = target_of(TargetSpec.from_json(meta["target"]))
     model = rebuild(
-        config, schema, target, meta["n_domains"], tensors, backbone=module, source=path / MODEL
+        config, schema, target_of(described.target), described.n_domains, tensors, backbone=module, source=path / MODEL
     ).to(pick_device(device))  # fmt: skip
-    return Run(model, record, schema, config, meta["info"], path)
+    return Run(model, record, schema, config, described.info, path)
+
+
+@dataclass(frozen=True)
+class _Description:
+    """What a model's file says of itself, besides the weights."""
+
+    config: TrainingConfig
+    schema: InputSchema
+    target: TargetSpec
+    n_domains: int
+    info: JsonObject
+
+    @staticmethod
+    def from_json(meta: ParsedJson) -> _Description:
+        """Raise a plain error if a value is missing or impossible."""
+        info, n_domains = dict(meta["info"]), meta["n_domains"]
+        if isinstance(n_domains, bool) or not isinstance(n_domains, int) or not 1 <= n_domains < 2**31:
+            raise ValueError(f"it is of {n_domains!r} patients")
+        schema = InputSchema.from_json(meta["schema"])
+        if isinstance(context := schema.settings.get("context"), Mapping):
+            ContextOptions.from_json(context)
+        for name in ("settings", "vocabularies", "roles"):
+            if not isinstance(info.get(name, {}), Mapping):
+                raise ValueError(f"its {name} are {info[name]!r}")
+        for name, words in info.get("vocabularies", {}).items():
+            if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+                raise ValueError(f"the vocabulary of '{name}' is not a list of text")
+        config = TrainingConfig.from_mapping(meta["config"])
+        return _Description(config, schema, TargetSpec.from_json(meta["target"]), n_domains, info)
+
+    def check(self, record: RunRecord) -> None:
+        """Raise a plain error if this is not the model of a record."""
+        if record.target != self.target:
+            raise ValueError(f"its classes are not those of {RECORD}")
+        if record.algorithm != self.config.algorithm:
+            raise ValueError(f"its algorithm is not that of {RECORD}")
 
 
 def _trust_as_named(folder: Path, config: TrainingConfig, algorithm: str | None, backbone: str | None) -> None:
