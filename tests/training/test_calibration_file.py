@@ -16,6 +16,7 @@ from manydg.evaluation.predictions import read_predictions
 from manydg.evaluation.trust import fit_on_average, fit_temperature, prediction_sets, scale_temperature
 from manydg.predict import predict_raw
 from manydg.sources import prepare
+from manydg.training.record import RunRecord
 from manydg.training.reliability import (
     CALIBRATION,
     SAMPLES_OF_A_PATIENT,
@@ -166,5 +167,6 @@ def test_a_run_without_calibration_predicts_without_it(run_folder: Path, tmp_pat
 
     shutil.copytree(run_folder, tmp_path / "old")
     (tmp_path / "old" / CALIBRATION).unlink()
+    RunRecord.read(tmp_path / "old" / "run.json").write(tmp_path / "old" / "run.json")
     run, data = open_run(tmp_path / "old"), _many(3, 4)
     assert trust_columns(run, data, run.predict_proba(data)) == {}
