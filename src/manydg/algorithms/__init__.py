@@ -156,6 +156,12 @@ class Algorithm(nn.Module):
         """Fit what depends on the inputs of the training patients alone, before training: by default the backbone's."""
         self.backbone.fit_inputs(train)
 
+    def start(self, inputs: Inputs) -> None:
+        """Set what depends on the scale of untrained features, from one batch of training samples; nothing by default.
+
+        Called once before the first step, without gradients; random numbers and batch statistics are as before it.
+        """
+
     def embed(self, inputs: Inputs) -> dict[str, Tensor]:
         """Embeddings to inspect, by name; ``v`` is always among them."""
         return {"v": self.backbone(inputs)}

@@ -26,6 +26,21 @@ class Perceptron(nn.Sequential):
         super().__init__(*layers[:-1])
 
 
+FIRST_LOGITS = 0.5
+"""Root mean square of a head's first logits, chosen on validation patients (docs/method.md)."""
+
+
+def first_scale(logits: Tensor) -> Tensor:
+    """The factor that brings a head's logits ``(batch, K)`` of untrained features to :data:`FIRST_LOGITS`.
+
+    Examples
+    --------
+    >>> round(first_scale(torch.tensor([[7.0, -7.0]])).item(), 3)
+    0.071
+    """
+    return FIRST_LOGITS / logits.square().mean().sqrt().clamp_min(1e-6)
+
+
 class PrototypeHead(nn.Module):
     """Similarity of features to one learned prototype per class, over a temperature.
 
@@ -44,6 +59,18 @@ class PrototypeHead(nn.Module):
         length = 1.0 if similarity == "cosine" else width**-0.5
         self.prototypes = nn.Parameter(length * torch.randn(classes, width))
         self.temperature, self.similarity = temperature, similarity
+
+    def start(self, features: Tensor) -> None:
+        """Prefer no class at first: prototypes at right angles to the mean feature, with logits of order one.
+
+        Untrained features of one network are a hundred times as long as another's, and share a mean direction. Logits
+        in the tens, or a class that all samples prefer, cost the first epochs, which must undo them. A cosine does not
+        depend on the length of the prototypes.
+        """
+        if self.similarity == "inner":
+            mean = functional.normalize(features.mean(dim=0), dim=0)
+            self.prototypes.sub_(torch.outer(self.prototypes @ mean, mean))
+            self.prototypes.mul_(first_scale(self(features)))
 
     def forward(self, features: Tensor) -> Tensor:
         """Logits ``(batch, K)`` of features ``(batch, width)``."""

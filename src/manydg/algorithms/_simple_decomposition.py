@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from manydg.algorithms import Algorithm, Hyperparameters, Sampling, setting
-from manydg.algorithms._parts import Perceptron
+from manydg.algorithms._parts import Perceptron, first_scale
 from manydg.backbones import Backbone, Inputs
 from manydg.data.dataset import Batch
 from manydg.targets import Target
@@ -52,6 +52,12 @@ class SimpleDecomposition(Algorithm):
         self.label_encoder = Perceptron(width, width, width, width)
         self.decoder = Perceptron(2 * width, width, width, width)
         self.head = nn.Linear(width, target.size)
+
+    def start(self, inputs: Inputs) -> None:
+        # As ManyDG's predictor starts, with logits of order one at most: a linear layer's own are mostly smaller.
+        scale = first_scale(self.predict(inputs)).clamp_max(1)
+        for parameter in self.head.parameters():
+            parameter.mul_(scale)
 
     @abstractmethod
     def reconstruction_loss(self, features: Tensor, reconstruction: Tensor) -> Tensor:

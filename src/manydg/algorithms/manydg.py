@@ -69,6 +69,9 @@ class ManyDG(Algorithm):
         self.decoder = Perceptron(2 * width, width, width, width)
         self.predictor = PrototypeHead(target.size, width, self.settings.temperature, self.settings.predictor)
 
+    def start(self, inputs: Inputs) -> None:
+        self.predictor.start(self.embed(inputs)["orthogonal"])
+
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         return self._terms(batch, self.settings)
 

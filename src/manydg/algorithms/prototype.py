@@ -37,6 +37,9 @@ class Prototype(Algorithm):
             target.size, backbone.output_size, self.settings.temperature, self.settings.predictor
         )
 
+    def start(self, inputs: Inputs) -> None:
+        self.predictor.start(self.backbone(inputs))
+
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         return {"supervised": self.target.loss(self.predict(batch.inputs), batch.targets)}
 

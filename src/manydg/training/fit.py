@@ -41,6 +41,7 @@ from manydg.training.record import EpochEntry, RunRecord
 CHECKPOINT = "checkpoint.safetensors"
 _STEPS_BETWEEN_CHECKS = 200
 _BATCHES_WATCHED = 16
+_SAMPLES_AT_START = 256
 
 
 class Reporter(Protocol):
@@ -129,9 +130,22 @@ def fit(
     algorithm.to(device)
     placed = place(train, algorithm, device)
     held_back = None if val is None else place(val, algorithm, device)
+    start_algorithm(algorithm, placed, config.seed)
     loop = TrainingLoop(algorithm, placed, held_back, config, metric, folder, reporter)
     loop.run()
     return Fitted(algorithm, loop.history, loop.best_epoch, loop.selection_rule, loop.speed)
+
+
+def start_algorithm(algorithm: Algorithm, train: DomainDataset, seed: int) -> None:
+    """Let an algorithm see a few training samples before its first step (:meth:`Algorithm.start`)."""
+    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(seed))
+    rows, device = order[:_SAMPLES_AT_START].to(train.device), device_of(algorithm)
+    buffers = {name: buffer.clone() for name, buffer in algorithm.named_buffers()}
+    algorithm.train()
+    with torch.no_grad(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        algorithm.start(train.take(rows).to(device).inputs)
+        for name, buffer in algorithm.named_buffers():
+            buffer.copy_(buffers[name])
 
 
 def fit_further(
