@@ -93,13 +93,26 @@ def test_the_commands_on_a_twin_say_synthetic_and_hold_nothing_against_the_paper
     assert unmarked.expected.counts
 
 
-def test_raw_files_of_a_killed_synthesis_are_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from manydg.synthetic import sleep_edf
+@pytest.mark.parametrize(("source", "options"), [("sleep-edf", {"hours": 0.25}), ("iiic", {})])
+def test_raw_files_appear_once_they_are_complete_and_are_marked_before(
+    source: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from manydg.synthetic import iiic, sleep_edf
 
-    def interrupted(*_: object) -> None:
+    marked = []
+
+    def interrupted(folder: Path, *_: object) -> None:
+        marked.append((folder / "synthetic.json").is_file())
         raise KeyboardInterrupt
 
     monkeypatch.setattr(sleep_edf, "_write_night", interrupted)
+    monkeypatch.setattr(iiic, "_write", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        synthesize("sleep-edf", tmp_path / "raw", patients=2, hours=0.25)
-    assert (tmp_path / "raw" / "synthetic.json").is_file()
+        synthesize(source, tmp_path / "raw", patients=2, **options)
+    assert marked == [True]
+    assert not list(tmp_path.iterdir())
+    monkeypatch.undo()
+    (tmp_path / "raw").mkdir()
+    synthesize(source, tmp_path / "raw", patients=2, **options)
+    assert (tmp_path / "raw" / "truth.json").is_file()
+    assert [path.name for path in tmp_path.iterdir()] == ["raw"]

@@ -7,6 +7,8 @@ claims about them can be checked.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -15,7 +17,8 @@ import numpy.typing as npt
 from scipy import fft
 
 from manydg.errors import ConfigError, StorageError
-from manydg.files import Json
+from manydg.files import Json, new_folder
+from manydg.sources._preparing import mark_synthetic
 
 Array = npt.NDArray[np.float32]
 
@@ -105,7 +108,13 @@ def check_request(patients: int, most: int, what: str) -> None:
         raise ConfigError(f"{what} has names for at most {most} patients; {patients} were asked for")
 
 
-def require_empty(out: Path) -> None:
-    """Raise unless a folder is new or empty."""
+@contextmanager
+def recordings_folder(out: Path) -> Iterator[Path]:
+    """A folder for synthetic recordings, new or empty, that is filled only once they are complete."""
     if out.exists() and any(out.iterdir()):
         raise StorageError(f"{out} is not empty: name another folder")
+    with new_folder(out) as folder:
+        mark_synthetic(folder)
+        yield folder
+        if out.exists():
+            out.rmdir()

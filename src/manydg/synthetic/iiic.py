@@ -13,10 +13,17 @@ import numpy as np
 import numpy.typing as npt
 
 from manydg.errors import ConfigError
-from manydg.files import Json, NpyStream, disk_errors, write_json
+from manydg.files import Json, NpyStream, write_json
 from manydg.sources import Options, Twin, option
-from manydg.sources._preparing import Progress, mark_synthetic
-from manydg.synthetic._signals import PatientFactors, check_request, draw_factors, draw_signals, require_empty, spectra
+from manydg.sources._preparing import Progress
+from manydg.synthetic._signals import (
+    PatientFactors,
+    check_request,
+    draw_factors,
+    draw_signals,
+    recordings_folder,
+    spectra,
+)
 
 _CHANNELS, _SAMPLES, _RATE, _CLASSES = 16, 2000, 200, 6
 _LEFT = np.isin(np.arange(16) % 8, (0, 1, 2, 3))
@@ -63,18 +70,14 @@ class IiicTwin(Twin[IiicTwinOptions]):
     }
 
     def write(self, out: Path, options: IiicTwinOptions) -> Path:
-        require_empty(out)
         patients, mean = options.patients, options.samples_per_patient
         rng = np.random.default_rng([options.seed, patients])
         counts = 1 + rng.negative_binomial(1, 1 / mean, patients) if mean > 1 else None
         sizes = np.ones(patients, np.int64) if counts is None else np.minimum(counts, 20 * mean)
-        with disk_errors(out):
-            out.mkdir(parents=True, exist_ok=True)
-        mark_synthetic(out)  # First, so that the files of a killed command are marked too.
-        with disk_errors(out):
-            truth = _write(out, sizes, options.seed, options.layout)
-        about = {"source": self.name, "seed": options.seed, "patients": truth}
-        write_json(out / "truth.json", about, indent=None)
+        with recordings_folder(out) as folder:
+            truth = _write(folder, sizes, options.seed, options.layout)
+            about = {"source": self.name, "seed": options.seed, "patients": truth}
+            write_json(folder / "truth.json", about, indent=None)
         return out
 
     def describe(self, out: Path, options: IiicTwinOptions) -> str:

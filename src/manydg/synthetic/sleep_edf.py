@@ -18,8 +18,15 @@ from manydg.errors import ConfigError
 from manydg.files import disk_errors, write_json
 from manydg.sources import Options, Twin, option
 from manydg.sources._edf import write_annotations
-from manydg.sources._preparing import Progress, mark_synthetic
-from manydg.synthetic._signals import PatientFactors, check_request, draw_factors, draw_signals, require_empty, spectra
+from manydg.sources._preparing import Progress
+from manydg.synthetic._signals import (
+    PatientFactors,
+    check_request,
+    draw_factors,
+    draw_signals,
+    recordings_folder,
+    spectra,
+)
 
 _EPOCH, _RATE, _SAMPLES = 30, 100, 3000
 _WORDS = ("W", "1", "2", "3", "4", "R", "?")
@@ -93,22 +100,18 @@ class SleepEdfTwin(Twin[SleepEdfTwinOptions]):
     }
 
     def write(self, out: Path, options: SleepEdfTwinOptions) -> Path:
-        require_empty(out)
-        with disk_errors(out):
-            out.mkdir(parents=True, exist_ok=True)
-        mark_synthetic(out)  # First, so that the files of a killed command are marked too.
         names, truth = _STUDIES[options.study], {}
-        with Progress("writing nights", total=options.patients) as progress:
+        with recordings_folder(out) as folder, Progress("writing nights", total=options.patients) as progress:
             for person in range(options.patients):
                 rng = np.random.default_rng([options.seed, person])
                 factors = draw_factors(rng, 3, 6, (15.0, 24.0))
                 count = max(1, options.nights - 1) if person % 26 == 13 else options.nights
                 for night in range(1, count + 1):
-                    _write_night(out, names, person, night, factors, int(options.hours * 120), rng)
+                    _write_night(folder, names, person, night, factors, int(options.hours * 120), rng)
                 truth[f"{names[0]}{person:02d}"] = factors.to_json()
                 progress.advance()
-        about = {"source": self.name, "seed": options.seed, "hours": options.hours, "patients": truth}
-        write_json(out / "truth.json", about)
+            about = {"source": self.name, "seed": options.seed, "hours": options.hours, "patients": truth}
+            write_json(folder / "truth.json", about)
         return out
 
     def describe(self, out: Path, options: SleepEdfTwinOptions) -> str:
