@@ -415,7 +415,7 @@ class Soak:
         if lost:
             return "failed", f"exit {code}, changed or removed {lost}"
         if code == 2:
-            messages = [line for line in err.splitlines() if line.startswith("manydg:") and ": note:" not in line]
+            messages = [line for line in err.splitlines() if re.match(r"manydg: (?!note:|warning:)", line)]
             left = [name for name in after.keys() - before if not name.startswith(KEPT)]
             if len(messages) != 1 or err.splitlines()[-1] != messages[0] or len(messages[0]) > LONGEST_MESSAGE:
                 return "failed", f"not one line: {err[:500]}"

@@ -14,6 +14,7 @@ from manydg.cli import data, inspect, studies, train
 from manydg.errors import ManyDGError, printable, warn_plainly
 
 _INTERRUPTED = 130
+_LONGEST_MESSAGE = 900
 # The base of Typer's usage errors; newer versions of Typer carry click within them, so that it cannot be imported.
 _ClickException: type[Exception] = typer.BadParameter.__mro__[2]
 
@@ -63,7 +64,11 @@ def main() -> None:
 
 
 def _fail(message: str) -> NoReturn:
-    print(printable(f"manydg: {' '.join(message.split())}"), file=sys.stderr)
+    line = printable(f"manydg: {' '.join(message.split())}")
+    if len(line) > _LONGEST_MESSAGE:
+        # A damaged file's "names" may be thousands of bytes; what to do is at the end.
+        line = f"{line[: _LONGEST_MESSAGE // 2]} [...] {line[-_LONGEST_MESSAGE // 2 :]}"
+    print(line, file=sys.stderr)
     sys.exit(2)
 
 

@@ -183,7 +183,7 @@ class DatasetInfo:
             return value
         try:
             return DatasetInfo.from_json(value or {})
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError) as error:
             raise DataError(
                 f"info is not what a dataset can hold ({error!r}): see manydg.data.info.DatasetInfo"
             ) from None

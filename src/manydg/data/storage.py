@@ -242,7 +242,7 @@ def read_description(folder: str | Path) -> DatasetDescription:
         version = content["schema_version"]
         if version == SCHEMA_VERSION:
             return DatasetDescription.from_json(content)
-    except (ValueError, KeyError, TypeError, AttributeError, DataError):
+    except (ValueError, ArithmeticError, KeyError, TypeError, AttributeError, DataError):
         raise StorageError(f"{file} is damaged: {remedy}") from None
     raise StorageError(f"{path} has schema version {version}, this program reads {SCHEMA_VERSION}: {remedy}")
 

@@ -7,6 +7,7 @@ or 1), ``row`` (position in the dataset), ``patient`` (index into ``pseudonyms``
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +24,11 @@ from manydg.targets import Target
 Array = npt.NDArray[Any]
 DEFAULT_THRESHOLD = 0.5
 _SIDES = ("val", "test")
+# What NumPy and the archives beneath it raise for a damaged file.
+_DAMAGED = (
+    OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, EOFError, RuntimeError, SyntaxError,
+    zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
 
 
 def decide(target: Target, probabilities: Array, threshold: float | None = None) -> npt.NDArray[np.int64]:
@@ -113,6 +119,6 @@ def read_predictions(path: Path, side: str, target: Target, threshold: float | N
             chosen = arrays["split"] == _SIDES.index(side)
             patients = arrays["pseudonyms"][arrays["patient"][chosen]]
             truth, probabilities, rows = (arrays[name][chosen] for name in ("truth", "probabilities", "row"))
-    except (OSError, ValueError, KeyError, IndexError, zipfile.BadZipFile) as error:
+    except _DAMAGED as error:
         raise StorageError(f"{path} cannot be read ({error}): delete the run's folder and run it again") from error
     return Predictions(target, truth, probabilities, patients, threshold, rows)

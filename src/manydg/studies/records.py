@@ -80,10 +80,18 @@ def read_run(folder: Path) -> RunRecord:
     record = RunRecord.read(done if done.exists() else folder / FAILURE)
     own = Use(record.experiment, record.variant)
     others = sorted(
-        (Use.from_json(read_json(file, remedy=REMEDY)) for file in folder.glob(f"{_USE}*.json")),
+        (_read_use(file) for file in folder.glob(f"{_USE}*.json")),
         key=lambda use: (use.experiment, json.dumps(use.variant)),
     )
     return record.replace(experiments=(own, *(use for use in others if use != own)))
+
+
+def _read_use(file: Path) -> Use:
+    content = read_json(file, remedy=REMEDY)
+    try:
+        return Use.from_json(content)
+    except (KeyError, TypeError, ValueError) as error:
+        raise StorageError(f"{file} is damaged ({error}): {REMEDY}") from error
 
 
 def collect(folder: Path) -> None:
@@ -104,7 +112,7 @@ def read_results(folder: str | Path) -> list[RunRecord]:
         raise StorageError(f"{folder} holds no results: it has no {RESULTS}. Make some with 'manydg compare'")
     remedy = "run the command that made it again"
     records = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(file.read_bytes().splitlines(), start=1):
         source = f"{file}, line {number}"
         try:
             content = json.loads(line)
@@ -248,7 +256,9 @@ class StudiedDataset:
             patients=int(value.get("patients") or 0),
             target=TargetSpec.from_json(target) if target else None,
             label_counts={str(label): int(count) for label, count in (value.get("label_counts") or {}).items()},
-            samples_per_patient=value.get("samples_per_patient") or {},
+            samples_per_patient={
+                str(float(share)): float(count) for share, count in (value.get("samples_per_patient") or {}).items()
+            },
             cohort_flow=tuple(CohortStep.from_json(step) for step in value.get("cohort_flow") or ()),
             provenance=Provenance.from_json(provenance) if provenance else None,
             commands=_commands(value.get("commands"), name),
@@ -319,7 +329,7 @@ def read_description(folder: str | Path) -> StudyDescription:
     content = read_json(file, remedy=REMEDY)
     try:
         return StudyDescription.from_json(content)
-    except (KeyError, TypeError, ValueError, AttributeError, DataError) as error:
+    except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, DataError) as error:
         raise StorageError(f"{file} is damaged ({error}): {REMEDY}") from error
 
 

@@ -116,7 +116,7 @@ class Use:
 
     @staticmethod
     def from_json(value: Any) -> Use:
-        return Use(str(value["experiment"]), value.get("variant") or {})
+        return Use(str(value["experiment"]), dict(value.get("variant") or {}))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,109 @@
+"""Damaged files of a results folder are refused by name, in one line of a length that can be read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manydg.data.dataset import DomainDataset
+from manydg.data.storage import read_description as read_dataset
+from manydg.errors import StorageError
+from manydg.evaluation.predictions import read_predictions
+from manydg.studies.conduct import compare
+from manydg.studies.records import read_description, read_results, read_runs
+from manydg.targets import target_of
+from manydg.training.record import RunRecord
+
+
+@pytest.fixture(scope="module")
+def results(dataset_of: Callable[..., DomainDataset], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("study")
+    data = dataset_of().save(folder / "data")
+    compare(data, ["base"], 1, folder / "results", device="cpu")
+    return folder / "results"
+
+
+def damaged(path: Path, change: Callable[[Any], None]) -> bytes:
+    before = path.read_bytes()
+    content = json.loads(before)
+    change(content)
+    path.write_text(json.dumps(content))
+    return before
+
+
+@pytest.mark.parametrize("value", ["x", float("inf"), [[]]])
+def test_a_count_that_is_none_is_refused(results: Path, value: object) -> None:
+    path = results / "study.json"
+
+    def change(study: Any) -> None:
+        for entry in (*study["datasets"].values(), study["dataset"]):
+            entry["samples"] = value
+            entry["samples_per_patient"]["0.5"] = value
+
+    before = damaged(path, change)
+    with pytest.raises(StorageError, match=r"study\.json is damaged"):
+        read_description(results)
+    path.write_bytes(before)
+
+
+def test_a_use_without_its_experiment_is_refused(results: Path) -> None:
+    [run] = (results / "runs").iterdir()
+    use = run / "use-0123456789abcdef.json"
+    for content in ('{"variant": {}}', '{"experiment": "x", "variant": 3}'):
+        use.write_text(content)
+        with pytest.raises(StorageError, match=r"use-0123456789abcdef\.json is damaged"):
+            read_runs(results)
+    use.unlink()
+
+
+def test_results_that_are_no_text_are_refused_with_the_line(results: Path) -> None:
+    path = results / "results.jsonl"
+    before = path.read_bytes()
+    path.write_bytes(before + b'{"run": "\xff"}\n')
+    with pytest.raises(StorageError, match="line 2 is damaged"):
+        read_results(results)
+    path.write_bytes(before)
+
+
+def test_infinite_counts_in_records_and_datasets_are_refused(results: Path) -> None:
+    [run] = (results / "runs").iterdir()
+    before = damaged(run / "run.json", lambda record: record["samples"].update(test=float("inf")))
+    with pytest.raises(StorageError):
+        RunRecord.read(run / "run.json")
+    (run / "run.json").write_bytes(before)
+    data = results.parent / "data"
+    before = damaged(
+        data / "dataset.json", lambda about: next(iter(about["files"].values())).update(bytes=float("inf"))
+    )
+    with pytest.raises(StorageError):
+        read_dataset(data)
+    (data / "dataset.json").write_bytes(before)
+
+
+def test_predictions_with_any_changed_byte_are_read_or_refused_by_name(results: Path) -> None:
+    [run] = (results / "runs").iterdir()
+    target, path = target_of(RunRecord.read(run / "run.json").target), run / "predictions.npz"
+    before = path.read_bytes()
+    refused = 0
+    for position in range(0, len(before), 3):
+        path.write_bytes(before[:position] + bytes([before[position] ^ 255]) + before[position + 1 :])
+        try:
+            read_predictions(path, "test", target)
+        except StorageError as error:
+            refused += "predictions.npz" in str(error)
+    path.write_bytes(before)
+    assert refused > 100
+
+
+def test_a_message_with_a_column_name_of_thousands_of_bytes_can_be_read(commands: Any, tmp_path: Path) -> None:
+    (tmp_path / "table.csv").write_bytes(b"\0" * 5000 + b",stage,f0\n1,2,3\n")
+    command = "prepare table table.csv --patient patient --target stage --features f0 --out out"
+    code, _, err = commands.run(*command.split(), folder=tmp_path)
+    assert code == 2
+    assert err.count("\n") == 1
+    assert err.startswith("manydg: table.csv")
+    assert len(err) < 1000
