@@ -403,7 +403,8 @@ class Soak:
     ) -> tuple[str, str]:
         """What happened in a word, and why it is a failure where it is one."""
         if code not in (0, 2):
-            return "failed", f"exit {code}: {err[-900:]}"
+            tracebacks = "".join(file.read_text() for file in (folder / "tmp").glob("manydg-*.txt"))
+            return "failed", f"exit {code}: {(tracebacks or err)[-900:]}"
         if "Traceback" in err or UNPRINTABLE.search(err):
             return "failed", f"exit {code} with a traceback or control characters: {err[-1500:]!r}"
         after = raw_contents(folder)
