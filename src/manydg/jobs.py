@@ -6,10 +6,15 @@ Studies do their runs with it and sources read their files with it. An engine is
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import multiprocessing
 import os
 import platform
+import secrets
+import shutil
+import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -271,7 +276,8 @@ def engine_named(name: str, address: str | None = None, cpus: float | None = Non
         if address is not None:
             raise ConfigError("--address is for a cluster: add --engine ray")
         return LocalEngine()
-    _import_ray()
+    if importlib.util.find_spec("ray") is None:
+        raise _no_ray()
     return RayEngine(address, 1.0 if cpus is None else cpus, gpus)
 
 
@@ -316,19 +322,57 @@ def _import_ray() -> Any:
     try:
         import ray
     except ImportError:
-        raise ConfigError("--engine ray needs the package 'ray': pip install 'manydg[ray]'") from None
+        raise _no_ray() from None
     return ray
+
+
+def _no_ray() -> ConfigError:
+    return ConfigError("--engine ray needs the package 'ray': pip install 'manydg[ray]'")
 
 
 @contextmanager
 def _connected(address: str | None) -> Iterator[Any]:
     """The package ``ray``, connected to a cluster, or to one that is started for the block on this machine alone."""
-    ray = _import_ray()
-    if ray.is_initialized():
-        yield ray
+    if "ray" in sys.modules and _import_ray().is_initialized():
+        yield _import_ray()
         return
+    if address is not None:
+        with _initialized(address) as ray:
+            yield ray
+        return
+    with _for_this_machine() as folder, _initialized("local", include_dashboard=False, _temp_dir=str(folder)) as ray:
+        yield ray
+
+
+@contextmanager
+def _for_this_machine() -> Iterator[Path]:
+    """An environment in which Ray listens to this machine alone and reports to nobody, and a private folder for it.
+
+    Ray makes its own folder open to all, hence the one around it, which is deleted at the end.
+    """
+    around = Path(tempfile.mkdtemp(prefix="manydg-", dir="/tmp" if os.path.isdir("/tmp") else None))
+    settings = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    if "ray" not in sys.modules:
+        # Read when Ray is imported: nodes of a cluster are reached under an address, that of no cluster is loopback's.
+        settings["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
     try:
-        ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", configure_logging=False)
+        yield around / "ray"
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        shutil.rmtree(around, ignore_errors=True)
+
+
+@contextmanager
+def _initialized(address: str, **options: Any) -> Iterator[Any]:
+    ray = _import_ray()
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR", configure_logging=False, **options)
     except (ConnectionError, ValueError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(

@@ -10,6 +10,7 @@ import copy
 import io
 import json
 import logging
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -221,6 +222,8 @@ def _torch_bytes(model: Deployed, columns: tuple[Tensor, ...], metadata: ParsedJ
 
 
 def _onnx_bytes(model: Deployed, columns: tuple[Tensor, ...], metadata: ParsedJson) -> tuple[bytes, _Runs]:
+    # It looks up its maker's host otherwise, from its import on; whoever wants that may set the variable.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
         import onnxruntime
         import onnxscript  # noqa: F401 - torch's exporter needs it and would fail with a message of its own
