@@ -78,10 +78,9 @@ def _unforeseen(error: Exception) -> NoReturn:
     kept, path = tempfile.mkstemp(prefix="manydg-", suffix=".txt")
     with os.fdopen(kept, "w", encoding="utf-8", errors="backslashreplace") as file:
         file.write("".join(traceback.format_exception(error)))
-    print(
-        f"manydg: {type(error).__name__}: this is a fault of the program; its traceback is in {path}, please report it",
-        file=sys.stderr,
-    )
+    kind = type(error).__name__
+    line = f"manydg: {kind}: this is a fault of the program; its traceback is in {path}, please report it"
+    print(printable(line), file=sys.stderr)
     sys.exit(1)
 
 
