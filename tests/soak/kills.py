@@ -31,6 +31,7 @@ FRESH_SHARE = 0.2
 AGAIN_SHARE = 0.75
 """The chance that a killed command is killed once more before it may end."""
 LIMIT = 600.0
+PROGRESS = 50
 ORPHAN_SECONDS = 15.0
 TABLE = ("--patient", "patient", "--target", "stage", "--features", "f*")
 SMALL = ("--epochs", "1", "--batch-size", "32")
@@ -139,7 +140,10 @@ class Soak:
         """Kill until there were so many kills."""
         weights = [case.weight for case in self.cases]
         while sum(self.outcome.kills.values()) < kills:
+            before = sum(self.outcome.kills.values())
             self._one(self._random.choices(self.cases, weights)[0], kills)
+            if sum(self.outcome.kills.values()) // PROGRESS > before // PROGRESS:
+                print(f"{sum(self.outcome.kills.values())} kills", file=sys.stderr, flush=True)
         if contents(self.folder / "inputs") != self._inputs:
             self.outcome.failures.append("the commands changed their inputs")
         return self.outcome

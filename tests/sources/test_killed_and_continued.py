@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from manydg import sources
 from manydg.data.storage import read_description
+from manydg.errors import StorageError
 from manydg.sources import eicu, meds, mimic3
 
 # Dies by SIGKILL when it begins its n-th piece of work.
@@ -111,6 +113,22 @@ def test_a_command_killed_at_any_of_its_writes_can_be_run_again(source: str, com
     assert code == 0
     assert 3 < number < 20
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def test_pieces_left_beside_a_complete_dataset_are_cleared_but_not_those_of_a_replacement(tmp_path: Path) -> None:
+    raw, out, work = tmp_path / "raw", tmp_path / "out", tmp_path / ".out.work"
+    work.mkdir()
+    (work / "piece.json").touch()
+    sources.synthesize("sleep-edf", raw, patients=1, hours=0.25, nights=1)
+    sources.prepare("sleep-edf", raw, out)
+    for newer, stays in ((-10, False), (10, True)):
+        work.mkdir(exist_ok=True)
+        (work / "piece.json").touch()
+        moment = out.stat().st_mtime + newer
+        os.utime(work / "piece.json", (moment, moment))
+        with pytest.raises(StorageError, match="already exists"):
+            sources.prepare("sleep-edf", raw, out)
+        assert work.exists() == stays
 
 
 def test_pieces_of_other_options_are_not_taken_over(tmp_path: Path) -> None:

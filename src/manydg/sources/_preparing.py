@@ -7,6 +7,7 @@ files and options are unchanged; the folder is deleted once the dataset is compl
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -376,9 +377,21 @@ def make_ready(out: Path, *, overwrite: bool) -> None:
     if out.is_symlink():
         raise link_refused(out)
     if out.exists() and not overwrite:
+        _remove_used_work(out)
         raise StorageError(f"{out} already exists: name another folder or say --overwrite (overwrite=True)")
     with disk_errors(out):
         recover_folder(out)
+
+
+def _remove_used_work(out: Path) -> None:
+    """Delete the work folder of a command that was killed after its dataset was complete.
+
+    Work that is newer than the dataset is that of a command that was to replace it, and stays.
+    """
+    work = WorkFolder(out, "", {})
+    with contextlib.suppress(OSError):
+        if all(path.stat().st_mtime_ns <= out.stat().st_mtime_ns for path in work.path.rglob("*")):
+            work.remove()
 
 
 def wrong_folder(raw: Path, expected: str) -> StorageError:
