@@ -68,7 +68,7 @@ def _fail(message: str) -> NoReturn:
     if len(line) > _LONGEST_MESSAGE:
         # A damaged file's "names" may be thousands of bytes; what to do is at the end.
         line = f"{line[: _LONGEST_MESSAGE // 2]} [...] {line[-_LONGEST_MESSAGE // 2 :]}"
-    print(line, file=sys.stderr)
+    print(printable(line), file=sys.stderr)
     sys.exit(2)
 
 
