@@ -67,7 +67,18 @@ def reading_errors(path: str | Path) -> Iterator[None]:
         raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-# Files
+# Files: what is written may hold patients, so that only its owner can read it
+
+
+def private(path: str, flags: int) -> int:
+    """An ``opener`` of :func:`open` that makes files only their owner can read."""
+    return os.open(path, flags, 0o600)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it that are missing, which only their owner can open."""
+    for missing in reversed([folder for folder in (path, *path.parents) if not folder.exists()]):
+        missing.mkdir(mode=0o700, exist_ok=True)
 
 
 def partial_name(final: Path) -> Path:
@@ -83,7 +94,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     partial = partial_name(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         yield partial
         partial.replace(path)
     except BaseException as error:
@@ -102,13 +113,13 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 def write_unsynced(path: Path, content: str) -> None:
     """Replace a file's content in one step without waiting for the disk: for what is worthless after a crash."""
-    with replacing(path) as partial:
-        partial.write_text(content, encoding="utf-8")
+    with replacing(path) as partial, open(partial, "w", encoding="utf-8", opener=private) as file:
+        file.write(content)
 
 
 def write_through(path: Path, content: str | bytes) -> None:
     """Write a file and flush it to the disk; not atomic, for files in a folder that is renamed as a whole."""
-    with path.open("wb") as file:
+    with open(path, "wb", opener=private) as file:
         file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
@@ -116,7 +127,7 @@ def write_through(path: Path, content: str | bytes) -> None:
 
 def append_line(path: Path, line: str) -> None:
     """Add a line to a text file, flushed to the disk."""
-    with disk_errors(path), path.open("a", encoding="utf-8") as file:
+    with disk_errors(path), open(path, "a", encoding="utf-8", opener=private) as file:
         file.write(line + "\n")
         file.flush()
         os.fsync(file.fileno())
@@ -178,8 +189,10 @@ def new_folder(path: Path) -> Iterator[Path]:
     try:
         with disk_errors(path):
             recover_folder(path)
-            partial.mkdir(parents=True)
+            make_folder(partial)
             yield partial
+            for file in partial.rglob("*"):
+                file.chmod(0o700 if file.is_dir() else 0o600)
             partial.replace(path)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -311,7 +324,7 @@ class NpyStream:
 
     def __init__(self, path: Path, dtype: np.dtype[Any], row_shape: tuple[int, ...]) -> None:
         self.path, self.dtype, self.row_shape, self.rows = path, dtype, row_shape, 0
-        self._file: IO[bytes] = path.open("wb")
+        self._file: IO[bytes] = open(path, "wb", opener=private)  # noqa: SIM115 - closed by close() or abandon()
         self._written = self._file.write(b"\0" * HEADER_BYTES)
         self._next_drop = LARGE_FILE
 

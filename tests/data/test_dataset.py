@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from manydg.data.columns import Ragged
 from manydg.data.dataset import DomainDataset, from_arrays, open_dataset
 from manydg.data.info import TargetSpec
+from manydg.data.storage import DatasetWriter
 from manydg.errors import DataError
 
 CODES = [[[1, 2], [3]], [], [[4]], [[], [5, 6]], [[7]], [[8, 9, 10]]]
@@ -139,6 +140,25 @@ def test_pseudonyms_hold_no_name_and_survive_selection_and_storage(tmp_path: Pat
 
 def test_the_same_name_in_another_dataset_has_another_pseudonym() -> None:
     assert not set(mixed().pseudonyms()) & set(mixed(targets=np.array([1, 1, 2, 0, 1, 2])).pseudonyms())
+
+
+def test_the_key_of_pseudonyms_does_not_follow_from_the_data(tmp_path: Path) -> None:
+    assert not set(mixed().pseudonyms()) & set(mixed().pseudonyms())
+    keys = set()
+    for name in ("one", "two"):
+        with DatasetWriter(tmp_path / name, TargetSpec("binary", ("no", "yes"))) as writer:
+            writer.append({"x": np.zeros((2, 1), np.float32)}, np.array([0, 1]), ["ann", "bob"])
+        keys.add(open_dataset(tmp_path / name).pseudonym_key)
+    assert len(keys) == 2
+
+
+def test_a_folder_written_again_with_the_same_content_keeps_its_pseudonyms(tmp_path: Path) -> None:
+    folder = mixed().save(tmp_path / "data")
+    before = open_dataset(folder).pseudonyms()
+    mixed().save(folder, overwrite=True)
+    assert open_dataset(folder).pseudonyms() == before
+    mixed(targets=np.array([1, 1, 2, 0, 1, 2])).save(folder, overwrite=True)
+    assert not set(open_dataset(folder).pseudonyms()) & set(before)
 
 
 def test_a_hundred_thousand_patients_have_different_pseudonyms() -> None:

@@ -191,7 +191,7 @@ def of_run(key: str, folder: Path) -> Record:
     if history:
         found |= {f"{key}.loss.{name}": value for name, value in history[-1].get("losses", {}).items()}
     found[f"{key}.history.float_hash"] = digest(history)
-    found[f"{key}.per_patient.float_hash"] = digest(record.pop("per_patient"))
+    found[f"{key}.per_patient.float_hash"] = digest(list(record.pop("per_patient").values()))
     found[f"{key}.config"] = canonical(record.pop("config"))
     found[f"{key}.record"] = digest(record)
     return found
@@ -277,7 +277,7 @@ def of_dataset(key: str, folder: Path) -> Record:
     found = {f"data.{key}.content_hash": manydg.open_dataset(folder).content_hash()}
     for name, entry in description["files"].items():
         found[f"data.{key}.file.{name}"] = f"{entry['dtype']} {entry['shape']} {entry['checksum']}"
-    for name in ("samples", "patients", "schema_version", "columns", "target", "pseudonym_key"):
+    for name in ("samples", "patients", "schema_version", "columns", "target"):
         found[f"data.{key}.{name}"] = canonical(description[name])
     found[f"data.{key}.cohort_flow"] = [canonical(step) for step in info.get("cohort_flow", [])]
     # Synthetic MEDS rows of one subject, time and code come in any order; the prepared dataset does not depend on it.

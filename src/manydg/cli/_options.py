@@ -238,5 +238,19 @@ def names_in(text: str) -> list[str]:
 
 
 def command_line() -> str:
-    """The command as it was typed."""
-    return shlex.join(["manydg", *sys.argv[1:]])
+    """The command as it was typed, but of paths outside the working directory only the last name, for pages."""
+    return shlex.join(["manydg", *map(_without_folders, sys.argv[1:])])
+
+
+def _without_folders(word: str) -> str:
+    """
+    Examples
+    --------
+    >>> [_without_folders(word) for word in ("--out=/home/ann/runs", "~/data", "data/eicu", "--lr", "../x/y")]
+    ['--out=runs', 'data', 'data/eicu', '--lr', 'y']
+    """
+    flag, equals, value = word.partition("=") if word.startswith("-") else ("", "", word)
+    path = Path(value)
+    if path.is_absolute() or value.startswith("~") or ".." in path.parts:
+        value = path.name
+    return f"{flag}{equals}{value}"

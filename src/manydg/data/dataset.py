@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -93,7 +94,7 @@ class DomainDataset:
         if self.times is not None and len(self.times) != count:
             raise DataError(f"there are {len(self.times)} times, but {count} patient ids")
         if not self.pseudonym_key:
-            object.__setattr__(self, "pseudonym_key", _pseudonym_key(self))
+            object.__setattr__(self, "pseudonym_key", secrets.token_hex(32))
 
     def __len__(self) -> int:
         return int(self.domains.shape[0])
@@ -182,7 +183,7 @@ class DomainDataset:
         return combine_checksums(arrays, self.target)
 
     def pseudonyms(self) -> list[str]:
-        """A stable alias for each patient that cannot be turned back without the data themselves."""
+        """An alias for each patient, by the dataset's random key: who has not the key cannot tell whose it is."""
         secret = bytes.fromhex(self.pseudonym_key)
         # Eight bytes: a million patients get a million different aliases.
         digests = (hashlib.blake2b(name.encode(), key=secret, digest_size=8) for name in self.patients.tolist())
@@ -288,15 +289,6 @@ def open_dataset(folder: str | Path, *, verify: Verify = "auto") -> DomainDatase
 
 def _checksum(array: npt.NDArray[Any]) -> str:
     return hashlib.blake2b(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, digest_size=16).hexdigest()
-
-
-def _pseudonym_key(dataset: DomainDataset) -> str:
-    """A secret that follows from the patients' names and labels alone."""
-    digest = hashlib.blake2b(b"manydg pseudonyms", digest_size=32)
-    digest.update("\0".join(dataset.patients.tolist()).encode())
-    for tensor in (dataset.domains, dataset.targets):
-        digest.update(np.ascontiguousarray(tensor.cpu().numpy()).data)
-    return digest.hexdigest()
 
 
 def arrays_of(dataset: DomainDataset) -> dict[str, npt.NDArray[Any]]:

@@ -277,7 +277,10 @@ def _rebuild(sides: dict[str, list[str]], dataset: DomainDataset, file: Path) ->
     for number, side in enumerate(SIDES):
         for alias in sides[side]:
             if alias not in code_of:
-                raise DataError(f"{file}: patient {alias} is not in this dataset")
+                raise DataError(
+                    f"{file}: patient {alias} is not in this dataset, or the dataset was prepared anew and lost the "
+                    "key of its pseudonyms: take the folder it was made from, or make the split again"
+                )
             if side_of_patient[code_of[alias]] not in (-1, number):
                 other = SIDES[side_of_patient[code_of[alias]]]
                 raise DataError(f"{file}: patient {alias} is on two sides, {other} and {side}; make the split again")

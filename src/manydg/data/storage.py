@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +30,7 @@ from manydg.files import (
     HashingThread,
     ParsedJson,
     disk_errors,
+    make_folder,
     npy_header,
     partial_name,
     read_json,
@@ -92,7 +95,7 @@ class DatasetWriter:
         with disk_errors(self.folder):
             recover_folder(self.folder)
             self._check_folder()
-            self._partial.mkdir(parents=True)
+            make_folder(self._partial)
         return self
 
     def _check_folder(self) -> None:
@@ -206,10 +209,12 @@ class DatasetWriter:
             patients=len(names),
             target=self.target,
             columns=self._nesting,
-            pseudonym_key=self._pseudonym_key or _pseudonym_key(files),
+            pseudonym_key=self._pseudonym_key or secrets.token_hex(32),
             files=files,
             info=self.info,
         )
+        if (self.folder / DESCRIPTION).exists():
+            description = _key_kept(self.folder, description)
         content = {"schema_version": SCHEMA_VERSION, **description.to_json()}
         write_through(self._partial / DESCRIPTION, json.dumps(content, indent=1))
         replace_folder(self._partial, self.folder)
@@ -223,10 +228,14 @@ def _is_empty(folder: Path) -> bool:
     return folder.is_dir() and not any(folder.iterdir())
 
 
-def _pseudonym_key(files: Mapping[str, ArrayFile]) -> str:
-    """A secret that only the data themselves give away."""
-    entries = {key: file.to_json() for key, file in files.items()}
-    return hashlib.blake2b(json.dumps(["pseudonyms", entries]).encode(), digest_size=32).hexdigest()
+def _key_kept(folder: Path, description: DatasetDescription) -> DatasetDescription:
+    """With the key of the folder that is replaced if that has the same content: runs on it know its pseudonyms."""
+    try:
+        before = read_description(folder)
+    except StorageError:
+        return description
+    same = before.content_hash == description.content_hash
+    return replace(description, pseudonym_key=before.pseudonym_key) if same else description
 
 
 def read_description(folder: str | Path) -> DatasetDescription:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from manydg.errors import StorageError
-from manydg.files import replacing
+from manydg.files import private, replacing
 from manydg.targets import Target
 
 Array = npt.NDArray[Any]
@@ -102,7 +102,7 @@ def write_predictions(path: Path, held_out: Mapping[str, Predictions]) -> None:
     }
     # numpy's keywords are arrays and a bool, which no type says.
     joined: Any = {name: np.concatenate(parts) for name, parts in columns.items()}
-    with replacing(path) as partial, partial.open("wb") as file:
+    with replacing(path) as partial, open(partial, "wb", opener=private) as file:
         np.savez_compressed(file, **joined)
 
 

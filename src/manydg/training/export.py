@@ -214,6 +214,9 @@ def _dynamic_rows(columns: tuple[Tensor, ...]) -> tuple[tuple[dict[int, Any], ..
 
 def _torch_bytes(model: Deployed, columns: tuple[Tensor, ...], metadata: ParsedJson) -> tuple[bytes, _Runs]:
     program = torch.export.export(model, columns, dynamic_shapes=_dynamic_rows(columns))
+    for node in program.graph.nodes:
+        # Where in this machine's files it comes from.
+        node.meta.pop("stack_trace", None)
     buffer = io.BytesIO()
     torch.export.save(program, buffer, extra_files={METADATA: json.dumps(metadata)})
     content = buffer.getvalue()
@@ -242,6 +245,9 @@ def _onnx_bytes(model: Deployed, columns: tuple[Tensor, ...], metadata: ParsedJs
         verbose=False,
     )
     assert program is not None
+    # The exporter notes for every node where in this machine's files it comes from.
+    for node in program.model.graph.all_nodes():
+        node.metadata_props.clear()
     program.model.metadata_props["manydg"] = json.dumps(metadata)
     content = program.model_proto.SerializeToString()
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
