@@ -212,7 +212,7 @@ def _unpacked_tail(path: Path) -> bytes:
     limit = min(UNPACKED_MOST, max(UNPACKED_ALWAYS, UNPACKED_RATIO * path.stat().st_size))
     tail, total = b"", 0
     try:
-        with gzip.open(path) as stream:
+        with gzip.open(path, "rb") as stream:
             while piece := stream.read(_PIECE):
                 total += len(piece)
                 if total > limit:
