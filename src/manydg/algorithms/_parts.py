@@ -31,14 +31,14 @@ FIRST_LOGITS = 0.5
 
 
 def first_scale(logits: Tensor) -> Tensor:
-    """The factor that brings a head's logits ``(batch, K)`` of untrained features to :data:`FIRST_LOGITS`.
+    """The factor that brings a head's logits ``(batch, K)`` of untrained features down to :data:`FIRST_LOGITS`; 1 at most.
 
     Examples
     --------
     >>> round(first_scale(torch.tensor([[7.0, -7.0]])).item(), 3)
     0.071
     """
-    return FIRST_LOGITS / logits.square().mean().sqrt().clamp_min(1e-6)
+    return (FIRST_LOGITS / logits.square().mean().sqrt().clamp_min(1e-6)).clamp_max(1)
 
 
 class PrototypeHead(nn.Module):

@@ -55,7 +55,7 @@ class SimpleDecomposition(Algorithm):
 
     def start(self, inputs: Inputs) -> None:
         # As ManyDG's predictor starts, with logits of order one at most: a linear layer's own are mostly smaller.
-        scale = first_scale(self.predict(inputs)).clamp_max(1)
+        scale = first_scale(self.predict(inputs))
         for parameter in self.head.parameters():
             parameter.mul_(scale)
 
