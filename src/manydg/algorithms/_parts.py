@@ -31,7 +31,7 @@ FIRST_LOGITS = 0.5
 
 
 def first_scale(logits: Tensor) -> Tensor:
-    """The factor that brings a head's logits ``(batch, K)`` of untrained features down to :data:`FIRST_LOGITS`; 1 at most.
+    """The factor, 1 at most, that brings logits ``(batch, K)`` of untrained features down to :data:`FIRST_LOGITS`.
 
     Examples
     --------
