@@ -27,7 +27,7 @@ class Perceptron(nn.Sequential):
 
 
 FIRST_LOGITS = 0.5
-"""Root mean square of a head's first logits, chosen on validation patients (docs/method.md)."""
+"""Largest root mean square of a head's first logits: the first loss is then near a uniform guess's (docs/method.md)."""
 
 
 def first_scale(logits: Tensor) -> Tensor:
