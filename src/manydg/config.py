@@ -19,6 +19,75 @@ CONTEXTS = ("auto", "none", "offline", "causal")
 
 
 @dataclass(frozen=True)
+class Range:
+    """Numbers that a search draws from, both ends included.
+
+    Parameters
+    ----------
+    low, high : float
+    log : bool
+        Whether the logarithm is drawn evenly, rather than the number.
+    whole : bool
+        Whether only whole numbers are drawn.
+    """
+
+    low: float
+    high: float
+    log: bool = False
+    whole: bool = False
+
+    def including(self, value: float) -> Range:
+        """The range, widened to hold a value; a logarithmic one that gets a 0 is no longer logarithmic."""
+        low = min(self.low, value)
+        return dataclasses.replace(self, low=low, high=max(self.high, value), log=self.log and low > 0)
+
+    def __str__(self) -> str:
+        return f"{self.low:g} to {self.high:g}"
+
+    def to_json(self) -> dict[str, Json]:
+        return {"low": self.low, "high": self.high, "log": self.log, "whole": self.whole}
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The few values that a search draws from.
+
+    Parameters
+    ----------
+    options : tuple
+    """
+
+    options: tuple[str | int | float, ...]
+
+    def including(self, value: str | float) -> Choices:
+        """The same options and a value."""
+        return self if value in self.options else Choices((value, *self.options))
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.options))
+
+    def to_json(self) -> dict[str, Json]:
+        return {"options": list(self.options)}
+
+
+Searched = Range | Choices
+SEARCHED = "searched"
+"""The key of a dataclass field's metadata that says what a search of its value draws from."""
+
+
+def searched_from_json(value: ParsedJson) -> Searched:
+    """What :meth:`Range.to_json` or :meth:`Choices.to_json` gave."""
+    if "options" in value:
+        return Choices(tuple(value["options"]))
+    return Range(float(value["low"]), float(value["high"]), bool(value["log"]), bool(value["whole"]))
+
+
+def _searched(default: Any, values: Searched) -> Any:
+    """A field of a dataclass that ``manydg tune`` searches."""
+    return field(default=default, metadata={SEARCHED: values})
+
+
+@dataclass(frozen=True)
 class TrainingConfig:
     """Everything that decides a run's result, besides the data and the code.
 
@@ -53,9 +122,9 @@ class TrainingConfig:
     backbone: str = "auto"
     backbone_options: Mapping[str, Json] = field(default_factory=dict)
     epochs: int = 20
-    batch_size: int = 256
-    lr: float = 5e-4
-    weight_decay: float = 1e-5
+    batch_size: int = _searched(256, Choices((32, 64, 128, 256, 512)))
+    lr: float = _searched(5e-4, Range(5e-5, 5e-3, log=True))
+    weight_decay: float = _searched(1e-5, Range(1e-7, 1e-2, log=True))
     seed: int = 0
     ratios: tuple[float, float, float] = (0.8, 0.1, 0.1)
     selection: str | None = None

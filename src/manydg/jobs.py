@@ -68,7 +68,7 @@ class Engine(Protocol):
     def run(
         self,
         function: Callable[[A], R],
-        jobs: Sequence[Job[A]],
+        jobs: Iterable[Job[A]],
         workers: int = 1,
         *,
         device: str = "cpu",
@@ -80,8 +80,9 @@ class Engine(Protocol):
         ----------
         function : callable
             From a job's argument to its result; importable by name, for other processes to find it.
-        jobs : sequence of Job
-            A job that is started again after the loss of a worker goes on from what it left in its files.
+        jobs : iterable of Job
+            Each is taken when a worker is free, so that an iterator may decide on it by the results so far. A job that
+            is started again after the loss of a worker goes on from what it left in its files.
         workers : int
             Most jobs at a time.
         device : str
@@ -111,7 +112,7 @@ class LocalEngine:
     def run(
         self,
         function: Callable[[A], R],
-        jobs: Sequence[Job[A]],
+        jobs: Iterable[Job[A]],
         workers: int = 1,
         *,
         device: str = "cpu",
@@ -202,14 +203,14 @@ class RayEngine:
     def run(
         self,
         function: Callable[[A], R],
-        jobs: Sequence[Job[A]],
+        jobs: Iterable[Job[A]],
         workers: int = 1,
         *,
         device: str = "cpu",
         started: Callable[[Job[A]], None] | None = None,
     ) -> Iterator[tuple[Job[A], R]]:
         report = started or _ignore
-        if not jobs:
+        if isinstance(jobs, Sequence) and not jobs:
             return
         with _connected(self.address) as ray:
             gpus = self._gpus(ray, device)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from manydg.algorithms import ALGORITHMS, Algorithm, build_algorithm
 from manydg.backbones import Backbone
+from manydg.config import SEARCHED, Choices
 from manydg.data.dataset import Batch, DomainDataset
 from manydg.data.info import KINDS
 from manydg.errors import ConfigError
@@ -144,10 +145,13 @@ def test_every_setting_has_a_range_and_a_help(name: str) -> None:
 
     for field in dataclasses.fields(ALGORITHMS.get(name).Settings):
         assert field.metadata["help"]
-        if "options" in field.metadata:
-            assert field.default in field.metadata["options"]
+        searched = field.metadata[SEARCHED]
+        if isinstance(searched, Choices):
+            assert field.default in searched.options
         else:
-            assert field.metadata["low"] <= field.default <= field.metadata["high"]
+            assert searched.low <= field.default <= searched.high
+            assert searched.whole == isinstance(field.default, int)
+            assert searched.low > 0 or not searched.log
 
 
 @every_kind

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 
 from manydg.backbones import Backbone, Inputs
+from manydg.config import SEARCHED, Choices, Range
 from manydg.data.dataset import Batch, DomainDataset
 from manydg.errors import ConfigError, unknown_name
 from manydg.files import Json, ParsedJson
@@ -34,13 +35,14 @@ class Hyperparameters:
 
 
 def setting(default: Any, low: float, high: float, help: str, *, log: bool = True) -> Any:
-    """A hyperparameter with its default and the range a search draws from."""
-    return dataclasses.field(default=default, metadata={"low": low, "high": high, "log": log, "help": help})
+    """A hyperparameter with its default and the range that ``manydg tune`` draws from."""
+    drawn_from = Range(low, high, log, whole=isinstance(default, int))
+    return dataclasses.field(default=default, metadata={SEARCHED: drawn_from, "help": help})
 
 
 def choice(default: str, options: tuple[str, ...], help: str) -> Any:
-    """A hyperparameter that takes one of a few names."""
-    return dataclasses.field(default=default, metadata={"options": options, "help": help})
+    """A hyperparameter that takes one of a few names; ``manydg tune`` draws from them."""
+    return dataclasses.field(default=default, metadata={SEARCHED: Choices(options), "help": help})
 
 
 class Algorithm(nn.Module):
@@ -207,10 +209,10 @@ def descend(loss: Tensor, optimizer: Optimizer) -> None:
 
 
 def _check_setting(name: str, value: Json, field: dataclasses.Field[Any]) -> None:
-    options = field.metadata.get("options")
-    if options is not None:
-        if value not in options:
-            raise unknown_name(f"value of {name}", str(value), options)
+    searched = field.metadata.get(SEARCHED)
+    if isinstance(searched, Choices):
+        if value not in searched.options:
+            raise unknown_name(f"value of {name}", str(value), map(str, searched.options))
         return
     default = field.default
     expected = (int, float) if isinstance(default, float) else type(default)

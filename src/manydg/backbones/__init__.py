@@ -12,12 +12,15 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from manydg.config import Choices, Range, Searched
 from manydg.data.columns import Column
 from manydg.data.dataset import TRUST, ColumnSchema, DomainDataset, InputSchema
 from manydg.errors import ConfigError, unknown_name
 from manydg.registry import Registry
 
 Inputs = Mapping[str, Column]
+SEARCHED_OPTIONS: Mapping[str, Searched] = {"width": Choices((64, 128, 256)), "dropout": Range(0.0, 0.6)}
+"""What ``manydg tune`` draws from, for every backbone that has the option."""
 
 
 class Backbone(nn.Module):
@@ -166,7 +169,16 @@ def as_backbone(module: nn.Module, schema: InputSchema) -> Backbone:
     return module
 
 
-__all__ = ["BACKBONES", "Backbone", "Inputs", "SingleInput", "as_backbone", "auto_backbone", "build_backbone"]
+__all__ = [
+    "BACKBONES",
+    "SEARCHED_OPTIONS",
+    "Backbone",
+    "Inputs",
+    "SingleInput",
+    "as_backbone",
+    "auto_backbone",
+    "build_backbone",
+]
 
 BACKBONES: Registry[Backbone] = Registry("backbone", __name__, Backbone)
 

@@ -30,6 +30,13 @@ NO_PRESET = "none"
 Dataset = Annotated[Path, typer.Argument(help="Dataset folder, as 'manydg prepare' makes it.", show_default=False)]
 Results = Annotated[Path, typer.Option(help="Results folder; runs already there are not repeated.")]
 Seeds = Annotated[int, typer.Option(min=1, help="Number of patient splits.")]
+Algorithms = Annotated[
+    str | None, typer.Option(help="Names, separated by commas.", show_default="base, the controls and manydg")
+]
+Tuned = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Folder of 'manydg tune': use what it chose for each split.", show_default=False),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show which runs it would do, and how long they take.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Workers = Annotated[int, typer.Option(min=1, help="Runs side by side on this machine.")]
@@ -235,6 +242,13 @@ def parse_settings(pairs: list[str]) -> dict[str, Json]:
 def names_in(text: str) -> list[str]:
     """Names separated by commas, each once."""
     return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+def compared(text: str | None) -> list[str]:
+    """The algorithms that were named; by default the plain model, the controls and the method."""
+    from manydg.algorithms import controls
+
+    return ["base", *controls(), "manydg"] if text is None else names_in(text)
 
 
 def command_line() -> str:

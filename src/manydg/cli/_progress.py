@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Group
 
     from manydg.studies.study import Board, PlannedRun, Study
+    from manydg.studies.tuning import Search, Trial
     from manydg.training.record import EpochEntry, RunRecord
 
 
@@ -65,19 +66,28 @@ class RunLines:
     """One line per run of a study, with the time left."""
 
     def planned(self, runs: Sequence[PlannedRun], done: int) -> None:
-        self.total, self.done, self.start, self.before = len(runs), done, time.perf_counter(), done
+        self.expect(len(runs), done, "runs")
+
+    def expect(self, total: int, done: int, what: str) -> None:
+        """Begin to count."""
+        self.total, self.done, self.start, self.before = total, done, time.perf_counter(), done
         if done:
-            console.print(f"{done} of {len(runs)} runs are done already")
+            console.print(f"{done} of {total} {what} are done already")
 
     def run_started(self, run: PlannedRun, status: Path) -> None:
         pass
 
     def run_ended(self, run: PlannedRun, record: RunRecord) -> None:
         self.done += 1
-        console.print(f"[{self.done:>3}/{self.total}, {clock(self.left)} left]  {described(run)}:  {outcome(record)}")
+        console.print(f"{self.mark}  {described(run)}:  {outcome(record)}")
 
     def ended(self) -> None:
         pass
+
+    @property
+    def mark(self) -> str:
+        """How far it is."""
+        return f"[{self.done:>3}/{self.total}, {clock(self.left)} left]"
 
     @property
     def left(self) -> float:
@@ -86,6 +96,25 @@ class RunLines:
             return float("nan")
         each = (time.perf_counter() - self.start) / (self.done - self.before)
         return each * (self.total - self.done)
+
+
+class TrialLines:
+    """One line per trial of a search, with the time left."""
+
+    def planned(self, total: int, done: int) -> None:
+        self.clock = RunLines()
+        self.clock.expect(total, done, "trials")
+
+    def ended(self, search: Search, trial: Trial) -> None:
+        self.clock.done += 1
+        metric, best = search.base.selection, search.chosen
+        if trial.state == "failed":
+            how = f"failed: {trial.error}"
+        else:
+            how = f"validation {metric} {trial.score:.4f}"
+            how += f", stopped after epoch {trial.epochs}" if trial.state == "pruned" else ""
+        so_far = "" if best is None else f" (best {best.score:.4f}, trial {best.number})"
+        console.print(f"{self.clock.mark}  {search.name} trial {trial.number}:  {how}{so_far}")
 
 
 class LiveBoard(RunLines):

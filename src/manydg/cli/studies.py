@@ -1,14 +1,16 @@
-"""``manydg compare``, ``experiment``, ``paper``, ``demo`` and ``report``: many runs, and what comes of them."""
+"""``manydg compare``, ``tune``, ``experiment``, ``paper``, ``demo``, ``report``: many runs, and what comes of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from manydg.cli._options import (
+    Algorithms,
     Dataset,
     Device,
     DryRun,
@@ -16,22 +18,26 @@ from manydg.cli._options import (
     Results,
     RunSettings,
     Seeds,
+    Tuned,
     Workers,
     command,
     command_line,
+    compared,
     names_in,
 )
 
 if TYPE_CHECKING:
+    from manydg.studies.experiment import Request
     from manydg.studies.paper import DataFolder, Scale
     from manydg.studies.summary import Summary
+    from manydg.studies.tuning import Tuning
 
 _WIDTH_OF_FILES = 130
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to ``manydg``."""
-    for function in (compare, experiment, paper, report):
+    for function in (compare, tune, experiment, paper, report):
         app.command()(command(function))
 
 
@@ -44,12 +50,10 @@ def compare(
     dataset: Dataset,
     out: Results,
     *,
-    algorithms: Annotated[
-        str | None,
-        typer.Option(help="Names, separated by commas.", show_default="base, the controls and manydg"),
-    ] = None,
+    algorithms: Algorithms = None,
     seeds: Seeds = 5,
     settings: RunSettings,
+    tuned: Tuned = None,
     device: Device = "auto",
     engine: EngineOptions,
     dry_run: DryRun = False,
@@ -59,10 +63,67 @@ def compare(
     Every algorithm is trained on every split, each run with a record in OUT/results.jsonl. The table gives means over
     splits, intervals over patients and paired tests. If the command is stopped, run it again: no run is repeated.
     """
-    from manydg.algorithms import controls
+    _conduct("compare", dataset, out, compared(algorithms), seeds, settings, engine, device, dry_run, tuned)
 
-    chosen = ["base", *controls(), "manydg"] if algorithms is None else names_in(algorithms)
-    _conduct("compare", dataset, out, chosen, seeds, settings, engine, device, dry_run)
+
+def tune(
+    dataset: Dataset,
+    out: Annotated[Path, typer.Option(help="Folder of the searches; trials already there are not repeated.")],
+    *,
+    trials: Annotated[int, typer.Option(min=1, help="Trials of each algorithm on each split, the defaults included.")],
+    algorithms: Algorithms = None,
+    seeds: Seeds = 5,
+    settings: RunSettings,
+    device: Device = "auto",
+    engine: EngineOptions,
+) -> None:
+    """Search the settings of algorithms on validation patients.
+
+    Every algorithm gets the same number of trials on every patient split. The first trial has the defaults, the others
+    are drawn from the ranges that 'manydg show ALGORITHM' prints, and hopeless ones are stopped early. Test patients
+    are not used: 'manydg compare --tuned OUT' scores them, once, with what was chosen. If the command is stopped, run
+    it again: no finished trial is repeated.
+    """
+    from manydg.algorithms import ALGORITHMS
+    from manydg.cli._progress import TrialLines, console
+    from manydg.files import claimed
+    from manydg.studies.tuning import tune as search
+
+    names = compared(algorithms)
+    for algorithm in names:
+        ALGORITHMS.trust(algorithm)
+    lines = TrialLines()
+    with claimed(out), engine.in_use() as workers:
+        tuning = search(
+            dataset, names, out, trials=trials, seeds=seeds, options=settings.options(dataset), workers=workers,
+            device=device, planned=lines.planned, ended=lines.ended,
+        )  # fmt: skip
+    _show_chosen(tuning, names)
+    again = f"manydg compare {dataset} --algorithms {','.join(names)} --seeds {seeds} --tuned {out} --out RESULTS"
+    console.print(f"wrote {out / 'tuning.json'}; next: '{again}', with the same options")
+
+
+def _show_chosen(tuning: Tuning, names: Sequence[str]) -> None:
+    """Print what every search chose, by how much it is better than the defaults, and what it cost."""
+    from manydg.cli._progress import show_line
+
+    for search in tuning.searches:
+        if search.algorithm not in names:
+            continue
+        if (best := search.chosen) is None:
+            show_line(f"{search.name}: no trial was complete; see the errors above")
+            continue
+        gain = f"{search.base.selection} {best.score:.4f}, trial {best.number}"
+        if best.number and (defaults := search.trials[0].score) is not None:
+            gain += f" (defaults {defaults:.4f})"
+        show_line(
+            f"{search.name}: {gain}: "
+            + " ".join(
+                f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
+                for name, value in best.values.items()
+            )
+        )
+    show_line(tuning.budget(names))
 
 
 def experiment(
@@ -99,13 +160,14 @@ def _conduct(
     engine: EngineOptions,
     device: str,
     dry_run: bool,
+    tuned: Path | None = None,
 ) -> None:
     """Run an experiment and show the summary; without algorithms, with the paper's that make sense for the data."""
     from manydg.algorithms import ALGORITHMS, paper_methods
-    from manydg.cli._progress import console, show_line, show_plan, study_board
+    from manydg.cli._progress import console, study_board
     from manydg.files import claimed
-    from manydg.studies.conduct import conduct, fitting, make_request, plan_experiment, scaled_down
-    from manydg.studies.study import Study
+    from manydg.studies.conduct import conduct, fitting, make_request
+    from manydg.studies.tuning import keep_tuning, with_tuned
 
     for algorithm in algorithms or ():
         ALGORITHMS.trust(algorithm)
@@ -113,18 +175,32 @@ def _conduct(
     request = make_request(name, dataset, options, seeds, paper_methods() if algorithms is None else algorithms)
     if algorithms is None:
         request = fitting(request, console.print)
+    if tuned is not None:
+        request = replace(
+            request, options=with_tuned(options, tuned, request.dataset, request.algorithms, range(seeds))
+        )
     if dry_run:
-        runs = plan_experiment(name, request)
-        if note := scaled_down(name, request):
-            show_line(f"{name}: {note}")
-        show_plan(Study(out, dataset, runs, dataset.resolve().name, device), engine.workers)
+        _show_experiment_plan(name, request, dataset, out, engine.workers, device)
         return
     with claimed(out), engine.in_use() as workers:
+        if name == "compare":
+            keep_tuning(out, dataset.resolve().name, tuned)
         conducted = conduct(
             {name: request}, dataset, out, workers=workers, device=device, board=study_board(),
             command=command_line(), report=console.print,
         )  # fmt: skip
     show_summaries(out, conducted.summaries, conducted.files)
+
+
+def _show_experiment_plan(name: str, request: Request, dataset: Path, out: Path, workers: int, device: str) -> None:
+    """List the runs of an experiment."""
+    from manydg.cli._progress import show_line, show_plan
+    from manydg.studies.conduct import plan_experiment, scaled_down
+    from manydg.studies.study import Study
+
+    if note := scaled_down(name, request):
+        show_line(f"{name}: {note}")
+    show_plan(Study(out, dataset, plan_experiment(name, request), dataset.resolve().name, device), workers)
 
 
 def show_summaries(out: Path, summaries: Sequence[Summary], files: Sequence[Path]) -> None:

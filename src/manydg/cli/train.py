@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from manydg.cli._options import Dataset, Device, RunSettings, UsedAlgorithm, UsedBackbone, command
+from manydg.cli._options import Dataset, Device, RunSettings, Tuned, UsedAlgorithm, UsedBackbone, command
 
 if TYPE_CHECKING:
     from manydg.training.record import RunRecord
@@ -32,6 +32,7 @@ def train(
     algorithm: Annotated[str, typer.Option(help="Algorithm by name, or package.module:Class.")] = "manydg",
     seed: Annotated[int, typer.Option(min=0, help="Decides split, initial weights, order and dropout.")] = 0,
     settings: RunSettings,
+    tuned: Tuned = None,
     device: Device = "auto",
     precision: Annotated[
         str | None, typer.Option(help="Arithmetic of training: auto, float32, tf32 or bf16.", show_default="auto")
@@ -50,14 +51,17 @@ def train(
     from manydg.cli._progress import EpochLines
     from manydg.data.dataset import open_dataset
     from manydg.files import claimed
+    from manydg.studies.tuning import with_tuned
     from manydg.training.execution.distributed import by_leader, joined
     from manydg.training.fit import Silent
     from manydg.training.run import train as train_run
 
-    asked = settings.options(dataset, algorithm).of(algorithm, seed)
+    options, data = settings.options(dataset, algorithm), open_dataset(dataset)
+    if tuned is not None:
+        options = with_tuned(options, tuned, data, [algorithm], [seed])
+    asked = options.of(algorithm, seed)
     speed = {"precision": precision, "execution": execution}
     asked = asked.replace(**{name: value for name, value in speed.items() if value is not None})
-    data = open_dataset(dataset)
     with joined(device) as team, ExitStack() as claims:
         by_leader(lambda: claims.enter_context(claimed(out)))
         reports = team is None or team.leads

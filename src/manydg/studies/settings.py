@@ -17,11 +17,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from manydg.algorithms import ALGORITHMS
-from manydg.backbones import BACKBONES, auto_backbone
-from manydg.config import TrainingConfig
+from manydg.backbones import BACKBONES, SEARCHED_OPTIONS, auto_backbone
+from manydg.config import SEARCHED, Searched, TrainingConfig
 from manydg.data.dataset import DomainDataset, InputSchema
 from manydg.errors import ConfigError, StorageError, unknown_name
 from manydg.files import Json, ParsedJson
@@ -46,12 +45,15 @@ class Options:
         Where they come from, in words; empty for the program's defaults.
     head : mapping
         Settings of every algorithm that has them; its own come first.
+    tuned : mapping
+        Algorithm and seed to the configuration that a search chose for that split, instead of all the others.
     """
 
     common: TrainingConfig = field(default_factory=TrainingConfig)
     own: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
     origin: str = ""
     head: Mapping[str, Json] = field(default_factory=dict)
+    tuned: Mapping[tuple[str, int], TrainingConfig] = field(default_factory=dict)
 
     def of(self, algorithm: str, seed: int | None = None, **settings: Json) -> TrainingConfig:
         """The configuration of an algorithm; settings given here come before its own.
@@ -62,6 +64,10 @@ class Options:
         >>> options.of("mldg").lr, options.of("mldg").settings, options.of("base").lr
         (0.005, {'inner_lr': 0.01}, 0.001)
         """
+        at = self.common.seed if seed is None else seed
+        if (algorithm, at) in self.tuned:
+            chosen = self.tuned[algorithm, at]
+            return chosen.replace(settings={**chosen.settings, **settings})
         known = setting_names(algorithm)
         head = {name: value for name, value in self.head.items() if name in known}
         own = {**head, **self.own.get(algorithm, {})}
@@ -70,7 +76,7 @@ class Options:
         return self.common.replace(
             algorithm=algorithm,
             settings={**shared, **own, **settings},
-            seed=self.common.seed if seed is None else seed,
+            seed=at,
             **training,
         )
 
@@ -348,14 +354,21 @@ def _algorithm(name: str) -> str:
     lines = [_comment(cls.__doc__), f"[algorithms.{name}]"]
     for entry in dataclasses.fields(cls.Settings):
         about = entry.metadata
-        allowed = " or ".join(about["options"]) if "options" in about else _range(about)
-        lines.append(f"{entry.name} = {_value(entry.default)}  # {about.get('help', '')}; {allowed}")
+        lines.append(
+            f"{entry.name} = {_value(entry.default)}  # {about.get('help', '')}; {_drawn(about.get(SEARCHED))}"
+        )
+    if cls.sampling != "whole":
+        shared = (entry for entry in dataclasses.fields(TrainingConfig) if SEARCHED in entry.metadata)
+        lines += [f"# training.{entry.name}: {_drawn(entry.metadata[SEARCHED])}" for entry in shared]
     return "\n".join(lines) + "\n"
 
 
 def _backbone(name: str) -> str:
     lines = [_comment(BACKBONES.get(name).__doc__), "[backbone]", f'name = "{name}"', "", "[backbone.options]"]
-    lines += [f"{key} = {_value(value)}" for key, value in backbone_defaults(name).items()]
+    for key, value in backbone_defaults(name).items():
+        lines.append(
+            f"{key} = {_value(value)}" + (f"  # {_drawn(drawn)}" if (drawn := SEARCHED_OPTIONS.get(key)) else "")
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -365,8 +378,9 @@ def _comment(text: str | None) -> str:
     return textwrap.fill(first, 110, initial_indent="# ", subsequent_indent="# ")
 
 
-def _range(about: Any) -> str:
-    return f"searched from {about['low']:g} to {about['high']:g}" if "low" in about else "any value"
+def _drawn(values: Searched | None) -> str:
+    """What ``manydg tune`` draws a value from, in words."""
+    return "any value" if values is None else f"searched from {values}"
 
 
 def _value(value: object) -> str:

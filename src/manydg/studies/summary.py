@@ -30,6 +30,7 @@ from manydg.files import write_atomically
 from manydg.studies import summary_text as tables
 from manydg.studies.paper_figures import beside
 from manydg.studies.records import StudyDescription, read_description, read_results, views
+from manydg.studies.tuning import kept_tuning
 from manydg.targets import Target, target_of
 from manydg.training.record import Counts, RunRecord
 
@@ -552,6 +553,7 @@ def summarize_folder(results: str | Path, reference: str = "manydg", *, resample
         predictions = {run: value for run, value in loaded.items() if value is not None}
         try:
             summary = summarize(records, predictions, reference, resamples=resamples)
+            summary = replace(summary, rules=(*_budget(results, summary), *summary.rules))
             about = described.datasets.get(summary.dataset)
             summaries.append(replace(summary, synthetic=True) if about is not None and about.synthetic else summary)
         except DataError as error:
@@ -559,6 +561,12 @@ def summarize_folder(results: str | Path, reference: str = "manydg", *, resample
     if not summaries:
         raise DataError(f"{results}: " + (problems[0] if problems else "results.jsonl is empty; run the study again"))
     return summaries
+
+
+def _budget(results: str | Path, summary: Summary) -> tuple[str, ...]:
+    """How much was searched for the settings of a comparison; nothing where they were not tuned."""
+    tuning = kept_tuning(results, summary.dataset) if summary.experiment == "compare" else None
+    return () if tuning is None else (tuning.budget(summary.rows),)
 
 
 def write_summary(results: str | Path, summaries: Sequence[Summary] | None = None) -> list[Path]:

@@ -26,7 +26,7 @@ from manydg.backbones import BACKBONES, Backbone, as_backbone, auto_backbone, bu
 from manydg.config import TrainingConfig
 from manydg.data.dataset import DomainDataset, InputSchema
 from manydg.data.sampling import EpochPlan, plan_epoch
-from manydg.errors import ConfigError, DataError, StorageError, TrainingError, unknown_name
+from manydg.errors import ConfigError, DataError, ManyDGError, StorageError, TrainingError, unknown_name
 from manydg.evaluation.metrics import choose_threshold, score
 from manydg.files import Json
 from manydg.targets import Target, target_of
@@ -44,8 +44,15 @@ _BATCHES_WATCHED = 16
 _SAMPLES_AT_START = 256
 
 
+class StoppedEarlyError(ManyDGError):
+    """Raised by a reporter between two epochs, to end a training whose result is no longer wanted."""
+
+
 class Reporter(Protocol):
-    """Is called back as a run proceeds: from the training loop, never inside a step."""
+    """Is called back as a run proceeds: from the training loop, never inside a step.
+
+    ``epoch_ended`` may raise :class:`StoppedEarlyError`, which ends the training and reaches the caller of :func:`fit`.
+    """
 
     def started(self, algorithm: str, epochs: int, first_epoch: int) -> None: ...
 
