@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,19 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from sklearn.ensemble import HistGradientBoostingClassifier
 
+from manydg.algorithms import Rounds
 from manydg.algorithms._forest import Forest, round_down
 from manydg.algorithms.boosting import Boosting, BoostingSettings
 from manydg.backbones import Backbone
+from manydg.config import TrainingConfig
 from manydg.data.columns import Ragged
 from manydg.data.dataset import DomainDataset, from_arrays
-from manydg.errors import ConfigError
+from manydg.errors import ConfigError, DataError, ManyDGWarning
+from manydg.evaluation.metrics import score
 from manydg.targets import target_of
+from manydg.training.fit import Silent, fit
+from manydg.training.inference import predict_probabilities
+from manydg.training.record import EpochEntry
 
 ROWS = 400
 SETTINGS = BoostingSettings(rounds=25)
@@ -201,3 +208,102 @@ def test_regularisation_reaches_scikit_learn() -> None:
         max_iter=25, early_stopping=False, random_state=3, min_samples_leaf=60, l2_regularization=4.0, max_features=0.5
     ).fit(x, y)
     np.testing.assert_allclose(scores(model, new)[:, 1], other.decision_function(new), atol=1e-5)
+
+
+class Kept(Rounds):
+    """Keeps what a test says, and remembers what it was told."""
+
+    def __init__(self, val: DomainDataset, keep: int) -> None:
+        self.val, self.keep, self.total = val, keep, 0
+        self.told: dict[int, torch.Tensor] = {}
+        self.loss: list[float] = []
+
+    def started(self, total: int) -> None:
+        self.total = total
+
+    def ended(self, number: int, losses: Mapping[str, float], logits: torch.Tensor) -> None:
+        self.told[number] = logits
+        self.loss.append(losses["supervised"])
+
+    def kept(self, total: int) -> int:
+        return self.keep
+
+
+def dataset(x: Array, y: Array, kind: str) -> DomainDataset:
+    return from_arrays(x, y, np.arange(len(x)) % 20, kind=kind, missing=True)
+
+
+@pytest.mark.parametrize("kind", ["classes", "binary", "multilabel"])
+def test_the_scores_told_of_are_those_of_the_rounds_so_far_and_only_these_are_kept(kind: str) -> None:
+    x, new = inputs(), inputs(1)
+    y, y_new = (labels(each, 3 if kind == "classes" else 2) for each in (x, new))
+    if kind == "multilabel":
+        y, y_new = (np.stack([each, 1 - each, np.zeros(ROWS, int)], axis=1) for each in (y, y_new))
+    data, val = dataset(x, y, kind), dataset(new, y_new, kind)
+    rounds = Kept(val, keep=7)
+    model = Boosting(Unused(), target_of(data.target), 20, SETTINGS)
+    model.fit_whole(data, 3, rounds)
+    assert rounds.total == 25
+    assert list(rounds.told) == list(range(1, 26))
+    np.testing.assert_allclose(scores(model, new), rounds.told[7].numpy(), atol=1e-5)
+    assert np.abs(scores(model, new) - rounds.told[25].numpy()).max() > 0.1
+    assert rounds.loss[-1] < rounds.loss[0]
+
+
+class Lines(Silent):
+    def __init__(self) -> None:
+        self.total, self.entries = 0, list[EpochEntry]()
+
+    def started(self, algorithm: str, epochs: int, first_epoch: int) -> None:
+        self.total = epochs
+
+    def epoch_ended(self, entry: EpochEntry) -> None:
+        self.entries.append(entry)
+
+
+def noisy(seed: int) -> DomainDataset:
+    """Labels that are mostly noise: many rounds learn the noise by heart."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(ROWS, 5)).astype(np.float32)
+    y = (x[:, 0] + 2 * rng.normal(size=ROWS) > 0).astype(int)
+    return dataset(x, y, "binary")
+
+
+def test_the_number_of_rounds_is_that_with_the_highest_validation_metric() -> None:
+    lines, val = Lines(), noisy(1)
+    config = TrainingConfig(algorithm="boosting", selection="auroc", settings={"rounds": 120})
+    fitted = fit(config, noisy(0), val, torch.device("cpu"), reporter=lines)
+    assert (lines.total, lines.entries[-1].epoch, len(lines.entries)) == (120, 120, 30)
+    curve = {entry.epoch: entry.val["auroc"] for entry in lines.entries}
+    best = max(curve, key=lambda number: curve[number] or 0)
+    assert 4 <= best < 120
+    assert fitted.selection_rule == f"{best} of 120 rounds, the number with the highest validation auroc"
+    assert (fitted.epoch, fitted.history) == (0, [])
+    found = score(fitted.algorithm.target, val.targets.numpy(), predict_probabilities(fitted.algorithm, val).numpy())
+    assert found["auroc"] == pytest.approx(curve[best])
+    assert len(fitted.algorithm.get_submodule("forest").get_buffer("roots")) == best
+
+
+def test_without_validation_patients_all_rounds_are_kept() -> None:
+    config = TrainingConfig(algorithm="boosting", settings={"rounds": 40})
+    fitted = fit(config, noisy(0), None, torch.device("cpu"))
+    assert fitted.selection_rule == "all 40 rounds: no patients were held back to choose a number"
+    assert len(fitted.algorithm.get_submodule("forest").get_buffer("roots")) == 40
+
+
+def test_a_column_without_any_value_is_left_out_with_a_note() -> None:
+    x = inputs()
+    wide = np.insert(x, 2, np.nan, axis=1)
+    data = dataset(wide, labels(x, 3), "classes")
+    model = Boosting(Unused(), target_of(data.target), 20, SETTINGS)
+    with pytest.warns(ManyDGWarning, match=r"1 of 6 columns have no value .* left out of this training: x\[2\]"):
+        model.fit_whole(data, seed=3)
+    # Whatever a new patient has in that column.
+    new = np.insert(inputs(1), 2, 7.0, axis=1)
+    assert np.array_equal(scores(model, new), scores(fitted(labels(x, 3), "classes"), inputs(1)))
+
+
+def test_inputs_without_any_value_are_refused() -> None:
+    data = dataset(np.full((ROWS, 2), np.nan, np.float32), labels(inputs(), 2), "binary")
+    with pytest.raises(DataError, match="no training patient has a value in any column"):
+        Boosting(Unused(), target_of(data.target), 20).fit_whole(data, seed=0)

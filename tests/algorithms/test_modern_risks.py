@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from itertools import combinations
 
@@ -12,14 +13,16 @@ from scipy import optimize, stats
 from torch import Tensor
 
 from manydg.algorithms import Algorithm
-from manydg.algorithms.coral import CORAL, CORALSettings, moments, spread
+from manydg.algorithms._environments import cluster_patients, patient_means
+from manydg.algorithms.coral import CORAL, CORALSettings, spread_of_moments
 from manydg.algorithms.eqrm import EQRM, EQRMSettings, kernel_quantile
-from manydg.algorithms.groupdro import GroupDRO, GroupDROSettings, cluster_patients, patient_means
+from manydg.algorithms.groupdro import GroupDRO, GroupDROSettings
 from manydg.algorithms.vrex import VREx, VRExSettings
 from manydg.backbones import Backbone
 from manydg.data.dataset import Batch, DomainDataset, from_arrays
 from manydg.data.info import TargetSpec
 from manydg.targets import target_of
+from manydg.training.checkpoint import pack_optimizer, unpack_optimizer
 
 Given = Callable[[int], Backbone]
 TARGET = target_of(TargetSpec("classes", ("a", "b", "c")))
@@ -36,22 +39,20 @@ def risk_of(algorithm: Algorithm, batch: Batch, rows: Tensor) -> Tensor:
 
 
 def test_coral_is_the_mean_over_pairs_of_environments_of_both_moments() -> None:
-    features = torch.randn(12, 4, dtype=torch.float64)
-    groups = DOMAINS % 3
-    means, covariances, present = moments(features, groups, 5)
-    assert present.tolist() == [1, 1, 0, 0, 0]
-    parts = [features[groups == group].numpy() for group in (0, 1)]
-    for group, part in enumerate(parts):
-        np.testing.assert_allclose(means[group], part.mean(axis=0))
-        np.testing.assert_allclose(covariances[group], np.cov(part.T))
-    three = torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0], dtype=torch.float64)
-    values = torch.randn(5, 7, dtype=torch.float64)
-    pairs = [((values[i] - values[j]) ** 2).mean() for i, j in combinations((0, 1, 3), 2)]
-    torch.testing.assert_close(spread(values, three), torch.stack(pairs).mean())
+    features = 3 + torch.randn(15, 4, dtype=torch.float64)
+    # The fifth environment, of a single row, is left out.
+    groups = torch.tensor([*DOMAINS.tolist(), 6, 0, 4])
+    parts = [features[groups == group].numpy() for group in (0, 1, 3, 4)]
+    wanted = [
+        ((a.mean(axis=0) - b.mean(axis=0)) ** 2).mean() + ((np.cov(a.T) - np.cov(b.T)) ** 2).mean()
+        for a, b in combinations(parts, 2)
+    ]
+    assert spread_of_moments(features, groups).item() == pytest.approx(np.mean(wanted))
+    assert spread_of_moments(features[:3], groups[:3]).item() == pytest.approx(0.0, abs=1e-12)
 
 
 def test_coral_sees_covariance_where_means_agree(given: Given) -> None:
-    model = CORAL(given(4), TARGET, 5, CORALSettings(environments=2, weight=1.0))
+    model = CORAL(given(4), TARGET, 5, CORALSettings(weight=1.0))
     narrow = torch.randn(500, 4)
     domains = torch.arange(500) % 2
     same = Batch({"x": narrow}, torch.zeros(500, dtype=torch.int64), domains)
@@ -61,15 +62,14 @@ def test_coral_sees_covariance_where_means_agree(given: Given) -> None:
 
 
 def test_vrex_adds_the_variance_of_the_environments_risks(given: Given) -> None:
-    model = VREx(given(4), TARGET, 5, VRExSettings(environments=3, weight=7.0, warmup=0.1))
+    model = VREx(given(4), TARGET, 5, VRExSettings(weight=7.0, anneal=0.1))
     batch = batch_of(torch.randn(12, 4))
-    risks = torch.stack([risk_of(model, batch, e == DOMAINS % 3) for e in (0, 1)]).detach()
-    model.progress.fill_(0.5)
-    terms = model.losses(batch)
-    torch.testing.assert_close(terms["supervised"].detach(), risks.mean())
-    torch.testing.assert_close(terms["variance"].detach(), 7.0 * risks.var(correction=0))
-    model.progress.fill_(0.05)
-    assert float(model.losses(batch)["variance"].detach()) == 0.0
+    risks = torch.stack([risk_of(model, batch, e == DOMAINS) for e in (0, 1, 3, 4)]).detach()
+    for progress, weight in ((0.05, 1.0), (0.1, 7.0), (0.5, 7.0)):
+        model.progress.fill_(progress)
+        terms = model.losses(batch)
+        torch.testing.assert_close(terms["supervised"].detach(), risks.mean())
+        torch.testing.assert_close(terms["variance"].detach(), weight * risks.var(correction=0))
 
 
 def test_groupdro_raises_the_weight_of_the_worst_group(given: Given) -> None:
@@ -98,7 +98,7 @@ def test_groupdro_finds_patients_that_look_alike(given: Given) -> None:
     alike = model.group[:, None] == model.group[None, :]
     order = np.array([int(name) for name in dataset.patients]) % 3
     assert torch.equal(alike, torch.from_numpy(order[:, None] == order[None, :]))
-    assert patient_means(given(3), dataset).shape == (12, 3)
+    assert patient_means(given(3), dataset, torch.device("cpu")).shape == (12, 3)
 
 
 def test_patients_all_alike_are_one_cluster() -> None:
@@ -146,6 +146,26 @@ def test_eqrm_minimises_the_mean_first_and_the_quantile_then(given: Given) -> No
     wanted = kernel_quantile(risks, torch.ones(4), risks.var(correction=0), 0.9)
     assert loss == pytest.approx(float(wanted), rel=1e-4)
     assert loss > float(risks.mean())
+
+
+def test_eqrm_leaves_the_burn_in_once_with_a_fresh_adam_and_a_lower_learning_rate(given: Given) -> None:
+    model = EQRM(given(4), TARGET, 5, EQRMSettings(burn_in=0.5, late_lr=0.1))
+    optimizers, batch = model.optimizers(1e-2, 0.0), batch_of(torch.randn(12, 4))
+    seen = []
+    for progress in (0.0, 0.4, 0.5, 0.9):
+        model.progress.fill_(progress)
+        model.step(batch, optimizers)
+        steps = [float(state["step"]) for state in optimizers["main"].state.values()]
+        seen.append((optimizers["main"].param_groups[0]["lr"], max(steps)))
+    assert [lr for lr, _ in seen] == pytest.approx([1e-2, 1e-2, 1e-3, 1e-3])
+    assert [step for _, step in seen] == [1, 2, 1, 2]
+    # What a checkpoint keeps of an optimiser is enough to go on without leaving it again.
+    again = model.optimizers(1e-2, 0.0)
+    tensors, meta = pack_optimizer("main", optimizers["main"])
+    unpack_optimizer("main", again["main"], tensors, json.loads(json.dumps(meta)))
+    model.step(batch, again)
+    assert max(float(state["step"]) for state in again["main"].state.values()) == 3
+    assert again["main"].param_groups[0]["lr"] == pytest.approx(1e-3)
 
 
 def test_one_patient_s_quantile_is_the_patient_s_risk(given: Given, dataset_of: Callable[..., DomainDataset]) -> None:

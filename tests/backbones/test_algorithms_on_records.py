@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -9,8 +10,10 @@ import torch
 
 from manydg.algorithms import ALGORITHMS, build_algorithm
 from manydg.backbones import build_backbone
+from manydg.config import TrainingConfig
 from manydg.data.dataset import DomainDataset, InputSchema
 from manydg.targets import target_of
+from manydg.training.fit import fit
 
 CASES = [
     ("gamenet", "visits"),
@@ -54,3 +57,15 @@ def test_a_step_leaves_finite_weights_that_have_moved(
         logits = algorithm.eval().predict(batch.inputs)
     assert logits.shape == (len(dataset), dataset.target.size)
     assert bool(torch.isfinite(logits).all())
+
+
+@pytest.mark.parametrize("shape", ["visits", "events"])
+@pytest.mark.parametrize(
+    "name", [name for name in ALGORITHMS.names() if ALGORITHMS.get(name).sampling == "environments"]
+)
+def test_patients_with_two_records_are_clustered_into_environments(
+    name: str, shape: str, make: Callable[[str], DomainDataset]
+) -> None:
+    config = TrainingConfig(algorithm=name, epochs=1, batch_size=16)
+    fitted = fit(config, make(shape), None, torch.device("cpu"))
+    assert all(math.isfinite(value) for value in fitted.history[0].losses.values())

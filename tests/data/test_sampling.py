@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from manydg.data.sampling import EpochPlan, plan_epoch
 from manydg.errors import ConfigError
 
-KINDS = ("samples", "pairs", "random-pairs", "episodes")
+KINDS = ("samples", "pairs", "random-pairs", "episodes", "environments")
 patients = st.lists(st.integers(0, 9), min_size=2, max_size=120).map(torch.tensor)
 batch_sizes = st.integers(2, 40)
 
@@ -26,7 +26,7 @@ def test_every_sample_occurs_in_every_epoch(domains: torch.Tensor, batch: int, k
     plan = plan_epoch(kind, domains, batch, 3, epoch)
     seen = torch.cat([rows for rows, _ in plan])
     assert torch.equal(torch.unique(seen), torch.arange(len(domains)))
-    if kind in ("samples", "episodes"):
+    if kind in ("samples", "episodes", "environments"):
         assert len(seen) == len(domains)
 
 
@@ -38,7 +38,7 @@ def test_no_step_has_a_single_row(domains: torch.Tensor, batch: int, kind: str) 
 
 
 @settings(max_examples=60, deadline=None)
-@given(patients, batch_sizes, st.sampled_from(("samples", "pairs", "random-pairs")))
+@given(patients, batch_sizes, st.sampled_from(("samples", "pairs", "random-pairs", "environments")))
 def test_steps_are_of_nearly_the_same_size(domains: torch.Tensor, batch: int, kind: str) -> None:
     found = sizes(plan_epoch(kind, domains, batch, 0, 1))
     # The last two may share what is left.
@@ -76,6 +76,27 @@ def test_an_episode_holds_several_samples_of_each_of_several_patients(batch: int
         assert len(counts) >= 5
         assert counts.float().mean() >= 4
         assert abs(len(rows) - batch) <= batch // 5
+
+
+@pytest.mark.parametrize("batch", [64, 100])
+def test_a_step_of_environments_holds_several_samples_of_each_and_is_of_the_common_size(batch: int) -> None:
+    rng = np.random.default_rng(0)
+    domains = torch.from_numpy(rng.permutation(np.repeat(np.arange(50), rng.integers(15, 60, 50))))
+    plan = plan_epoch("environments", domains, batch, 0, 1)
+    assert sizes(plan)[:-2] == [batch] * (len(plan) - 2)
+    held = [torch.unique(domains[rows], return_counts=True)[1].float() for rows, _ in plan]
+    # Ten of them in a step of complete runs; shorter runs make more, of fewer samples.
+    assert np.median([len(counts) for counts in held]) == pytest.approx(10, abs=1)
+    assert np.median([float(counts.mean()) for counts in held]) >= 0.9 * (batch // 10)
+    assert min(len(counts) for counts in held) >= 5
+
+
+def test_the_runs_of_an_environment_are_spread_over_the_epoch() -> None:
+    domains = torch.arange(40).repeat_interleave(60)
+    plan = plan_epoch("environments", domains, 60, 0, 1)
+    different = [len(torch.unique(domains[rows])) for rows, _ in plan]
+    # Runs in a plainly random order would meet their like more often: 10 runs of 40 environments, 8.9 different ones.
+    assert np.mean(different) > 9.3
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -22,7 +22,7 @@ from manydg.files import Json, ParsedJson
 from manydg.registry import Registry
 from manydg.targets import Target
 
-Sampling = Literal["samples", "pairs", "random-pairs", "episodes", "whole"]
+Sampling = Literal["samples", "pairs", "random-pairs", "episodes", "environments", "whole"]
 Optimizers = dict[str, Optimizer]
 Objective = tuple[Tensor, dict[str, Tensor]]
 """The sum that a step descends on, and its terms, detached."""
@@ -80,9 +80,9 @@ class Algorithm(nn.Module):
     """Whether it is ManyDG without one of its ideas, to see what that idea is worth."""
     Settings: ClassVar[type[Hyperparameters]] = Hyperparameters
     sampling: Sampling = "samples"
-    """Which rows a step gets: plain samples, same-patient pairs, random pairs, or episodes of patients. An algorithm
-    with ``whole`` is not trained by steps but sees the training set once, in :meth:`fit_whole`. An algorithm may set it
-    from its settings."""
+    """Which rows a step gets: plain samples, same-patient pairs, random pairs, or several samples of each of several
+    patients (``episodes``, and ``environments`` of one size). An algorithm with ``whole`` is not trained by steps but
+    sees the training set once, in :meth:`fit_whole`. An algorithm may set it from its settings."""
     static_step: ClassVar[bool] = True
     """Whether a step launches the same kernels on every batch of a shape and never reads a value on the host, so that
     it can be captured as a CUDA graph."""
@@ -158,6 +158,13 @@ class Algorithm(nn.Module):
         """Fit what depends on the inputs of the training patients alone, before training: by default the backbone's."""
         self.backbone.fit_inputs(train)
 
+    def domains_of(self, train: DomainDataset) -> Tensor:
+        """What ``domains`` of a batch holds for each training sample: by default the code of its patient.
+
+        Codes are from 0 to fewer than the number of training patients. Called once, before the first step.
+        """
+        return train.domains
+
     def start(self, inputs: Inputs) -> None:
         """Set what depends on the scale of untrained features, from one batch of training samples; nothing by default.
 
@@ -196,9 +203,51 @@ class Algorithm(nn.Module):
         finally:
             self._evaluator = before
 
-    def fit_whole(self, train: DomainDataset, seed: int) -> None:
-        """Learn from the whole training set at once; only for algorithms whose ``sampling`` is ``whole``."""
+    def fit_whole(self, train: DomainDataset, seed: int, rounds: Rounds | None = None) -> None:
+        """Learn from the whole training set at once; only for algorithms whose ``sampling`` is ``whole``.
+
+        Parameters
+        ----------
+        train : DomainDataset
+        seed : int
+        rounds : Rounds, optional
+            Is told of the rounds and says how many to keep; all are kept if not given.
+        """
         raise ConfigError(f"{type(self).__name__} is trained by steps")
+
+
+class Rounds:
+    """Follows an algorithm that learns in rounds from the whole training set, and says how many of them to keep.
+
+    This one keeps all. Training has one that scores the validation patients and keeps the best number.
+
+    Attributes
+    ----------
+    val : DomainDataset or None
+        The validation patients, where there are any.
+    """
+
+    val: DomainDataset | None = None
+
+    def started(self, total: int) -> None:
+        """Called before the first round with how many there are to be."""
+
+    def ended(self, number: int, losses: Mapping[str, float], logits: Tensor) -> None:
+        """Called after some of the rounds, and after the last.
+
+        Parameters
+        ----------
+        number : int
+            How many rounds are done.
+        losses : mapping of str to float
+            Terms of the training loss.
+        logits : Tensor ``(samples, K)``
+            Of the validation patients; empty without any.
+        """
+
+    def kept(self, total: int) -> int:
+        """How many of the rounds to keep."""
+        return total
 
 
 def descend(loss: Tensor, optimizer: Optimizer) -> None:
@@ -228,6 +277,7 @@ __all__ = [
     "Hyperparameters",
     "Objective",
     "Optimizers",
+    "Rounds",
     "algorithm_order",
     "build_algorithm",
     "choice",

@@ -1,8 +1,14 @@
-"""A forest of decision trees as plain tensors: saved like any weights, evaluated without scikit-learn."""
+"""Boosted trees: what the libraries that grow them share here, and the forest they are kept in.
+
+A forest is plain tensors: saved like any weights, evaluated without the library that grew it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +17,36 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from manydg.algorithms import Algorithm, Hyperparameters, Optimizers, Rounds, Sampling, setting
+from manydg.backbones import Backbone, Inputs
+from manydg.data.columns import Ragged
+from manydg.data.dataset import TRUST, Batch, DomainDataset
+from manydg.errors import ConfigError, DataError, ManyDGWarning
+from manydg.targets import Target
+
+Array = npt.NDArray[Any]
+_LOOKS = 30
+"""How often the trees are scored while they grow."""
+_ROWS_OF_LOSS = 2000
+"""Training samples that the reported loss is of."""
+_COLUMNS_NAMED = 5
 _CELLS = 200_000
 """Rows times trees evaluated at a time: few enough to stay in the cache, many enough to be worth a call."""
+
+
+NODE = np.dtype(
+    [
+        ("value", np.float64),
+        ("feature_idx", np.int64),
+        ("num_threshold", np.float64),
+        ("missing_go_to_left", np.bool_),
+        ("left", np.int64),
+        ("right", np.int64),
+        ("depth", np.int64),
+        ("is_leaf", np.bool_),
+    ]
+)
+"""What a forest needs of a tree's node, by scikit-learn's names."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +56,8 @@ class Tree:
     Parameters
     ----------
     nodes : structured array
-        scikit-learn's nodes: feature, threshold, children, side of missing values, and the value of a leaf.
+        With the fields of :data:`NODE` and maybe more. Values at or below a threshold go left. The first is the root;
+        its depth is 0.
     output : int
         The score that the tree adds to.
     """
@@ -31,8 +66,311 @@ class Tree:
     output: int
 
 
+RoundsOfTrees = list[list[Tree]]
+"""The trees of every round, one for each score."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """What a library learns from.
+
+    Parameters
+    ----------
+    values : array ``(rows, features)`` float32
+        NaN where missing; no feature is missing everywhere.
+    classes : array ``(rows,)`` int64
+        From 0 to ``n_classes - 1``, each of them present.
+    weights : array ``(rows,)``, optional
+    """
+
+    values: Array
+    classes: Array
+    weights: Array | None = None
+
+    @property
+    def n_classes(self) -> int:
+        return int(self.classes.max()) + 1
+
+
+class Watch:
+    """Scores some samples after some of the rounds of a model.
+
+    Parameters
+    ----------
+    values : Tensor ``(rows, features)``
+        The samples.
+    schedule : sequence of int
+        The numbers of rounds to score after, in ascending order.
+    tell : callable
+        Gets each number with the scores ``(rows, outputs)`` after it.
+
+    Attributes
+    ----------
+    done : int
+        Rounds that are in the scores.
+    """
+
+    def __init__(self, values: Tensor, schedule: Sequence[int], tell: Callable[[int, Array], None]) -> None:
+        self.done = 0
+        self._values, self._schedule, self._tell = values, schedule, tell
+        self._scores: Array | None = None
+
+    def due(self, number: int) -> bool:
+        """Whether the samples are to be scored after this round."""
+        return number in self._schedule
+
+    def grew(self, number: int, new: RoundsOfTrees, baseline: Array) -> None:
+        """Score after a number of rounds, given the trees of those since the last time."""
+        if self._scores is None:
+            self._scores = np.tile(np.asarray(baseline, np.float64), (len(self._values), 1))
+        forest = Forest(len(baseline))
+        forest.set_trees(list(itertools.chain.from_iterable(new)), np.zeros(len(baseline)))
+        self._scores += forest(self._values).numpy()
+        self.done = number
+        self._tell(number, self._scores)
+
+    def catch_up(self, rounds: RoundsOfTrees, baseline: Array) -> None:
+        """Score after all rounds that were not scored while the trees grew."""
+        for number in self._schedule:
+            if number > self.done:
+                self.grew(number, rounds[self.done : number], baseline)
+
+
+@dataclass(frozen=True)
+class TreeSettings(Hyperparameters):
+    rounds: int = setting(150, 50, 500, "most boosting rounds; validation patients decide how many are kept")
+
+
+class BoostedTrees(Algorithm):
+    """Base of gradient boosting on all dense columns, flattened and joined in the order of their names.
+
+    The backbone is not used: the trees see the inputs themselves. Missing values go the way each split
+    has learnt. A column without a value in the training set is left out. Where classes exclude one another there is one
+    model with a tree per class and round (one per round for two classes, whose logits are 0 and the score); with
+    several labels, one model for each. A sample of expert votes enters once for each class of its label set, with the
+    class's share as its weight. A class without a training sample keeps a score that reflects how rare it must be. How
+    many rounds are kept is chosen on validation patients; without any, all are.
+
+    Samples of one patient are alike, so that a leaf of twenty samples may be one person: where patients have many
+    samples, larger and fewer leaves and fewer rounds carry over better to new patients.
+
+    After the fit the trees are plain tensors among the model's buffers, saved and loaded like weights.
+    """
+
+    Settings = TreeSettings
+    settings: TreeSettings
+    sampling: Sampling = "whole"
+
+    def __init__(
+        self, backbone: Backbone, target: Target, n_domains: int, settings: TreeSettings | None = None
+    ) -> None:
+        super().__init__(_DenseInputs(), target, n_domains, settings)
+        self.forest = Forest(target.size)
+
+    @abstractmethod
+    def grow(self, table: Table, seed: int, watch: Watch) -> tuple[RoundsOfTrees, Array]:
+        """Grow the trees of one model.
+
+        Parameters
+        ----------
+        table : Table
+        seed : int
+        watch : Watch
+            May be told of the trees while they grow.
+
+        Returns
+        -------
+        rounds : list of list of Tree
+            One tree a round for two classes, else one for each class.
+        baseline : array ``(outputs,)``
+            The scores before the first tree.
+        """
+
+    def fit_whole(self, train: DomainDataset, seed: int, rounds: Rounds | None = None) -> None:
+        rounds = rounds or Rounds()
+        values = self._values_of(train)
+        usable = _columns_with_values(values, train)
+        watched = _Watched(self.target, train, rounds, values, usable, self._values_of(rounds.val), self._schedule())
+        rounds.started(self.settings.rounds)
+        models = self._grow_models(train, values[:, usable].numpy(), seed, watched)
+        kept = rounds.kept(self.settings.rounds)
+        trees = [
+            Tree(_with_features(tree.nodes, usable.numpy()), int(model.outputs[tree.output]))
+            for model in models
+            for trees in model.rounds[:kept]
+            for tree in trees
+        ]
+        self.forest.set_trees(trees, watched.start)
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        return {"supervised": self.target.loss(self.predict(batch.inputs), batch.targets)}
+
+    def predict(self, inputs: Inputs) -> Tensor:
+        scores: Tensor = self.forest(self.backbone(inputs))
+        return scores.to(torch.float32)
+
+    def embed(self, inputs: Inputs) -> dict[str, Tensor]:
+        """The scores: trees have no features between the inputs and these."""
+        return {"v": self.predict(inputs)}
+
+    def optimizers(self, lr: float, weight_decay: float) -> Optimizers:
+        return {}
+
+    def _values_of(self, dataset: DomainDataset | None) -> Tensor:
+        if dataset is None:
+            return torch.zeros(0, 0)
+        values: Tensor = self.backbone({name: dataset.column(name) for name in dataset.columns})
+        return values.cpu()
+
+    def _schedule(self) -> list[int]:
+        total = self.settings.rounds
+        return sorted({*range(0, total, max(1, total // _LOOKS)), total} - {0})
+
+    def _grow_models(self, train: DomainDataset, values: Array, seed: int, watched: _Watched) -> list[_Model]:
+        weights = self.target.distribution(train.targets.cpu()).numpy()
+        if not self.target.exclusive:
+            positives = weights.sum(axis=0)
+            watched.start = np.log(positives + 0.5) - np.log(len(weights) - positives + 0.5)
+            tables = [
+                (np.array([label]), Table(values, column.astype(np.int64))) for label, column in enumerate(weights.T)
+            ]
+            tables = [(outputs, table) for outputs, table in tables if len(np.unique(table.classes)) == 2]
+        else:
+            rows, classes = np.nonzero(weights)
+            watched.start = _log_shares(np.bincount(classes, weights[rows, classes], minlength=self.target.size))
+            present, codes = np.unique(classes, return_inverse=True)
+            tables = []
+            if len(present) > 1:
+                watched.start[present] = 0.0
+                outputs = present[1:] if len(present) == 2 else present
+                tables = [(outputs, Table(values[rows], codes, weights[rows, classes]))]
+        if not self.settings.rounds:
+            return []
+        watched.columns = [int(output) for outputs, _ in tables for output in outputs]
+        return [self._grow_model(outputs, table, seed, watched) for outputs, table in tables]
+
+    def _grow_model(self, outputs: Array, table: Table, seed: int, watched: _Watched) -> _Model:
+        watch = watched.of(outputs)
+        rounds, baseline = self.grow(table, seed, watch)
+        watch.catch_up(rounds, baseline)
+        watched.start[outputs] = baseline
+        return _Model(outputs, rounds)
+
+
+@dataclass(frozen=True)
+class _Model:
+    """The trees of one model, and which of the target's scores its own are."""
+
+    outputs: Array
+    rounds: RoundsOfTrees
+
+
+class _Watched:
+    """Puts the scores of all models together and tells of them when those of every model are there.
+
+    Attributes
+    ----------
+    start : array ``(K,)``
+        The scores before any tree.
+    columns : list of int
+        The scores that some model adds to.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        train: DomainDataset,
+        rounds: Rounds,
+        values: Tensor,
+        usable: Tensor,
+        val: Tensor,
+        schedule: Sequence[int],
+    ) -> None:
+        some = torch.randperm(len(values), generator=torch.Generator().manual_seed(0))[:_ROWS_OF_LOSS]
+        self._values = torch.cat([values[some], val])[:, usable] if len(val) else values[some][:, usable]
+        self._targets = train.targets.cpu()[some]
+        self._target, self._rounds, self._schedule = target, rounds, schedule
+        self._scores: dict[int, Array] = {}
+        self._missing: dict[int, int] = {}
+        self.start: Array = np.zeros(target.size)
+        self.columns: list[int] = []
+
+    def of(self, outputs: Array) -> Watch:
+        """A watch on the model of these scores."""
+
+        def tell(number: int, scores: Array) -> None:
+            self._add(number, outputs, scores)
+
+        return Watch(self._values, self._schedule, tell)
+
+    def _add(self, number: int, outputs: Array, scores: Array) -> None:
+        whole = self._scores.setdefault(number, np.tile(self.start, (len(self._values), 1)))
+        whole[:, outputs] = scores
+        self._missing[number] = self._missing.get(number, len(self.columns)) - len(outputs)
+        if self._missing[number]:
+            return
+        logits = torch.from_numpy(self._scores.pop(number)).to(torch.float32)
+        known = len(self._targets)
+        loss = float(self._target.loss(logits[:known], self._targets))
+        self._rounds.ended(number, {"supervised": loss}, logits[known:])
+
+
+class _DenseInputs(Backbone):
+    """All measurements of a batch, flattened and joined in the order of their names: ``(batch, features)``."""
+
+    output_size = 0
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        ragged = sorted(name for name, column in inputs.items() if isinstance(column, Ragged))
+        if ragged:
+            raise ConfigError(f"Boosting takes dense inputs only; {ragged} have rows of different lengths")
+        columns = [inputs[name] for name in sorted(inputs) if name != TRUST]
+        return torch.cat([column.flatten(1).to(torch.float32) for column in columns if isinstance(column, Tensor)], 1)
+
+
+def _columns_with_values(values: Tensor, train: DomainDataset) -> Tensor:
+    """Indices of the features that are known of some training sample; those left out are named in a warning."""
+    empty = values.isnan().all(dim=0)
+    if not bool(empty.any()):
+        return torch.arange(values.shape[1])
+    if bool(empty.all()):
+        raise DataError("no training patient has a value in any column: boosting has nothing to learn from")
+    names = [
+        f"{name}[{number}]" if width > 1 else name
+        for name, column in sorted(train.columns.items())
+        if name != TRUST and isinstance(column, Tensor)
+        for width in [column[:1].flatten(1).shape[1]]
+        for number in range(width)
+    ]
+    missing = [name for name, without in zip(names, empty.tolist(), strict=True) if without]
+    shown = ", ".join(missing[:_COLUMNS_NAMED]) + (", ..." if len(missing) > _COLUMNS_NAMED else "")
+    warnings.warn(
+        f"{len(missing)} of {len(names)} columns have no value for any training patient and are left out of this "
+        f"training: {shown}",
+        ManyDGWarning,
+        stacklevel=3,
+    )
+    return torch.nonzero(~empty).squeeze(1)
+
+
+def _with_features(nodes: Array, features: Array) -> Array:
+    """The nodes with these features in place of their numbers."""
+    renamed = nodes.copy()
+    renamed["feature_idx"] = np.where(
+        nodes["is_leaf"], 0, features[np.where(nodes["is_leaf"], 0, nodes["feature_idx"])]
+    )
+    return renamed
+
+
+def _log_shares(counts: Array) -> Array:
+    """Logarithm of each class's share, half a sample added so that an absent class has one."""
+    smoothed = counts.astype(np.float64) + 0.5
+    shares: Array = np.log(smoothed / smoothed.sum())
+    return shares
+
+
 class Forest(nn.Module):
-    """Sums of trees' values, one sum per output, in float64 like scikit-learn's.
+    """Sums of trees' values, one sum per output, in float64 like those of the libraries that grow them.
 
     The nodes of all trees are in one table. A leaf is its own child, so that every row can take as many steps as the
     deepest tree needs; the children of node ``n`` are ``child[2 * n]`` (right) and ``child[2 * n + 1]`` (left). The
@@ -78,22 +416,22 @@ class Forest(nn.Module):
             return
         sizes = np.array([len(tree.nodes) for tree in trees])
         starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-        nodes = np.concatenate([tree.nodes for tree in trees])
-        leaf, own = nodes["is_leaf"].astype(bool), np.arange(len(nodes))
+        nodes = np.concatenate([tree.nodes[list(NODE.names or ())].astype(NODE) for tree in trees])
+        leaf, own = nodes["is_leaf"], np.arange(len(nodes))
         shift = np.repeat(starts, sizes)
         left, right = (np.where(leaf, own, nodes[side] + shift) for side in ("left", "right"))
         tables = {
             "threshold": round_down(np.where(leaf, 0.0, nodes["num_threshold"])),
-            "value": nodes["value"].astype(np.float64),
-            "feature": np.where(leaf, 0, nodes["feature_idx"]).astype(np.int64),
+            "value": nodes["value"],
+            "feature": np.where(leaf, 0, nodes["feature_idx"]),
             "child": np.stack([right, left], axis=1).reshape(-1).astype(np.int64),
-            "missing_left": nodes["missing_go_to_left"].astype(bool),
+            "missing_left": nodes["missing_go_to_left"],
             "roots": starts.astype(np.int64),
             "output": np.array([tree.output for tree in trees], dtype=np.int64),
             "depth": np.array(nodes["depth"].max(), dtype=np.int64),
         }
         for name, table in tables.items():
-            setattr(self, name, torch.as_tensor(table, device=device))
+            setattr(self, name, torch.as_tensor(np.array(table), device=device))
 
     def forward(self, values: Tensor) -> Tensor:
         """Scores ``(rows, outputs)`` in float64 of float32 values ``(rows, features)``, NaN where missing."""

@@ -5,13 +5,14 @@ Eastwood et al., "Probable Domain Generalization via Quantile Risk Minimization"
 ======================  =====================================================================================
 the paper's letter      here
 ======================  =====================================================================================
-e, R^e                  a patient, and the mean loss of the patient's rows in the batch
+e, R^e                  an environment: a patient, or a cluster of patients with few samples; its mean loss
 alpha                   ``alpha``: the probability that a new patient's risk is below what is minimised
 F_n, h                  Gaussian kernel estimate of the risks' distribution, bandwidth 1.06 sd n^(-1/5)
 F_n^(-1)(alpha)         :func:`kernel_quantile`
 ======================  =====================================================================================
 
-Until the share ``burn_in`` of the training is done the mean of the risks is minimised, as in the paper.
+Until the share ``burn_in`` of the training is done the mean of the risks is minimised. Then Adam starts anew at a lower
+learning rate, as in the authors' code: 5e-5 before and 1e-6 after it.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
-from manydg.algorithms import Sampling, setting
+from manydg.algorithms import Optimizers, setting
+from manydg.algorithms._environments import OverEnvironments
 from manydg.algorithms._parts import group_risks, mean_and_variance
-from manydg.algorithms.base import Base, BaseSettings
+from manydg.algorithms.base import BaseSettings
 from manydg.data.dataset import Batch
 
 _NARROWEST = 1e-3
@@ -34,14 +37,14 @@ _HALVINGS = 40
 @dataclass(frozen=True)
 class EQRMSettings(BaseSettings):
     alpha: float = setting(0.75, 0.5, 0.99, "quantile of the patients' risks that is minimised", log=False)
-    burn_in: float = setting(0.3, 0.01, 0.6, "share of the training in which the mean risk is minimised")
+    burn_in: float = setting(0.5, 0.06, 0.63, "share of the training in which the mean risk is minimised")
+    late_lr: float = setting(0.02, 0.002, 0.2, "learning rate after the burn-in, as a share of that before it")
 
 
-class EQRM(Base):
-    """Base on a high quantile of the patients' risks instead of their mean.
+class EQRM(OverEnvironments):
+    """Base on a high quantile of the environments' risks instead of their mean.
 
-    A step holds several samples of each of several patients. The kernel estimate has an entry for every
-    training patient; those without a row in the batch have no weight.
+    The kernel estimate has an entry for every environment; those without a row in the batch have no weight.
     """
 
     title, order = "EQRM", 160
@@ -50,7 +53,6 @@ class EQRM(Base):
     Settings = EQRMSettings
     settings: EQRMSettings
     static_step = False
-    sampling: Sampling = "episodes"
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         each = self.target.loss_per_sample(self.predict(batch.inputs), batch.targets)
@@ -58,6 +60,21 @@ class EQRM(Base):
         mean, variance = mean_and_variance(risks, present)
         quantile = kernel_quantile(risks, present, variance, min(max(self.settings.alpha, 0.01), 0.99))
         return {"risk": torch.where(self.progress < self.settings.burn_in, mean, quantile)}
+
+    def step(self, batch: Batch, optimizers: Optimizers) -> dict[str, Tensor]:
+        self._leave_burn_in(optimizers["main"])
+        return super().step(batch, optimizers)
+
+    def _leave_burn_in(self, optimizer: Optimizer) -> None:
+        """Once, when the burn-in is over: a fresh Adam with the later learning rate."""
+        groups = optimizer.param_groups
+        # The first rate is kept with the optimiser, so that a run that goes on from a checkpoint knows.
+        if any("initial_lr" in group for group in groups) or bool(self.progress < self.settings.burn_in):
+            return
+        optimizer.state.clear()
+        for group in groups:
+            group["initial_lr"] = group["lr"]
+            group["lr"] = self.settings.late_lr * group["initial_lr"]
 
 
 def kernel_quantile(risks: Tensor, present: Tensor, variance: Tensor, alpha: float) -> Tensor:

@@ -11,27 +11,23 @@ q                       ``emphasis``: weight of each group, raised by exp(eta_q 
 eta_q                   ``speed``
 ======================  =====================================================================================
 
-The groups are made before training and without labels: the means of each patient's features under the untrained
-backbone, a random projection of the inputs, are standardised and clustered by k-means.
+The groups are made before training and without labels (:mod:`manydg.algorithms._environments`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from manydg.algorithms import setting
-from manydg.algorithms._parts import group_counts, group_risks, group_sums
+from manydg.algorithms._environments import cluster_patients, patient_means
+from manydg.algorithms._parts import group_risks
 from manydg.algorithms.base import Base, BaseSettings
 from manydg.backbones import Backbone
 from manydg.data.dataset import Batch, DomainDataset
 from manydg.targets import Target
-
-_SAMPLES_OF_A_PATIENT = 8
-_ROWS_AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
@@ -64,7 +60,7 @@ class GroupDRO(Base):
 
     def fit_inputs(self, train: DomainDataset) -> None:
         super().fit_inputs(train)
-        self.group.copy_(cluster_patients(patient_means(self.backbone, train), self.n_groups))
+        self.group.copy_(cluster_patients(patient_means(self.backbone, train, self.progress.device), self.n_groups))
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         each = self.target.loss_per_sample(self.predict(batch.inputs), batch.targets)
@@ -80,34 +76,3 @@ class GroupDRO(Base):
         raised = self.emphasis * torch.exp(self.settings.speed * risks)
         # No group is lost for good, and no weight overflows.
         self.emphasis.copy_((raised / raised.sum()).clamp_min(1e-6))
-
-
-@torch.no_grad()
-def patient_means(backbone: Backbone, train: DomainDataset) -> Tensor:
-    """Mean features of a few samples of each patient, ``(patients, dim)``."""
-    domains = train.domains.cpu()
-    shuffled = torch.from_numpy(np.random.default_rng(0).permutation(len(domains)))
-    order = shuffled[torch.argsort(domains[shuffled], stable=True)]
-    counts = torch.bincount(domains, minlength=train.n_patients)
-    rank = torch.arange(len(order)) - (counts.cumsum(0) - counts)[domains[order]]
-    rows = order[rank < _SAMPLES_OF_A_PATIENT].to(train.device)
-    mode = backbone.training
-    backbone.eval()
-    features = torch.cat(
-        [backbone(train.take(piece).inputs).float() for piece in torch.split(rows, _ROWS_AT_ONCE)]
-    ).cpu()
-    backbone.train(mode)
-    who = domains[rows.cpu()]
-    counted = group_counts(who, train.n_patients).clamp_min(1).unsqueeze(1)
-    return group_sums(features, who, train.n_patients) / counted
-
-
-def cluster_patients(means: Tensor, n_groups: int) -> Tensor:
-    """Cluster of each patient, ``(patients,)`` int64, by k-means on standardised means ``(patients, dim)``."""
-    from sklearn.cluster import KMeans
-
-    deviation = means.std(dim=0, correction=0)
-    values = ((means - means.mean(dim=0)) / torch.where(deviation > 0, deviation, 1.0)).numpy()
-    number = min(n_groups, len(np.unique(values, axis=0)))
-    labels = KMeans(number, n_init=4, random_state=0).fit(values).labels_
-    return torch.from_numpy(np.asarray(labels, np.int64))

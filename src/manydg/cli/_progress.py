@@ -42,16 +42,19 @@ def show_line(text: str) -> None:
 
 
 class EpochLines:
-    """One line per epoch: the loss terms and the validation metrics."""
+    """One line per epoch, or per some rounds of boosting: the loss terms and the validation metrics."""
 
     def started(self, algorithm: str, epochs: int, first_epoch: int) -> None:
+        from manydg.algorithms import ALGORITHMS
+
         self.epochs = epochs
+        self.unit = "round" if ALGORITHMS.get(algorithm).sampling == "whole" else "epoch"
         going_on = f", going on from epoch {first_epoch}" if first_epoch > 1 else ""
         console.print(f"training {algorithm}{going_on}")
 
     def epoch_ended(self, entry: EpochEntry) -> None:
         losses, metrics = figures(entry.losses), figures(entry.val)
-        console.print(f"epoch {entry.epoch:>3}/{self.epochs}  loss: {losses}  validation: {metrics}")
+        console.print(f"{self.unit} {entry.epoch:>3}/{self.epochs}  loss: {losses}  validation: {metrics}")
 
     def finished(self, record: RunRecord) -> None:
         pass

@@ -1,6 +1,7 @@
 """The plan of an epoch: which rows each step sees, made at once from a seed.
 
-A plan holds single samples, pairs of samples of one patient (:func:`fold_pairs`) or episodes of several patients.
+A plan holds single samples, pairs of samples of one patient (:func:`fold_pairs`), or several samples of each of several
+patients (episodes, environments).
 """
 
 from __future__ import annotations
@@ -118,6 +119,9 @@ def plan_epoch(
     only the last two share what is left, so that no small last batch upsets batch statistics. (Those of episodes differ
     by a patient's run of samples.) No step has a single row.
 
+    An episode never cuts a patient's run of samples. Environments do where a step is full, and so have steps of one
+    size; the runs of a patient are spread over the epoch.
+
     Where samples have lengths, those of similar length go together, so that little is padded: the shuffled samples (or
     pairs, by the longer one) are sorted by length within buckets of up to 32 steps, and the steps are then shuffled.
     Which samples share a step is random within a bucket; over an epoch each sample still counts once, but the gradient
@@ -126,9 +130,9 @@ def plan_epoch(
 
     Parameters
     ----------
-    sampling : {"samples", "pairs", "random-pairs", "episodes"}
+    sampling : {"samples", "pairs", "random-pairs", "episodes", "environments"}
     domains : Tensor ``(samples,)``
-        Patient codes of the training samples.
+        Patient codes of the training samples, or codes of their environments.
     batch_size : int
         Rows of a step: ``batch_size / 2`` pairs, or ``batch_size`` single samples.
     seed, epoch : int
@@ -147,6 +151,8 @@ def plan_epoch(
         return _plan_pairs(np.zeros_like(who), batch_size, lengths, rng)
     if sampling == "episodes":
         return _plan_episodes(who, batch_size, rng)
+    if sampling == "environments":
+        return _plan_environments(who, batch_size, rng)
     raise ConfigError(f"unknown kind of sampling '{sampling}'")
 
 
@@ -209,12 +215,7 @@ def _step_order(steps: int, rng: np.random.Generator) -> Indices:
 
 def _plan_episodes(who: Indices, batch_size: int, rng: np.random.Generator) -> EpochPlan:
     """Runs of one patient's samples, shuffled, so that a step holds several samples of each of several patients."""
-    run_length = max(2, batch_size // PATIENTS_PER_EPISODE)
-    order = np.lexsort((rng.random(len(who)), who))
-    sorted_who = who[order]
-    new_patient = np.r_[True, sorted_who[1:] != sorted_who[:-1]]
-    start_of_patient = np.maximum.accumulate(np.where(new_patient, np.arange(len(who)), 0))
-    new_run = (np.arange(len(who)) - start_of_patient) % run_length == 0
+    order, _, new_run = _runs(who, batch_size, rng)
     run = np.cumsum(new_run) - 1
     rank_of_run = rng.permutation(run[-1] + 1)
     shuffled = np.argsort(rank_of_run[run], kind="stable")
@@ -223,6 +224,37 @@ def _plan_episodes(who: Indices, batch_size: int, rng: np.random.Generator) -> E
     nearest = first_of_run[np.searchsorted(first_of_run, wanted).clip(max=len(first_of_run) - 1)]
     bounds = _without_single_rows(np.unique(np.r_[0, nearest, len(who)]))
     return EpochPlan(torch.from_numpy(order[shuffled]), tuple(bounds.tolist()), (0,) * (len(bounds) - 1))
+
+
+def _plan_environments(who: Indices, batch_size: int, rng: np.random.Generator) -> EpochPlan:
+    """Runs of one environment's samples one after the other, cut into steps of one size."""
+    order, counts, new_run = _runs(who, batch_size, rng)
+    run = np.cumsum(new_run) - 1
+    first = np.flatnonzero(new_run)
+    environment = np.repeat(np.arange(len(counts)), counts)[first]
+    runs = np.bincount(environment)
+    number = np.arange(len(first)) - _starts(runs)[environment]
+    # An environment's r-th of n runs falls into the r-th n-th of the epoch: a step seldom holds two runs of one.
+    when = (number + rng.random(len(first))) / runs[environment]
+    complete = np.diff(first, append=len(who)) == _run_length(batch_size)
+    # Complete runs first, so that steps begin where runs do; the shorter ones fill steps of their own.
+    rank = np.argsort(np.lexsort((when, ~complete)))
+    shuffled = order[np.argsort(rank[run], kind="stable")]
+    bounds = _equal_bounds(len(who), batch_size)
+    parts = _shuffle_steps(np.split(shuffled, bounds[1:-1]), rng)
+    return EpochPlan(torch.from_numpy(np.concatenate(parts)), tuple(bounds.tolist()), (0,) * (len(bounds) - 1))
+
+
+def _runs(who: Indices, batch_size: int, rng: np.random.Generator) -> tuple[Indices, Indices, npt.NDArray[np.bool_]]:
+    """Positions grouped by patient, in random order within each; the size of each group; where a new run begins."""
+    order = np.lexsort((rng.random(len(who)), who))
+    counts = np.unique(who, return_counts=True)[1]
+    within = np.arange(len(who)) - np.repeat(_starts(counts), counts)
+    return order, counts, within % _run_length(batch_size) == 0
+
+
+def _run_length(batch_size: int) -> int:
+    return max(2, batch_size // PATIENTS_PER_EPISODE)
 
 
 def _without_single_rows(bounds: Indices) -> Indices:

@@ -12,16 +12,17 @@ import math
 import time
 from collections.abc import Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from manydg.algorithms import ALGORITHMS, Algorithm
+from manydg.algorithms import ALGORITHMS, Algorithm, Rounds
 from manydg.backbones import BACKBONES, Backbone, as_backbone, auto_backbone, build_backbone
 from manydg.config import TrainingConfig
 from manydg.data.dataset import DomainDataset, InputSchema
@@ -131,16 +132,21 @@ def fit(
     if current_team() is not None:
         check_divisible(type(algorithm))
     if algorithm.sampling == "whole":
-        reporter.started(config.algorithm, 0, 1)
-        algorithm.fit_whole(train, config.seed)
-        return Fitted(algorithm, [], 0, "no epochs to choose from: trained once on the training patients")
+        rounds = ScoredRounds(config.algorithm, target, val, metric, reporter)
+        algorithm.fit_whole(train, config.seed, rounds)
+        return Fitted(algorithm, [], 0, rounds.selection_rule)
     algorithm.to(device)
-    placed = place(train, algorithm, device)
+    placed = place(_with_domains(train, algorithm), algorithm, device)
     held_back = None if val is None else place(val, algorithm, device)
     start_algorithm(algorithm, placed, config.seed)
     loop = TrainingLoop(algorithm, placed, held_back, config, metric, folder, reporter)
     loop.run()
     return Fitted(algorithm, loop.history, loop.best_epoch, loop.selection_rule, loop.speed)
+
+
+def _with_domains(train: DomainDataset, algorithm: Algorithm) -> DomainDataset:
+    """The training set with the domains that the algorithm's batches are to have."""
+    return replace(train, domains=algorithm.domains_of(train))
 
 
 def start_algorithm(algorithm: Algorithm, train: DomainDataset, seed: int) -> None:
@@ -164,7 +170,7 @@ def fit_further(
     """
     algorithm = fitted.algorithm
     metric = selection_metric(config, algorithm.target)
-    placed, held_back = place(train, algorithm, device), place(val, algorithm, device)
+    placed, held_back = place(_with_domains(train, algorithm), algorithm, device), place(val, algorithm, device)
     loop = TrainingLoop(algorithm, placed, held_back, config, metric, None, Silent())
     loop.run()
     return Fitted(algorithm, fitted.history + loop.history, loop.best_epoch, loop.selection_rule, loop.speed)
@@ -257,6 +263,68 @@ def check_training_labels(target: Target, train: DomainDataset) -> None:
             f"all {len(train)} samples of the {train.n_patients} training patients are of one class "
             f"('{target.spec.names[int(truth[0])]}'): there is nothing to learn; use another seed or more patients"
         )
+
+
+class ScoredRounds(Rounds):
+    """Keeps the number of rounds with the highest validation metric, or all without validation patients.
+
+    Parameters
+    ----------
+    algorithm : str
+        Its name.
+    target : Target
+    val : DomainDataset, optional
+    metric : str
+        Higher is better.
+    reporter : Reporter
+        Gets an entry for every number of rounds that is scored.
+    """
+
+    def __init__(
+        self, algorithm: str, target: Target, val: DomainDataset | None, metric: str, reporter: Reporter
+    ) -> None:
+        self.algorithm, self.target, self.val, self.metric, self.reporter = algorithm, target, val, metric, reporter
+        self.selection_rule = "trained once on the training patients"
+        self._best: tuple[int, float | None] = (0, None)
+        self._since = time.perf_counter()
+
+    def started(self, total: int) -> None:
+        self.reporter.started(self.algorithm, total, 1)
+        self._since = time.perf_counter()
+
+    def ended(self, number: int, losses: Mapping[str, float], logits: Tensor) -> None:
+        trained = time.perf_counter()
+        val: dict[str, float | None] = {}
+        if self.val is not None:
+            val = validation_metrics(self.target, self.val, self.target.probabilities(logits).numpy(), self.metric)
+            if not self._best[0] or _better(val[self.metric], self._best[1]):
+                self._best = number, val[self.metric]
+        self.reporter.epoch_ended(EpochEntry(number, losses, val, trained - self._since))
+        self._since = time.perf_counter()
+
+    def kept(self, total: int) -> int:
+        best, _ = self._best
+        if not best:
+            self.selection_rule = f"all {total} rounds: no patients were held back to choose a number"
+            return total
+        self.selection_rule = f"{best} of {total} rounds, the number with the highest validation {self.metric}"
+        return best
+
+
+def validation_metrics(
+    target: Target, data: DomainDataset, probabilities: npt.NDArray[np.floating[Any]], metric: str
+) -> dict[str, float | None]:
+    """Metrics on validation patients; raises where the one to choose by is undefined."""
+    truth = target.truth(data.targets).cpu().numpy()
+    threshold, _ = choose_threshold(target, truth, probabilities)
+    metrics = {name: _or_none(value) for name, value in score(target, truth, probabilities, threshold).items()}
+    if metrics.get(metric) is None:
+        raise DataError(
+            f"the validation {metric} is undefined: too few classes are to be seen in {data.n_patients} "
+            "validation patient(s). Take another seed, or more of them, as with ratios=(0.6, 0.2, 0.2) "
+            "(--set training.ratios=[0.6,0.2,0.2])"
+        )
+    return metrics
 
 
 class TrainingLoop:
@@ -395,8 +463,6 @@ class TrainingLoop:
         return f"epoch {len(self.history)} is kept{where}"
 
     def _validate(self, data: DomainDataset, epoch: int, steps: int) -> dict[str, float | None]:
-        target = self.algorithm.target
-        truth = target.truth(data.targets).cpu().numpy()
         probabilities = predict_probabilities(self.algorithm, data).numpy()
         bad = int((~np.isfinite(probabilities)).any(axis=1).sum())
         if bad:
@@ -404,15 +470,7 @@ class TrainingLoop:
                 f"after step {steps}, the last of epoch {epoch}, the predictions for {bad} of {len(data)} validation "
                 f"samples are not finite; {self._kept()}. Try a smaller learning rate than {self.config.lr:g}"
             )
-        threshold, _ = choose_threshold(target, truth, probabilities)
-        metrics = {name: _or_none(value) for name, value in score(target, truth, probabilities, threshold).items()}
-        if metrics.get(self.metric) is None:
-            raise DataError(
-                f"the validation {self.metric} is undefined: too few classes are to be seen in {data.n_patients} "
-                "validation patient(s). Take another seed, or more of them, as with ratios=(0.6, 0.2, 0.2) "
-                "(--set training.ratios=[0.6,0.2,0.2])"
-            )
-        return metrics
+        return validation_metrics(self.algorithm.target, data, probabilities, self.metric)
 
     def _watch(self, data: DomainDataset) -> dict[str, float | None]:
         """The algorithm's watched terms on pairs of validation samples, the same pairs after every epoch."""

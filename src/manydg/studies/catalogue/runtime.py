@@ -112,7 +112,7 @@ def _inputs(name: str) -> tuple[DomainDataset, str, Mapping[str, int]]:
 def _batch(algorithm: Algorithm, data: DomainDataset, patients: int) -> Batch:
     """A batch as the algorithm's sampling gives it, of patients from all over the range."""
     rng, pairs = np.random.default_rng(0), 0
-    if algorithm.sampling == "episodes":
+    if algorithm.sampling in ("episodes", "environments"):
         who = np.arange(_ROWS) * PATIENTS_PER_EPISODE // _ROWS
         codes = rng.choice(patients, PATIENTS_PER_EPISODE, replace=False)[who]
     elif algorithm.sampling in ("pairs", "random-pairs"):

@@ -180,7 +180,7 @@ def plan_in_blocks(
 
     Parameters
     ----------
-    sampling : {"samples", "pairs", "random-pairs", "episodes"}
+    sampling : {"samples", "pairs", "random-pairs", "episodes", "environments"}
     dataset : DomainDataset
         The training patients. Best with the samples of a patient together on disk, as 'prepare' writes them.
     batch_size, seed, epoch : int
