@@ -16,6 +16,7 @@ from manydg.files import Json, ParsedJson
 PRECISIONS = ("auto", "float32", "tf32", "bf16")
 EXECUTIONS = ("auto", "plain", "captured", "compiled", "deterministic")
 CONTEXTS = ("auto", "none", "offline", "causal")
+NO_SEQUENCE = "none"
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,10 @@ class TrainingConfig:
         from the earlier ones; ``auto`` is what the algorithm is made for.
     context_options : dict
         Options of :class:`manydg.data.context.ContextOptions`.
+    sequence : str
+        ``none``, or the network behind the backbone that reads a patient's samples in the order of time (``gru``).
+    sequence_options : dict
+        Options of :class:`manydg.data.timeline.SequenceOptions`.
     precision : {"auto", "float32", "tf32", "bf16"}
         Arithmetic of the training steps; ``auto`` is float32 on a CPU and what is fastest for the backbone on a GPU.
     execution : {"auto", "plain", "captured", "compiled", "deterministic"}
@@ -130,6 +135,8 @@ class TrainingConfig:
     selection: str | None = None
     context: str = "auto"
     context_options: Mapping[str, Json] = field(default_factory=dict)
+    sequence: str = NO_SEQUENCE
+    sequence_options: Mapping[str, Json] = field(default_factory=dict)
     precision: str = "auto"
     execution: str = "auto"
 
@@ -167,12 +174,12 @@ class TrainingConfig:
 
 def _check_kinds(config: TrainingConfig) -> None:
     """Raise if a name is no text, options are no mapping, or the shares of the patients are no three shares."""
-    for name in ("algorithm", "backbone", "context", "precision", "execution"):
+    for name in ("algorithm", "backbone", "context", "sequence", "precision", "execution"):
         if not isinstance(getattr(config, name), str):
             raise ConfigError(f"{name} is {getattr(config, name)!r}; it must be text")
     if config.selection is not None and not isinstance(config.selection, str):
         raise ConfigError(f"selection is {config.selection!r}; it must be the name of a metric")
-    for name in ("settings", "backbone_options", "context_options"):
+    for name in ("settings", "backbone_options", "context_options", "sequence_options"):
         given = getattr(config, name)
         if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
             raise ConfigError(f"{name} is {given!r}; it must be values by name")

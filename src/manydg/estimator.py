@@ -81,6 +81,10 @@ class ManyDGClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     context : {"auto", "none", "offline", "causal"}
         Whether each patient's other samples are shown to the learner, all or the earlier ones, none of them with its
         label; ``auto`` is what the algorithm is made for.
+    sequence : {"none", "gru"}
+        The network behind the backbone that reads each patient's samples in the order of ``times``.
+    sequence_options : dict, optional
+        Options of :class:`manydg.data.timeline.SequenceOptions`; ``{"direction": "causal"}`` reads up to each sample.
     device : str
         ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
     random_state : int, RandomState instance or None
@@ -150,6 +154,8 @@ class ManyDGClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         validation_share: float = 0.1,
         selection: str | None = None,
         context: str = "auto",
+        sequence: str = "none",
+        sequence_options: JsonObject | None = None,
         device: str = "auto",
         random_state: Any = None,
     ) -> None:
@@ -164,6 +170,8 @@ class ManyDGClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.validation_share = validation_share
         self.selection = selection
         self.context = context
+        self.sequence = sequence
+        self.sequence_options = sequence_options
         self.device = device
         self.random_state = random_state
 
@@ -178,7 +186,7 @@ class ManyDGClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         groups : array ``(samples,)``, optional
             Whose sample each one is.
         times : array ``(samples,)``, optional
-            When each sample was taken, on its patient's own clock; only patient context makes use of it.
+            When each sample was taken, on its patient's own clock; patient context and sequences make use of it.
 
         Returns
         -------
@@ -209,8 +217,8 @@ class ManyDGClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         ----------
         X : array ``(samples, features)``
         groups : array ``(samples,)``, optional
-            Whose sample each one is: what a model trained with context draws on. Without it, every sample is of a
-            patient of whom nothing else is known. Other models make no use of it.
+            Whose sample each one is: what a model trained with context or a sequence draws on. Without it, every sample
+            is of a patient of whom nothing else is known. Other models make no use of it.
         times : array ``(samples,)``, optional
             When each sample was taken, where the model was trained with times.
         """
@@ -332,6 +340,8 @@ class ManyDGClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             seed=seed,
             selection=self.selection,
             context=self.context,
+            sequence=self.sequence,
+            sequence_options=dict(self.sequence_options or {}),
         )
 
     def _train(self, data: DomainDataset, seed: int) -> Run:
@@ -497,6 +507,8 @@ def _estimator_of(run: Run, folder: Path) -> JsonObject:
         "validation_share": val_share / (train_share + val_share),
         "selection": config.selection,
         "context": config.context,
+        "sequence": config.sequence,
+        "sequence_options": dict(config.sequence_options),
         "random_state": config.seed,
     }
     labels: Array = np.arange(spec.size) if spec.kind == "multilabel" else np.array(spec.names)

@@ -54,6 +54,8 @@ class BNAdapt(Base):
 
     @classmethod
     def refuses(cls, target: Target, backbone: Backbone) -> str | None:
+        if backbone.crop is not None:
+            return "it adapts to whole patients at once, and a sequence model computes features some samples at a time"
         if batch_norms(backbone):
             return None
         return (

@@ -46,6 +46,9 @@ class Backbone(nn.Module):
     compiled_gain: float = 0.0
     """Seconds that a compiled step takes less than a captured one, on an H200 with the paper's batch size; 0 where
     compiling gains nothing or was not measured."""
+    crop: int | None = None
+    """How many consecutive samples training shows it at a time, where it reads samples in order, so that those of a
+    session influence each other; ``None`` where each sample has its features alone."""
     with_context: bool = False
     """Whether the inputs come with the context of their patients; set where the backbone is built."""
     autocast_dtype: torch.dtype | None = None

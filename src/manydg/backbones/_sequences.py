@@ -1,7 +1,9 @@
-"""Layouts of sequences: a flat list of steps, run through recurrent networks or laid out in padded rectangles.
+"""Sequences: their layout, and networks that read a patient's samples in order.
 
-Nothing here lets one sequence influence another's output. A :class:`FixedLayout` has a fixed shape and never waits for
-the device, so that a step on it may be captured.
+A layout is a flat list of steps, run through recurrent networks or laid out in padded rectangles. Nothing here lets one
+sequence influence another's output. A :class:`FixedLayout` has a fixed shape and never waits for the device, so that a
+training step on it may be captured. :class:`SequenceBackbone` is any backbone with a network behind it that reads the
+samples of a session in the order of time.
 """
 
 from __future__ import annotations
@@ -14,9 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from manydg.data.columns import Ragged, offsets_from_lengths
+from manydg.backbones import Backbone, Inputs
+from manydg.data.columns import Column, Ragged, offsets_from_lengths, take
+from manydg.data.dataset import DomainDataset
+from manydg.data.timeline import ORDER, PAUSE, SequenceOptions
 
 _SHORT = 16
+_ROWS_AT_ONCE = 4096
 
 
 class Layout:
@@ -230,3 +236,90 @@ def layout_of(column: Ragged, host_lengths: list[int] | None = None) -> Layout:
     if column.longest is not None:
         return FixedLayout(column.offsets, column.longest, len(column.values))
     return Layout(column.offsets, host_lengths)
+
+
+class SequenceBackbone(Backbone):
+    """Features of each sample from any backbone, then a network that reads those of a session in the order of time.
+
+    Rows of a batch whose numbers in the column ``context_order`` follow one another are one sequence; every other row
+    begins a new one. Nothing passes from one sequence to another.
+
+    Parameters
+    ----------
+    backbone : Backbone
+        Sees each sample alone, or with its patient's context.
+    options : SequenceOptions
+    """
+
+    def __init__(self, backbone: Backbone, options: SequenceOptions) -> None:
+        super().__init__()
+        self.samples, self.options, self.crop = backbone, options, options.crop
+        self.reader = READERS[options.kind](backbone.output_size + 1, options)
+        self.output_size = self.reader.output_size
+        self.with_context = backbone.with_context
+        if hasattr(backbone, "spectrogram"):
+            self.spectrogram = backbone.spectrogram
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        order, pause = (inputs[name] for name in (ORDER, PAUSE))
+        assert isinstance(order, Tensor)
+        assert isinstance(pause, Tensor)
+        features = torch.cat([self._features(without_order(inputs)), pause], dim=1)
+        states: Tensor = self.reader(features, sequences_in(order))
+        return states
+
+    def _features(self, inputs: Inputs) -> Tensor:
+        """Features of each sample; of a long session some samples at a time, where no gradient is needed."""
+        rows = len(next(iter(inputs.values())))
+        if self.training or rows <= _ROWS_AT_ONCE:
+            return self.samples(inputs)
+        device = next(iter(self.parameters())).device
+        pieces = torch.split(torch.arange(rows, device=device), _ROWS_AT_ONCE)
+        return torch.cat([self.samples({n: take(column, piece) for n, column in inputs.items()}) for piece in pieces])
+
+    def fit_inputs(self, dataset: DomainDataset) -> None:
+        self.samples.fit_inputs(dataset)
+
+    def for_samples_alone(self) -> Backbone:
+        """The same kind of network; without the columns of the context, each of its sequences is one sample."""
+        return SequenceBackbone(self.samples.for_samples_alone(), self.options)
+
+    def precompute(self, dataset: DomainDataset, device: torch.device, budget: int) -> DomainDataset:
+        return self.samples.precompute(dataset, device, budget)
+
+
+def without_order(inputs: Inputs) -> dict[str, Column]:
+    """The inputs of the samples, without what tells their order."""
+    return {name: column for name, column in inputs.items() if name not in (ORDER, PAUSE)}
+
+
+def sequences_in(order: Tensor) -> Layout:
+    """How the rows of a batch are divided into sequences, by their numbers ``(rows,)``.
+
+    Examples
+    --------
+    >>> sequences_in(torch.tensor([4, 5, 6, 9, 10, 2])).host_lengths
+    [3, 2, 1]
+    """
+    begins = torch.cat([order.new_zeros(1), torch.nonzero(torch.diff(order) != 1).squeeze(1) + 1])
+    return Layout(torch.cat([begins[: len(order)], begins.new_tensor([len(order)])]))
+
+
+class GRUReader(nn.Module):
+    """A gated recurrent network: forwards, and for offline reading backwards too."""
+
+    def __init__(self, width: int, options: SequenceOptions) -> None:
+        super().__init__()
+        both = options.direction == "offline"
+        between = options.dropout if options.layers > 1 else 0.0
+        self.network = nn.GRU(width, options.width, options.layers, bidirectional=both, dropout=between)
+        self.dropout = nn.Dropout(options.dropout)
+        self.output_size = options.width * (2 if both else 1)
+
+    def forward(self, vectors: Tensor, layout: Layout) -> Tensor:
+        """States ``(rows, output_size)`` after the vectors ``(rows, width)`` of each sequence."""
+        states: Tensor = self.dropout(layout.run(self.network, vectors))
+        return states
+
+
+READERS = {"gru": GRUReader}

@@ -93,6 +93,22 @@ class RunSettings:
             show_default="what the algorithm is made for",
         ),
     ] = None
+    sequence: Annotated[
+        str | None,
+        typer.Option(
+            help="Read each patient's samples in the order of time behind the backbone: none or gru.",
+            show_default="none",
+        ),
+    ] = None
+    sequence_option: Annotated[
+        list[str],
+        typer.Option(
+            "--sequence-option",
+            metavar="NAME=VALUE",
+            help="Option of the sequence: crop, width, layers, dropout, gap, direction (offline or causal); may be "
+            "repeated.",
+        ),
+    ] = field(default_factory=list)
     backbone: Annotated[
         str | None,
         typer.Option(help="Backbone by name, or package.module:Class; auto fits the inputs.", show_default="auto"),
@@ -123,11 +139,13 @@ class RunSettings:
         base = _base(self.config, read_description(dataset).info.source)
         if base.origin:
             console.print(f"settings: {base.origin}{_how_to_see(base.origin)}")
-        training = {
+        training: dict[str, Json] = {
             name: getattr(self, name)
-            for name in ("epochs", "batch_size", "lr", "weight_decay", "context")
+            for name in ("epochs", "batch_size", "lr", "weight_decay", "context", "sequence")
             if getattr(self, name) is not None
         }
+        if self.sequence_option:
+            training["sequence_options"] = {**base.common.sequence_options, **parse_settings(self.sequence_option)}
         sets = {_full_name(name, algorithm): value for name, value in parse_settings(self.set_).items()}
         sets |= {f"backbone.{name}": value for name, value in parse_settings(self.backbone_option).items()}
         return changed(base, training=training, backbone=self.backbone, sets=sets)

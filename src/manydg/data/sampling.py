@@ -1,11 +1,13 @@
 """The plan of an epoch: which rows each step sees, made at once from a seed.
 
 A plan holds single samples, pairs of samples of one patient (:func:`fold_pairs`), or several samples of each of several
-patients (episodes, environments).
+patients (episodes, environments). For networks that read samples in order, all of them are made of crops: runs of
+consecutive samples of one session (:class:`Crops`).
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
@@ -18,6 +20,8 @@ from torch import Tensor
 from manydg.errors import ConfigError, DataError
 
 PATIENTS_PER_EPISODE = 10
+CROPS_PER_STEP = 8
+"""A step of crops has about so many at least, so that it sees several patients."""
 _SORTED_STEPS = 32
 """Samples are sorted by length within this many steps."""
 
@@ -110,8 +114,50 @@ class EpochPlan:
         return replace(self, indices=self.indices.to(device))
 
 
+@dataclass(frozen=True, eq=False)
+class Crops:
+    """The order in which a network reads samples, and how many of them it reads at a time in training.
+
+    Parameters
+    ----------
+    order : array ``(samples,)``
+        The column of :func:`manydg.data.timeline.add_order`: numbers of one session follow one another.
+    length : int
+    """
+
+    order: Indices
+    length: int
+
+    def take(self, rows: Indices) -> Crops:
+        """The same for some of the samples."""
+        return Crops(self.order[rows], self.length)
+
+    def cut(self, rng: np.random.Generator) -> tuple[Indices, Indices]:
+        """All rows in order, and where each crop begins among them, with the end of the last.
+
+        Each session is cut at a random offset and every ``length`` samples from there. What would be shorter than half
+        of that at an end of the session stays with its neighbour, so that crops have 0.5 to 2 lengths, or are whole
+        sessions.
+        """
+        rows = np.argsort(self.order, kind="stable")
+        begins = np.flatnonzero(np.r_[True, np.diff(self.order[rows]) != 1])
+        sizes = np.diff(np.r_[begins, len(rows)])
+        session = np.repeat(np.arange(len(begins)), sizes)
+        rank = np.arange(len(rows)) - begins[session]
+        offset = rng.integers(0, self.length, len(begins))[session]
+        short = self.length // 2
+        inside = (rank >= short) & (sizes[session] - rank >= short) & ((rank + offset) % self.length == 0)
+        return rows, np.r_[np.flatnonzero(inside | (rank == 0)), len(rows)]
+
+
 def plan_epoch(
-    sampling: str, domains: Tensor, batch_size: int, seed: int, epoch: int, lengths: Indices | None = None
+    sampling: str,
+    domains: Tensor,
+    batch_size: int,
+    seed: int,
+    epoch: int,
+    lengths: Indices | None = None,
+    crops: Crops | None = None,
 ) -> EpochPlan:
     """Plan one epoch.
 
@@ -138,11 +184,17 @@ def plan_epoch(
     seed, epoch : int
     lengths : array ``(samples,)``, optional
         How long each sample is: its number of visits or events.
+    crops : Crops, optional
+        Steps are made of crops then: whole ones, eight at least, so that steps differ in their number of rows. Episodes
+        are crops of several patients. Pairs are two crops of one patient, sample by sample; where one is longer, the
+        rest of it is unpaired. A patient with a single crop has its two halves paired.
     """
     if batch_size < 2:
         raise ConfigError(f"batch_size is {batch_size}; a step needs at least two samples")
     who = domains.cpu().numpy()
     rng = np.random.default_rng([seed, epoch, 7])
+    if crops is not None:
+        return _plan_crops(sampling, who, batch_size, crops, rng)
     if sampling == "samples":
         return _plan_samples(rng.permutation(len(who)), batch_size, lengths, rng)
     if sampling == "pairs":
@@ -255,6 +307,47 @@ def _runs(who: Indices, batch_size: int, rng: np.random.Generator) -> tuple[Indi
 
 def _run_length(batch_size: int) -> int:
     return max(2, batch_size // PATIENTS_PER_EPISODE)
+
+
+def _plan_crops(sampling: str, who: Indices, batch_size: int, crops: Crops, rng: np.random.Generator) -> EpochPlan:
+    rows, bounds = crops.cut(rng)
+    pieces = np.split(rows, bounds[1:-1])
+    step_rows = max(batch_size, round(CROPS_PER_STEP * len(rows) / len(pieces)))
+    if sampling in ("samples", "episodes", "environments"):
+        units: list[tuple[Indices, ...]] = [(pieces[number], rows[:0]) for number in rng.permutation(len(pieces))]
+    elif sampling in ("pairs", "random-pairs"):
+        owners = who[rows[bounds[:-1]]] if sampling == "pairs" else np.zeros(len(pieces), np.int64)
+        first, second = fold_pairs(owners, int(rng.integers(2**31)))
+        units = [(pieces[a], pieces[b]) for a, b in zip(first, second, strict=True)]
+        # A patient with a single crop has its halves paired.
+        units += [tuple(np.split(pieces[number], [len(pieces[number]) // 2])) for number in lone_samples(owners)]
+        units = [units[number] for number in rng.permutation(len(units))]
+    else:
+        raise ConfigError(f"unknown kind of sampling '{sampling}'")
+    parts: list[Indices] = []
+    pairs: list[int] = []
+    for group in _in_steps(units, step_rows):
+        common = [min(len(one), len(other)) for one, other in group]
+        ones = [one[:count] for (one, _), count in zip(group, common, strict=True)]
+        others = [other[:count] for (_, other), count in zip(group, common, strict=True)]
+        rest = [side[count:] for unit, count in zip(group, common, strict=True) for side in unit]
+        parts.append(np.concatenate([*ones, *others, *rest]))
+        pairs.append(sum(common))
+    ends = np.cumsum([0, *map(len, parts)])
+    return EpochPlan(torch.from_numpy(np.concatenate(parts)), tuple(ends.tolist()), tuple(pairs))
+
+
+def _in_steps(units: list[tuple[Indices, ...]], step_rows: int) -> list[list[tuple[Indices, ...]]]:
+    """Crops or pairs of crops in groups of about so many rows, none of a single row."""
+    sizes = np.array([len(one) + len(other) for one, other in units])
+    ends = np.cumsum(sizes)
+    wanted = _even_bounds(int(ends[-1]), _steps(int(ends[-1]), step_rows))[1:-1]
+    borders = np.r_[0, ends]
+    after = np.searchsorted(borders, wanted)
+    nearest = np.where(borders[after] - wanted <= wanted - borders[after - 1], borders[after], borders[after - 1])
+    bounds = _without_single_rows(np.unique(np.r_[0, nearest, ends[-1]]))
+    cuts = np.searchsorted(borders, bounds)
+    return [units[start:stop] for start, stop in itertools.pairwise(cuts.tolist())]
 
 
 def _without_single_rows(bounds: Indices) -> Indices:

@@ -24,7 +24,7 @@ from manydg.studies.study import Board, PlannedRun, Study, open_once
 from manydg.studies.summary import Summary, summarize_folder, write_summary
 from manydg.targets import target_of
 from manydg.training.fit import trust_named
-from manydg.training.inference import looks_ahead
+from manydg.training.inference import contradiction
 
 _MOST_COLUMNS = 2000
 Report = Callable[[str], None]
@@ -59,7 +59,7 @@ def fitting(request: Request, report: Report) -> Request:
     kept = []
     for algorithm in request.algorithms:
         cls = ALGORITHMS.get(algorithm)
-        reason = cls.refuses(target, backbone) or looks_ahead(algorithm, config.context)
+        reason = cls.refuses(target, backbone) or contradiction(algorithm, config)
         if reason is None and cls.sampling == "whole":
             reason = _no_table(schema)
         if reason is None:

@@ -165,6 +165,11 @@ def refusal(algorithm: Algorithm, schema: InputSchema) -> str | None:
             f"{ragged} have rows of different lengths (visits, events), which the inputs of a graph cannot have; "
             "use manydg.open_run(...).predict_proba, or 'manydg predict' on raw files"
         )
+    if algorithm.backbone.crop is not None:
+        return (
+            "a sequence model reads whole sessions in order, and a graph sees rows without knowing their order; use "
+            "manydg.open_run(...).predict_proba, or 'manydg predict' on raw files"
+        )
     if algorithm.uses_patients:
         return (
             f"{type(algorithm).__name__} predicts from all of a patient's samples together, and a graph sees rows "

@@ -7,6 +7,7 @@ again continues exactly as if nothing had happened.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import math
 import time
@@ -24,15 +25,18 @@ from torch import Tensor, nn
 
 from manydg.algorithms import ALGORITHMS, Algorithm, Rounds
 from manydg.backbones import BACKBONES, Backbone, as_backbone, auto_backbone, build_backbone
+from manydg.backbones._sequences import SequenceBackbone
 from manydg.config import TrainingConfig
 from manydg.data.dataset import DomainDataset, InputSchema
 from manydg.data.sampling import EpochPlan, plan_epoch
+from manydg.data.timeline import ORDER, PAUSE, SequenceOptions
 from manydg.errors import ConfigError, DataError, ManyDGError, StorageError, TrainingError, unknown_name
 from manydg.evaluation.metrics import choose_threshold, score
 from manydg.files import Json
 from manydg.targets import Target, target_of
 from manydg.training.checkpoint import pack_optimizer, read_tensors, same_device, unpack_optimizer, write_tensors
 from manydg.training.execution import AS_WRITTEN, Execution, Speed
+from manydg.training.execution.batches import crops_of
 from manydg.training.execution.distributed import by_leader, check_divisible, current_team
 from manydg.training.execution.memory import EpochOrder, EpochOrders, place, refusing_what_does_not_fit
 from manydg.training.execution.steps import Terms, read_terms
@@ -130,7 +134,7 @@ def fit(
     metric = selection_metric(config, target)
     algorithm = _build(config, target, train, backbone)
     if current_team() is not None:
-        check_divisible(type(algorithm))
+        check_divisible(type(algorithm), sequential=algorithm.backbone.crop is not None)
     if algorithm.sampling == "whole":
         rounds = ScoredRounds(config.algorithm, target, val, metric, reporter)
         algorithm.fit_whole(train, config.seed, rounds)
@@ -152,6 +156,9 @@ def _with_domains(train: DomainDataset, algorithm: Algorithm) -> DomainDataset:
 def start_algorithm(algorithm: Algorithm, train: DomainDataset, seed: int) -> None:
     """Let an algorithm see a few training samples before its first step (:meth:`Algorithm.start`)."""
     order = torch.randperm(len(train), generator=torch.Generator().manual_seed(seed))
+    crops = crops_of(train, algorithm.backbone)
+    if crops is not None:
+        order = plan_epoch("samples", train.domains, _SAMPLES_AT_START, seed, 0, crops=crops).indices
     rows, device = order[:_SAMPLES_AT_START].to(train.device), device_of(algorithm)
     buffers = {name: buffer.clone() for name, buffer in algorithm.named_buffers()}
     algorithm.train()
@@ -239,6 +246,12 @@ def _build(config: TrainingConfig, target: Target, train: DomainDataset, module:
 
 
 def _backbone(config: TrainingConfig, schema: InputSchema, module: nn.Module | None) -> Backbone:
+    known = schema.settings.get("sequence")
+    if isinstance(known, Mapping):
+        without = {name: value for name, value in schema.settings.items() if name != "sequence"}
+        columns = {name: column for name, column in schema.columns.items() if name not in (ORDER, PAUSE)}
+        inner = _backbone(config, dataclasses.replace(schema, columns=columns, settings=without), module)
+        return SequenceBackbone(inner, SequenceOptions.from_json(known))
     if module is not None:
         return as_backbone(module, schema)
     name = auto_backbone(schema) if config.backbone == "auto" else config.backbone
@@ -474,7 +487,8 @@ class TrainingLoop:
 
     def _watch(self, data: DomainDataset) -> dict[str, float | None]:
         """The algorithm's watched terms on pairs of validation samples, the same pairs after every epoch."""
-        plan = plan_epoch("pairs", data.domains, self.config.batch_size, self.config.seed, 0).to(data.device)
+        crops, size = crops_of(data, self.algorithm.backbone), self.config.batch_size
+        plan = plan_epoch("pairs", data.domains, size, self.config.seed, 0, crops=crops).to(data.device)
         batches: list[Terms] = []
         self.algorithm.eval()
         with torch.inference_mode():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +13,11 @@ from torch import Tensor, nn
 
 from manydg.algorithms import ALGORITHMS, Algorithm
 from manydg.backbones import auto_backbone, build_backbone
-from manydg.config import TrainingConfig
+from manydg.config import NO_SEQUENCE, TrainingConfig
 from manydg.data.columns import unnest
 from manydg.data.context import ContextOptions, apply_context, estimate_strength, has_context, has_signals, unsupported
 from manydg.data.dataset import Batch, DomainDataset, InputSchema
+from manydg.data.timeline import ORDER, SequenceOptions, add_order
 from manydg.errors import ConfigError, DataError
 from manydg.training.execution.distributed import current_team, predict_together
 
@@ -51,11 +53,47 @@ def refuse_infinite(dataset: DomainDataset) -> None:
 
 def whole_patients(dataset: DomainDataset) -> list[Tensor]:
     """Positions of the samples in pieces that fit in memory and hold all samples of each of their patients."""
-    counts = torch.bincount(dataset.domains)
-    # Patients that begin within the same block of rows go together: a piece is longer than that by one patient.
-    piece = (counts.cumsum(0) - counts) // _batch_rows(dataset, dataset.device)
-    order = torch.argsort(dataset.domains, stable=True)
-    _, sizes = torch.unique_consecutive(piece[dataset.domains[order]], return_counts=True)
+    order = _in_order(dataset)
+    if order is None:
+        order = torch.argsort(dataset.domains, stable=True)
+    return _pieces(order, torch.diff(dataset.domains[order]) != 0, _batch_rows(dataset, dataset.device))
+
+
+def whole_sessions(dataset: DomainDataset, device: torch.device) -> list[Tensor]:
+    """Positions of the samples in pieces that hold whole sessions, in the order that a sequence model reads them in.
+
+    Without such an order, every sample is a session of its own. Pieces are of a size for a device.
+    """
+    order, rows = _in_order(dataset), _batch_rows(dataset, device)
+    if order is None:
+        return list(torch.split(torch.arange(len(dataset), device=dataset.device), rows))
+    return _pieces(order, torch.diff(_numbers(dataset)[order]) != 1, rows)
+
+
+def _in_order(dataset: DomainDataset) -> Tensor | None:
+    """Positions of the samples by patient and time, where the dataset has an order to read them in."""
+    return torch.argsort(_numbers(dataset)) if ORDER in dataset.columns else None
+
+
+def _numbers(dataset: DomainDataset) -> Tensor:
+    return cast("Tensor", dataset.column(ORDER))
+
+
+def _pieces(order: Tensor, differs: Tensor, rows: int) -> list[Tensor]:
+    """Cut an order into pieces of whole groups; groups that begin within the same block of rows go together.
+
+    Parameters
+    ----------
+    order : Tensor ``(samples,)``
+    differs : Tensor ``(samples - 1,)``
+        Where a sample is of another group than the one before it.
+    rows : int
+        Of a block: a piece is longer than that by one group at most.
+    """
+    begins = torch.cat([differs.new_ones(min(1, len(order))), differs])
+    starts = torch.nonzero(begins).squeeze(1)
+    piece = (starts // rows)[torch.cumsum(begins, 0) - 1]
+    _, sizes = torch.unique_consecutive(piece, return_counts=True)
     return list(torch.split(order, sizes.tolist()))
 
 
@@ -75,9 +113,10 @@ def predict_probabilities(algorithm: Algorithm, dataset: DomainDataset) -> Tenso
 
 
 def _predict_samples(algorithm: Algorithm, dataset: DomainDataset) -> Tensor:
-    return torch.cat(
-        [algorithm.predict(batch.inputs).float().cpu() for batch in batches(dataset, device_of(algorithm))]
-    )
+    device = device_of(algorithm)
+    pieces = whole_sessions(dataset, device)
+    logits = [algorithm.predict(dataset.take(rows).to(device).inputs).float().cpu() for rows in pieces]
+    return _as_ordered(logits, pieces)
 
 
 def _predict_patients(algorithm: Algorithm, dataset: DomainDataset) -> Tensor:
@@ -86,16 +125,23 @@ def _predict_patients(algorithm: Algorithm, dataset: DomainDataset) -> Tensor:
     for rows in pieces:
         batch = dataset.take(rows).to(device)
         logits.append(algorithm.predict_patients(batch.inputs, batch.domains).float().cpu())
-    grouped = torch.cat(logits)
-    return torch.empty_like(grouped).index_copy_(0, torch.cat(pieces).cpu(), grouped)
+    return _as_ordered(logits, pieces)
+
+
+def _as_ordered(parts: list[Tensor], pieces: list[Tensor]) -> Tensor:
+    """Rows that were computed piece by piece, in the order of the dataset."""
+    joined = torch.cat(parts)
+    return torch.empty_like(joined).index_copy_(0, torch.cat(pieces).cpu(), joined)
 
 
 def embed_dataset(algorithm: Algorithm, dataset: DomainDataset) -> dict[str, Tensor]:
     """The algorithm's embeddings of every sample, by name, ``(samples, dim)`` each, on the CPU."""
     algorithm.eval()
+    device = device_of(algorithm)
+    pieces = whole_sessions(dataset, device)
     with torch.inference_mode():
-        parts = [algorithm.embed(batch.inputs) for batch in batches(dataset, device_of(algorithm))]
-    return {name: torch.cat([part[name].float().cpu() for part in parts]) for name in parts[0]}
+        parts = [algorithm.embed(dataset.take(rows).to(device).inputs) for rows in pieces]
+    return {name: _as_ordered([part[name].float().cpu() for part in parts], pieces) for name in parts[0]}
 
 
 def device_of(algorithm: Algorithm) -> torch.device:
@@ -121,18 +167,36 @@ def context_mode(config: TrainingConfig, dataset: DomainDataset) -> str:
 
     With ``auto`` it is what the algorithm is made for, where the inputs allow it.
     """
-    if reason := looks_ahead(config.algorithm, config.context):
-        raise ConfigError(f"{config.algorithm} cannot be used with causal context: {reason}")
+    if reason := contradiction(config.algorithm, config):
+        what = "causal context" if config.sequence == NO_SEQUENCE else f"the sequence {config.sequence}"
+        raise ConfigError(f"{config.algorithm} cannot be used with {what}: {reason}")
     if config.context != AUTO:
         return config.context
     preferred = ALGORITHMS.get(config.algorithm).context
     return NONE if preferred == NONE or has_context(dataset) or unsupported(dataset) else preferred
 
 
-def looks_ahead(algorithm: str, context: str) -> str | None:
-    """The reason why an algorithm would see later samples despite causal context; ``None`` if it does not."""
-    if context == CAUSAL and ALGORITHMS.get(algorithm).uses_patients:
+def sequence_options(config: TrainingConfig) -> SequenceOptions | None:
+    """How samples are read in order, if at all; a sequence looks where the context does, unless it is told."""
+    if config.sequence == NO_SEQUENCE:
+        return None
+    direction = CAUSAL if config.context == CAUSAL else "offline"
+    return SequenceOptions.from_mapping(config.sequence, {"direction": direction, **config.sequence_options})
+
+
+def contradiction(algorithm: str, config: TrainingConfig) -> str | None:
+    """The reason why an algorithm makes no sense with the context and the sequence of a configuration."""
+    cls, sequence = ALGORITHMS.get(algorithm), sequence_options(config)
+    direction = config.context if sequence is None else sequence.direction
+    if cls.uses_patients and CAUSAL in (config.context, direction):
         return "it adapts to all samples of a patient when it predicts, to later ones too; take 'offline' or 'none'"
+    if sequence is None:
+        return None
+    if cls.sampling == "whole":
+        return "it reads each sample by itself and has no use for a sequence"
+    context = cls.context if config.context == AUTO else config.context
+    if {context, direction} == {"offline", CAUSAL}:
+        return f"its context is {context} and its sequence {direction}: let both be the same"
     return None
 
 
@@ -143,16 +207,30 @@ def with_context(
     backbone: nn.Module | None = None,
     training: npt.NDArray[np.int64] | None = None,
 ) -> DomainDataset:
-    """The dataset with the context of a configuration, computed on the GPU where it fits.
+    """The dataset with the context and the order of a configuration; context is computed on the GPU where it fits.
 
     Parameters
     ----------
     training : array, optional
-        Rows of the training patients, from which the strength of context is estimated where the configuration does not
-        give it; by default all rows.
+        Rows of the training patients, from which the strength of context and the usual pause between samples are
+        estimated where the configuration does not give them; by default all rows.
     backbone : nn.Module, optional
         The network whose spectrograms the context of signals is made of; by default the configuration's.
     """
+    sequence, data = sequence_options(config), _with_columns(dataset, config, device, backbone, training)
+    if sequence is None:
+        return data
+    return add_order(data, sequence, None if training is None else torch.from_numpy(training))
+
+
+def _with_columns(
+    dataset: DomainDataset,
+    config: TrainingConfig,
+    device: torch.device,
+    backbone: nn.Module | None,
+    training: npt.NDArray[np.int64] | None,
+) -> DomainDataset:
+    """The dataset with the columns of its context alone."""
     mode = context_mode(config, dataset)
     if mode == NONE:
         return dataset
@@ -173,11 +251,13 @@ def with_context(
 
 
 def as_trained(dataset: DomainDataset, schema: InputSchema, backbone: nn.Module | None = None) -> DomainDataset:
-    """A dataset with the same context as the training data of a model with this schema and backbone."""
-    known = schema.settings.get("context")
-    if not isinstance(known, Mapping) or has_context(dataset):
-        return dataset
-    return apply_context(dataset, ContextOptions.from_json(known), getattr(backbone, "spectrogram", None))
+    """A dataset with the same context and order as the training data of a model with this schema and backbone."""
+    context, sequence = schema.settings.get("context"), schema.settings.get("sequence")
+    if isinstance(context, Mapping) and not has_context(dataset):
+        dataset = apply_context(dataset, ContextOptions.from_json(context), getattr(backbone, "spectrogram", None))
+    if isinstance(sequence, Mapping) and ORDER not in dataset.columns:
+        dataset = add_order(dataset, SequenceOptions.from_json(sequence))
+    return dataset
 
 
 def _backbone_of(config: TrainingConfig, dataset: DomainDataset) -> nn.Module:

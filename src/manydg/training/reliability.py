@@ -97,6 +97,9 @@ def patient_embeddings(
     # The n-th sample is taken where n times the share taken passes a whole number.
     share = taken / counts[domains[order]]
     chosen = np.sort(order[np.floor((position + 1) * share + 1e-9) > np.floor(position * share + 1e-9)])
+    if algorithm.backbone.crop is not None:
+        # A sequence model reads whole sessions.
+        return _embed(algorithm, dataset)[chosen], domains[chosen]
     return _embed(algorithm, dataset.select(chosen)), domains[chosen]
 
 

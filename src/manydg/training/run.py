@@ -24,6 +24,7 @@ from torch import nn
 
 from manydg.algorithms import ALGORITHMS, Algorithm
 from manydg.backbones import BACKBONES, SingleInput
+from manydg.backbones._sequences import SequenceBackbone
 from manydg.code_version import code_version
 from manydg.config import TrainingConfig, pick_device
 from manydg.data.context import ContextOptions
@@ -31,6 +32,7 @@ from manydg.data.dataset import DomainDataset, InputSchema, from_arrays
 from manydg.data.info import TargetSpec
 from manydg.data.splits import Split, check_split, split_named, split_patients, warn_of_overlap
 from manydg.data.storage import refuse_dataset_folder
+from manydg.data.timeline import SequenceOptions
 from manydg.errors import ConfigError, DataError, ManyDGError, StorageError
 from manydg.evaluation.metrics import choose_threshold, score, score_patients
 from manydg.evaluation.predictions import Predictions, write_predictions
@@ -278,7 +280,9 @@ def context_of(schema: InputSchema, algorithm: Algorithm) -> JsonObject:
     """Which of a patient's other samples a model makes use of, as its record states it."""
     # Adapting to a patient at prediction is context too: all samples of the patient that are there.
     by_algorithm: JsonObject = {"mode": "offline", "by": "algorithm"} if algorithm.uses_patients else {"mode": "none"}
-    return cast("JsonObject", schema.settings.get("context", by_algorithm))
+    context = cast("JsonObject", schema.settings.get("context", by_algorithm))
+    sequence = cast("JsonObject | None", schema.settings.get("sequence"))
+    return context if sequence is None else {**context, "mode": sequence["direction"], "sequence": sequence}
 
 
 def _data_info(dataset: DomainDataset, backbone: nn.Module | None) -> JsonObject:
@@ -376,7 +380,11 @@ def training_record(
 def _effective(config: TrainingConfig, fitted: Fitted) -> TrainingConfig:
     """The configuration with every default filled in, and the backbone and the speed that were really used."""
     algorithm = fitted.algorithm
-    backbone = algorithm.backbone.module if isinstance(algorithm.backbone, SingleInput) else algorithm.backbone
+    backbone: nn.Module = algorithm.backbone
+    if isinstance(backbone, SequenceBackbone):
+        backbone = backbone.samples
+    if isinstance(backbone, SingleInput):
+        backbone = backbone.module
     package, _, entry = type(backbone).__module__.rpartition(".")
     used = entry.replace("_", "-") if package == "manydg.backbones" else type(backbone).__qualname__
     return config.replace(
@@ -490,6 +498,8 @@ class _Description:
         schema = InputSchema.from_json(meta["schema"])
         if isinstance(context := schema.settings.get("context"), Mapping):
             ContextOptions.from_json(context)
+        if isinstance(sequence := schema.settings.get("sequence"), Mapping):
+            SequenceOptions.from_json(sequence)
         for name in ("settings", "vocabularies", "roles"):
             if not isinstance(info.get(name, {}), Mapping):
                 raise ValueError(f"its {name} are {info[name]!r}")

@@ -22,7 +22,8 @@ from torch import Tensor
 from manydg.backbones import Backbone
 from manydg.data.columns import Capacity, Column, Ragged, nest, take, tensors_of
 from manydg.data.dataset import Batch, DomainDataset
-from manydg.data.sampling import EpochPlan
+from manydg.data.sampling import Crops, EpochPlan
+from manydg.data.timeline import ORDER
 
 Lengths = npt.NDArray[np.int64]
 Capacities = dict[str, Capacity]
@@ -188,6 +189,13 @@ def lengths_of(dataset: DomainDataset) -> Lengths | None:
     """How long each sample is, by its longest ragged column; ``None`` where all columns are dense."""
     lengths = [_lengths(column, dataset) for column in dataset.columns.values() if isinstance(column, Ragged)]
     return np.maximum.reduce(lengths) if lengths else None
+
+
+def crops_of(dataset: DomainDataset, backbone: Backbone) -> Crops | None:
+    """How a network that reads samples in order is shown them in training; ``None`` for every other."""
+    if backbone.crop is None:
+        return None
+    return Crops(_dense(dataset.column(ORDER)).cpu().numpy(), backbone.crop)
 
 
 def _lengths(column: Ragged, dataset: DomainDataset) -> Lengths:
@@ -361,6 +369,8 @@ def has_fixed_shapes(backbone: Backbone, train: DomainDataset, device: torch.dev
 
     Rows can be padded where all of them are on the device and the backbone can tell padding from data.
     """
+    if backbone.crop is not None:
+        return False  # Sessions differ in length.
     ragged = _ragged(train)
     can_be_padded = backbone.takes_padded and train.rows is None and all(len(column.values) for column in ragged)
     return not ragged or (can_be_padded and train.device.type == device.type)

@@ -149,8 +149,13 @@ def processes_here() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if _current is not None else 1
 
 
-def check_divisible(algorithm: type[Algorithm]) -> None:
+def check_divisible(algorithm: type[Algorithm], *, sequential: bool = False) -> None:
     """Raise if an algorithm's steps cannot be shared between processes."""
+    if sequential:
+        raise ConfigError(
+            "a sequence model cannot be trained by several processes, since each would see parts of sessions: start it "
+            "without torchrun"
+        )
     if algorithm.sampling == "whole":
         raise ConfigError(
             f"{algorithm.__name__} sees the training set once and as a whole, so that several processes cannot share "
@@ -171,9 +176,9 @@ def predict_together(
 ) -> Tensor:
     """Logits of every sample ``(samples, K)``, of which each process computes a share: the same as of one process.
 
-    An algorithm that needs whole patients gets the whole dataset in every process.
+    An algorithm that needs whole patients or sessions gets the whole dataset in every process.
     """
-    if algorithm.uses_patients or len(dataset) < team.size:
+    if algorithm.uses_patients or algorithm.backbone.crop or len(dataset) < team.size:
         return predict(algorithm, dataset)
     own = torch.arange(len(dataset), device=dataset.device)[team.share(len(dataset))]
     return team.gather(predict(algorithm, dataset.select(own)), team.share_sizes(len(dataset)))

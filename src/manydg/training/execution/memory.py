@@ -30,9 +30,9 @@ from manydg.algorithms import Algorithm
 from manydg.config import TrainingConfig
 from manydg.data.columns import Column, tensors_of, unnest
 from manydg.data.dataset import DomainDataset
-from manydg.data.sampling import EpochPlan, plan_epoch
+from manydg.data.sampling import Crops, EpochPlan, plan_epoch
 from manydg.machine import memory_of_machine
-from manydg.training.execution.batches import lengths_of
+from manydg.training.execution.batches import crops_of, lengths_of
 from manydg.training.execution.distributed import processes_here
 
 BLOCKS_PER_WINDOW = 8
@@ -136,6 +136,7 @@ class EpochOrders:
     def __init__(self, algorithm: Algorithm, train: DomainDataset, config: TrainingConfig) -> None:
         self._train, self._config, self._sampling = train, config, algorithm.sampling
         self._domains, self._lengths = train.domains.cpu(), lengths_of(train)
+        self._crops = crops_of(train, algorithm.backbone)
         self.rows_of_window = rows_of_window(train)
         self._prefetched: dict[int, Future[EpochOrder]] = {}
 
@@ -150,8 +151,10 @@ class EpochOrders:
     def _make(self, epoch: int) -> EpochOrder:
         batch_size, seed = self._config.batch_size, self._config.seed
         if self.rows_of_window is None:
-            return EpochOrder(plan_epoch(self._sampling, self._domains, batch_size, seed, epoch, self._lengths), None)
-        windows = plan_in_blocks(self._sampling, self._train, batch_size, seed, epoch, self.rows_of_window)
+            plan = plan_epoch(self._sampling, self._domains, batch_size, seed, epoch, self._lengths, self._crops)
+            return EpochOrder(plan, None)
+        rows = self.rows_of_window
+        windows = plan_in_blocks(self._sampling, self._train, batch_size, seed, epoch, rows, self._crops)
         return EpochOrder(windows.plan, windows)
 
 
@@ -174,7 +177,13 @@ class BlockPlan:
 
 
 def plan_in_blocks(
-    sampling: str, dataset: DomainDataset, batch_size: int, seed: int, epoch: int, window_rows: int
+    sampling: str,
+    dataset: DomainDataset,
+    batch_size: int,
+    seed: int,
+    epoch: int,
+    window_rows: int,
+    crops: Crops | None = None,
 ) -> BlockPlan:
     """Plan one epoch by windows of blocks of whole patients.
 
@@ -186,6 +195,8 @@ def plan_in_blocks(
     batch_size, seed, epoch : int
     window_rows : int
         About how many rows fit in memory at a time.
+    crops : Crops, optional
+        As for :func:`manydg.data.sampling.plan_epoch`.
     """
     blocks = cut_into_blocks(dataset, max(1, window_rows // BLOCKS_PER_WINDOW))
     order = np.random.default_rng([seed, epoch, 11]).permutation(len(blocks))
@@ -196,7 +207,10 @@ def plan_in_blocks(
     for number, window in enumerate(windows):
         rows = torch.from_numpy(window)
         # Each window its own stream of random numbers.
-        part = plan_epoch(sampling, dataset.domains.cpu()[rows], batch_size, seed, epoch * 1_000_003 + number)
+        part = plan_epoch(
+            sampling, dataset.domains.cpu()[rows], batch_size, seed, epoch * 1_000_003 + number,
+            crops=None if crops is None else crops.take(window),
+        )  # fmt: skip
         parts.append(EpochPlan(rows[part.indices], part.bounds, part.pairs))
     starts = [0, *itertools.accumulate(len(part) for part in parts)]
     return BlockPlan(_join(parts), windows, tuple(starts[:-1]))
