@@ -173,6 +173,44 @@ def fingerprint(*values: object) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
+INTEGRITY = "integrity"
+"""The key of a JSON object under which its own checksum is, with those of the files it covers."""
+
+
+def with_checksum(content: Mapping[str, Json], files: Mapping[str, str] | None = None) -> dict[str, Json]:
+    """A JSON object with a checksum of itself and, by name, the checksums of files it covers."""
+    # Keys and values as they will be read: a checksum of other spellings would never match.
+    plain: dict[str, Json] = json.loads(json.dumps(content))
+    covered = dict(files or {})
+    return {**plain, INTEGRITY: {"files": covered, "checksum": fingerprint(plain, covered)}}
+
+
+def verify_checksum(content: ParsedJson, source: str | Path, remedy: str) -> Mapping[str, str]:
+    """Raise if a JSON object is not as :func:`with_checksum` made it.
+
+    Returns
+    -------
+    mapping
+        The checksums of the files it covers, by name.
+
+    Raises
+    ------
+    StorageError
+        The message names ``source`` and ends in the remedy.
+    """
+    given = content.get(INTEGRITY)
+    integrity: ParsedJson = given if isinstance(given, dict) else {}
+    files = integrity.get("files")
+    rest = {key: value for key, value in content.items() if key != INTEGRITY}
+    if not isinstance(files, dict) or "checksum" not in integrity:
+        raise StorageError(
+            f"{source} was changed after it was written, or an earlier version wrote it: it has no checksum: {remedy}"
+        )
+    if integrity["checksum"] != fingerprint(rest, files):
+        raise StorageError(f"{source} was changed after it was written, it does not match its checksum: {remedy}")
+    return files
+
+
 def file_checksum(path: Path) -> str:
     """The checksum of a file's content, in hexadecimal digits."""
     with reading_errors(path), path.open("rb") as file:

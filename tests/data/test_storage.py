@@ -8,7 +8,10 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +21,7 @@ from hypothesis import strategies as st
 
 from manydg.data.columns import Ragged
 from manydg.data.dataset import DomainDataset, arrays_of, from_arrays, open_dataset
-from manydg.data.info import TargetSpec
+from manydg.data.info import DatasetInfo, Provenance, TargetSpec
 from manydg.data.storage import DatasetWriter
 from manydg.errors import DataError, StorageError
 from manydg.files import disk_error, write_atomically
@@ -341,6 +344,35 @@ def test_a_changed_description_is_found(tmp_path: Path, key: str, value: object)
     (folder / "dataset.json").write_text(json.dumps(description))
     with pytest.raises(StorageError, match=r"dataset\.json is damaged"):
         open_dataset(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda about: about["info"]["settings"]["features"].__setitem__(0, "other"), "does not match its checksum"),
+        (lambda about: about["info"].update(test_patients=["1"]), "does not match its checksum"),
+        (lambda about: about["info"]["provenance"].pop("synthetic"), "does not match its checksum"),
+        (lambda about: about.update(pseudonym_key="00"), "does not match its checksum"),
+        (lambda about: about.update(samples=1), "does not match its checksum"),
+        (lambda about: about["integrity"].update(checksum="0" * 16), "does not match its checksum"),
+        (lambda about: about.pop("integrity"), "an earlier version wrote it: it has no checksum"),
+    ],
+)
+def test_what_training_depends_on_is_covered_by_a_checksum(
+    tmp_path: Path, change: Callable[[dict[str, Any]], object], reason: str
+) -> None:
+    origin = Provenance("table", synthetic=True)
+    info = DatasetInfo(settings={"features": ["a", "b"], "steps": {2: "x", 10: "y"}}, provenance=origin)
+    folder = replace(example(), info=info).save(tmp_path / "data")
+    open_dataset(folder)
+    description = json.loads((folder / "dataset.json").read_text())
+    change(description)
+    (folder / "dataset.json").write_text(json.dumps(description))
+    with pytest.raises(StorageError) as error:
+        open_dataset(folder)
+    assert str(error.value).startswith(f"{folder / 'dataset.json'} was changed after it was written")
+    assert reason in str(error.value)
+    assert str(error.value).endswith("prepare the dataset again")
 
 
 def test_a_folder_without_description_or_of_another_version_does_not_open(tmp_path: Path) -> None:

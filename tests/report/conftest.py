@@ -12,6 +12,7 @@ import pytest
 
 from manydg.data.info import TargetSpec
 from manydg.evaluation.metrics import choose_threshold, null_for_nan, score, score_patients
+from manydg.files import file_checksum, with_checksum
 from manydg.targets import target_of
 
 SKILL = {
@@ -96,9 +97,13 @@ class StudyMaker:
 
     def write(self, study: dict[str, Any], figures: dict[str, Any]) -> Path:
         """Everything to disk."""
-        lines = "".join(json.dumps(record) + "\n" for record in self.records)
+        lines = "".join(json.dumps(with_checksum(record)) + "\n" for record in self.records)
         (self.folder / "results.jsonl").write_text(lines)
-        (self.folder / "study.json").write_text(json.dumps(study))
+        (self.folder / "study.json").write_text(json.dumps(with_checksum(study)))
+        for predictions in self.folder.glob("runs/*/predictions.npz"):
+            record = next(record for record in self.records if record["folder"] == f"runs/{predictions.parent.name}")
+            covered = {predictions.name: file_checksum(predictions)}
+            predictions.with_name("run.json").write_text(json.dumps(with_checksum(record, covered)))
         (self.folder / "figures").mkdir(exist_ok=True)
         for name, figure in figures.items():
             (self.folder / "figures" / f"{name}.json").write_text(json.dumps(figure))

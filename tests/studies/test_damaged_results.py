@@ -7,14 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from manydg.data.dataset import DomainDataset
 from manydg.data.storage import read_description as read_dataset
 from manydg.errors import StorageError
 from manydg.evaluation.predictions import read_predictions
+from manydg.report.results_folder import read_results_folder
 from manydg.studies.conduct import compare
 from manydg.studies.records import read_description, read_results, read_runs
+from manydg.studies.summary import load_predictions
 from manydg.targets import target_of
 from manydg.training.record import RunRecord
 
@@ -58,6 +61,48 @@ def test_a_use_without_its_experiment_is_refused(results: Path) -> None:
         with pytest.raises(StorageError, match=r"use-0123456789abcdef\.json is damaged"):
             read_runs(results)
     use.unlink()
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("results.jsonl", lambda record: record["test"].update(kappa=1.0)),
+        ("results.jsonl", lambda record: record.update(seed=5)),
+        ("results.jsonl", lambda record: record.update(experiments=[])),
+        ("results.jsonl", lambda record: record.pop("integrity")),
+        ("study.json", lambda study: study["datasets"]["data"].update(patients=5)),
+        ("study.json", lambda study: study.pop("integrity")),
+    ],
+)
+def test_changed_results_are_refused(results: Path, file: str, change: Any) -> None:
+    before = damaged(results / file, change)
+    with pytest.raises(StorageError, match=rf"{file}.* was changed after it was written"):
+        read_results_folder(results)
+    (results / file).write_bytes(before)
+    read_results_folder(results)
+
+
+def test_a_changed_use_is_refused(results: Path) -> None:
+    [use] = results.glob("runs/*/use-*.json")
+    before = damaged(use, lambda content: content.update(experiment="other"))
+    with pytest.raises(StorageError, match=r"use-\w+\.json is damaged, its content does not match its name"):
+        read_runs(results)
+    use.write_bytes(before)
+
+
+def test_predictions_of_another_run_are_refused_and_those_without_a_record_not_used(results: Path) -> None:
+    [record] = read_results(results)
+    path = results / record.folder / "predictions.npz"
+    before = path.read_bytes()
+    assert load_predictions(results, record) is not None
+    with np.load(path) as arrays:
+        np.savez(path, **{name: array[::-1] if name == "probabilities" else array for name, array in arrays.items()})
+    with pytest.raises(StorageError, match=r"predictions\.npz is damaged or was changed"):
+        load_predictions(results, record)
+    path.write_bytes(before)
+    path.with_name("run.json").rename(path.with_name("aside"))
+    assert load_predictions(results, record) is None
+    path.with_name("aside").rename(path.with_name("run.json"))
 
 
 def test_results_that_are_no_text_are_refused_with_the_line(results: Path) -> None:

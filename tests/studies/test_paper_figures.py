@@ -13,6 +13,7 @@ from manydg.algorithms import ALGORITHMS
 from manydg.data.info import TargetSpec
 from manydg.errors import ConfigError
 from manydg.evaluation.probes import ROWS
+from manydg.files import with_checksum
 from manydg.studies.paper_figures import (
     PaperTable,
     beside,
@@ -161,18 +162,18 @@ def test_a_study_the_paper_has_no_task_for_has_nothing_beside_it() -> None:
 
 
 def test_the_summary_file_carries_the_papers_figures_and_reads_the_source_from_the_study(tmp_path: Path) -> None:
-    lines = [json.dumps(_record(name, seed).to_json()) for name in ("base", "manydg") for seed in (0, 1)]
+    lines = [_record(name, seed).to_line() for name in ("base", "manydg") for seed in (0, 1)]
     (tmp_path / "results.jsonl").write_text("\n".join(lines) + "\n")
     assert "ours was prepared from an unknown source" in write_summary(tmp_path)[1].read_text()
     study = {"datasets": {"nights": {"provenance": {"source": "sleep-edf"}}}, "commands": {}}
-    (tmp_path / "study.json").write_text(json.dumps(study))
+    (tmp_path / "study.json").write_text(json.dumps(with_checksum(study)))
     assert "The same data (Sleep-EDF Cassette), other splits" in write_summary(tmp_path)[1].read_text()
 
 
 def test_the_papers_figures_are_not_put_beside_synthetic_data(tmp_path: Path) -> None:
     records = [_record(name, seed).replace(synthetic=True) for name in ("base", "manydg") for seed in (0, 1)]
     assert beside(summarize(records), source="sleep-edf") is None
-    (tmp_path / "results.jsonl").write_text("".join(json.dumps(record.to_json()) + "\n" for record in records))
+    (tmp_path / "results.jsonl").write_text("".join(record.to_line() + "\n" for record in records))
     text = write_summary(tmp_path)[1].read_text()
     assert "The paper |" not in text
     assert "The patients are synthetic (made up)" in text

@@ -20,6 +20,7 @@ from manydg.data.info import TargetSpec
 from manydg.errors import DataError, StorageError
 from manydg.evaluation.metrics import null_for_nan, score, score_patients
 from manydg.evaluation.statistics import patient_difference, patient_intervals
+from manydg.files import with_checksum
 from manydg.studies.summary import load_predictions, summarize, summarize_folder, write_summary
 from manydg.targets import target_of
 from manydg.training.record import RunRecord
@@ -46,7 +47,7 @@ def write_run(folder: Path, algorithm: str, seed: int, kind: str = "classes", **
     arrays = {"split": np.ones(120, np.int8), "row": np.arange(120), "patient": patient, "pseudonyms": names}
     np.savez(place / "predictions.npz", **arrays, probabilities=probabilities.astype(np.float32), truth=truth)
     each = score_patients(target, truth, probabilities, patient)
-    return RunRecord.from_json({
+    record = RunRecord.from_json({
         "schema": 1, "run": run, "experiment": "compare", "variant": {}, "algorithm": algorithm, "seed": seed,
         "dataset": "toy", "dataset_hash": "abc", "target": {"kind": kind, "names": list(target.spec.names)},
         "patients": {"train": 16, "val": 4, "test": 10}, "samples": {"test": 120}, "epoch": 1,
@@ -57,11 +58,13 @@ def write_run(folder: Path, algorithm: str, seed: int, kind: str = "classes", **
         "per_patient": {str(names[code]): null_for_nan(values) for code, values in each.items()},
         "seconds": 2.0, "status": "ok", "error": None, "folder": f"runs/{run}",
     } | changes)  # fmt: skip
+    record.write(place / "run.json")
+    return record
 
 
 def write_study(folder: Path, kind: str = "classes", seeds: int = 4) -> list[RunRecord]:
     records = [write_run(folder, algorithm, seed, kind) for algorithm in reversed(SKILL) for seed in range(seeds)]
-    (folder / "results.jsonl").write_text("".join(json.dumps(record.to_json()) + "\n" for record in records))
+    (folder / "results.jsonl").write_text("".join(record.to_line() + "\n" for record in records))
     return records
 
 
@@ -230,7 +233,7 @@ def test_the_files_hold_every_row_and_the_rules(tmp_path: Path) -> None:
 
 def test_a_folder_of_several_experiments_gets_a_section_each(tmp_path: Path) -> None:
     records = write_study(tmp_path, seeds=2) + [write_run(tmp_path, "base", 0, experiment="weights")]
-    (tmp_path / "results.jsonl").write_text("".join(json.dumps(record.to_json()) + "\n" for record in records))
+    (tmp_path / "results.jsonl").write_text("".join(record.to_line() + "\n" for record in records))
     text = write_summary(tmp_path)[1].read_text()
     assert "## compare on toy" in text
     assert "## weights on toy" in text
@@ -249,7 +252,7 @@ def test_nothing_but_failures_is_an_error_with_the_reason(tmp_path: Path) -> Non
 def test_damaged_predictions_are_named(tmp_path: Path) -> None:
     write_study(tmp_path, seeds=1)
     (tmp_path / "runs" / "base-0" / "predictions.npz").write_bytes(b"PK\x03\x04 not a zip")
-    with pytest.raises(StorageError, match=r"base-0.predictions\.npz cannot be read"):
+    with pytest.raises(StorageError, match=r"base-0.predictions\.npz is damaged or was changed.*delete .*base-0 and run the study"):
         write_summary(tmp_path)
 
 
@@ -326,7 +329,7 @@ def test_a_tenth_percentile_above_the_pooled_value_is_not_shown_and_the_reason_i
 
 def test_synthetic_data_are_called_synthetic_in_every_table(tmp_path: Path) -> None:
     records = [record.replace(synthetic=True) for record in write_study(tmp_path, seeds=2)]
-    (tmp_path / "results.jsonl").write_text("".join(json.dumps(record.to_json()) + "\n" for record in records))
+    (tmp_path / "results.jsonl").write_text("".join(record.to_line() + "\n" for record in records))
     written = write_summary(tmp_path)
     assert {row["synthetic"] for row in csv.DictReader(written[0].open())} == {"yes"}
     markdown = written[1].read_text()
@@ -340,7 +343,7 @@ def test_synthetic_data_are_called_synthetic_in_every_table(tmp_path: Path) -> N
 def test_what_the_study_says_of_its_data_counts_where_records_do_not_say_it(tmp_path: Path) -> None:
     write_study(tmp_path, seeds=1)
     about = {"datasets": {"toy": {"provenance": {"source": "iiic", "synthetic": True}}}}
-    (tmp_path / "study.json").write_text(json.dumps(about))
+    (tmp_path / "study.json").write_text(json.dumps(with_checksum(about)))
     assert summarize_folder(tmp_path, resamples=20)[0].synthetic
 
 

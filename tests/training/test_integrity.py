@@ -15,10 +15,10 @@ from manydg import ManyDGClassifier, open_run, train
 from manydg.cli import main
 from manydg.data.dataset import DomainDataset
 from manydg.errors import ManyDGError, StorageError
-from manydg.files import fingerprint
+from manydg.files import file_checksum, with_checksum
 from manydg.predict import predict_raw
 from manydg.training.checkpoint import read_tensors, write_tensors
-from manydg.training.record import COVERED, RunRecord, file_checksum
+from manydg.training.record import COVERED, RunRecord
 
 Change = Callable[[dict[str, Any]], object]
 
@@ -52,8 +52,7 @@ def _reseal(folder: Path) -> None:
     content = json.loads((folder / "run.json").read_text())
     content.pop("integrity")
     files = {name: file_checksum(folder / name) for name in COVERED if (folder / name).exists()}
-    content["integrity"] = {"files": files, "checksum": fingerprint(content, files)}
-    (folder / "run.json").write_text(json.dumps(content))
+    (folder / "run.json").write_text(json.dumps(with_checksum(content, files)))
 
 
 def _forge(folder: Path, file: str, change: Change) -> None:

@@ -37,6 +37,8 @@ from manydg.files import (
     reading_errors,
     recover_folder,
     replace_folder,
+    verify_checksum,
+    with_checksum,
     write_through,
 )
 
@@ -215,7 +217,7 @@ class DatasetWriter:
         )
         if (self.folder / DESCRIPTION).exists():
             description = _key_kept(self.folder, description)
-        content = {"schema_version": SCHEMA_VERSION, **description.to_json()}
+        content = with_checksum({"schema_version": SCHEMA_VERSION, **description.to_json()})
         write_through(self._partial / DESCRIPTION, json.dumps(content, indent=1))
         replace_folder(self._partial, self.folder)
 
@@ -250,7 +252,9 @@ def read_description(folder: str | Path) -> DatasetDescription:
     try:
         version = content["schema_version"]
         if version == SCHEMA_VERSION:
-            return DatasetDescription.from_json(content)
+            description = DatasetDescription.from_json(content)
+            verify_checksum(content, file, remedy)
+            return description
     except (ValueError, ArithmeticError, KeyError, TypeError, AttributeError, DataError):
         raise StorageError(f"{file} is damaged: {remedy}") from None
     raise StorageError(f"{path} has schema version {version}, this program reads {SCHEMA_VERSION}: {remedy}")

@@ -23,10 +23,14 @@ from manydg.data.storage import refuse_dataset_folder
 from manydg.errors import DataError, StorageError
 from manydg.files import (
     Json,
+    JsonObject,
     ParsedJson,
     append_line,
     fingerprint,
     read_json,
+    reading_errors,
+    verify_checksum,
+    with_checksum,
     write_atomically,
     write_json,
     write_unsynced,
@@ -57,9 +61,13 @@ def views(records: Iterable[RunRecord]) -> list[RunRecord]:
 def mark_use(folder: Path, use: Use) -> None:
     """Note in a run's folder that an experiment uses the run; a use noted before is left as it is."""
     content = use.to_json()
-    file = folder / f"{_USE}{fingerprint(content)}.json"
+    file = folder / _use_file(content)
     if not file.exists():
         write_json(file, content, indent=None)
+
+
+def _use_file(content: JsonObject) -> str:
+    return f"{_USE}{fingerprint(content)}.json"
 
 
 def read_runs(folder: Path) -> list[RunRecord]:
@@ -89,20 +97,23 @@ def read_run(folder: Path) -> RunRecord:
 def _read_use(file: Path) -> Use:
     content = read_json(file, remedy=REMEDY)
     try:
-        return Use.from_json(content)
+        use = Use.from_json(content)
     except (KeyError, TypeError, ValueError) as error:
         raise StorageError(f"{file} is damaged ({error}): {REMEDY}") from error
+    if file.name != _use_file(content):
+        raise StorageError(f"{file} is damaged, its content does not match its name: {REMEDY}")
+    return use
 
 
 def collect(folder: Path) -> None:
     """Write ``results.jsonl`` anew from the runs in the folder: it never misses one or holds one twice."""
-    lines = [json.dumps(record.to_json()) for record in read_runs(folder)]
+    lines = [record.to_line() for record in read_runs(folder)]
     write_atomically(folder / RESULTS, "".join(line + "\n" for line in lines))
 
 
 def append(folder: Path, record: RunRecord) -> None:
     """Add a run's record to ``results.jsonl``; writing all of it after each of thousands of runs would take longer."""
-    append_line(folder / RESULTS, json.dumps(record.to_json()))
+    append_line(folder / RESULTS, record.to_line())
 
 
 def read_results(folder: str | Path) -> list[RunRecord]:
@@ -111,15 +122,9 @@ def read_results(folder: str | Path) -> list[RunRecord]:
     if not file.exists():
         raise StorageError(f"{folder} holds no results: it has no {RESULTS}. Make some with 'manydg compare'")
     remedy = "run the command that made it again"
-    records = []
-    for number, line in enumerate(file.read_bytes().splitlines(), start=1):
-        source = f"{file}, line {number}"
-        try:
-            content = json.loads(line)
-        except ValueError:
-            raise StorageError(f"{source} is damaged: {remedy}") from None
-        records.append(RunRecord.from_json(content, source, remedy))
-    return records
+    with reading_errors(file):
+        lines = file.read_bytes().splitlines()
+    return [RunRecord.from_line(line, f"{file}, line {number}", remedy) for number, line in enumerate(lines, start=1)]
 
 
 @dataclass(frozen=True)
@@ -328,9 +333,11 @@ def read_description(folder: str | Path) -> StudyDescription:
         return StudyDescription()
     content = read_json(file, remedy=REMEDY)
     try:
-        return StudyDescription.from_json(content)
+        description = StudyDescription.from_json(content)
     except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, DataError) as error:
         raise StorageError(f"{file} is damaged ({error}): {REMEDY}") from error
+    verify_checksum(content, file, REMEDY)
+    return description
 
 
 def describe_study(folder: Path, data: DomainDataset, name: str, commands: Mapping[str, str]) -> None:
@@ -347,7 +354,7 @@ def describe_study(folder: Path, data: DomainDataset, name: str, commands: Mappi
         code_version=code_version(),
         created=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
     )
-    write_json(folder / STUDY, content.to_json())
+    write_json(folder / STUDY, with_checksum(content.to_json()))
 
 
 def label_counts(data: DomainDataset) -> dict[str, int]:

@@ -29,10 +29,10 @@ from manydg.evaluation.statistics import (
 from manydg.files import write_atomically
 from manydg.studies import summary_text as tables
 from manydg.studies.paper_figures import beside
-from manydg.studies.records import StudyDescription, read_description, read_results, views
+from manydg.studies.records import RUN_RECORD, StudyDescription, read_description, read_results, views
 from manydg.studies.tuning import kept_tuning
 from manydg.targets import Target, target_of
-from manydg.training.record import Counts, RunRecord
+from manydg.training.record import Counts, RunRecord, check_files
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -288,16 +288,18 @@ def same_patients(first: Record, second: Record) -> bool:
 
 
 def load_predictions(folder: str | Path, record: Record) -> Predictions | None:
-    """Test predictions of a run of a results folder; None where the run's folder is not here.
+    """Test predictions of a run of a results folder; None where the run's record and predictions are not here.
 
     Raises
     ------
     StorageError
-        If the file is damaged.
+        If a file is damaged or was changed.
     """
     path = Path(folder) / record.folder / "predictions.npz"
-    if not record.ok or not path.is_file():
+    if not record.ok or not path.is_file() or not path.with_name(RUN_RECORD).is_file():
         return None
+    again = f"delete {path.parent} and run the study again"
+    check_files(path.with_name(RUN_RECORD), again, names=[path.name])
     return read_predictions(path, "test", _target(record), record.threshold)
 
 

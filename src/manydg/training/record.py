@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -12,7 +13,7 @@ from typing import Any, TypeAlias
 from manydg.config import TrainingConfig
 from manydg.data.info import TargetSpec
 from manydg.errors import ManyDGError, StorageError
-from manydg.files import Json, ParsedJson, file_checksum, fingerprint, read_json, write_json
+from manydg.files import Json, ParsedJson, file_checksum, read_json, verify_checksum, with_checksum, write_json
 
 Metrics: TypeAlias = Mapping[str, float | None]
 """Values by name; None where a metric is undefined."""
@@ -24,7 +25,6 @@ _SCHEMA = 1
 COVERED = ("model.safetensors", "calibration.safetensors", "predictions.npz", "split.json")
 """The files of a run whose checksums its record holds."""
 _NEEDED = COVERED[:2]
-_INTEGRITY = "integrity"
 _ALWAYS = {"run", "experiment", "algorithm", "seed", "dataset", "status"}
 _FINISHED = {
     *("target", "samples", "patients", "test"),
@@ -289,8 +289,11 @@ class RunRecord:
         content = self.to_json()
         present = [path.with_name(name) for name in COVERED if self.ok and path.with_name(name).exists()]
         files = {file.name: file_checksum(file) for file in present}
-        seal = {"files": files, "checksum": fingerprint(content, files)}
-        write_json(path, {**content, _INTEGRITY: seal}, allow_nan=False)
+        write_json(path, with_checksum(content, files), allow_nan=False)
+
+    def to_line(self) -> str:
+        """The record and its checksum as one line of JSON."""
+        return json.dumps(with_checksum(self.to_json()))
 
     @staticmethod
     def from_json(value: Any, source: str | Path = "the record", remedy: str = REMEDY) -> RunRecord:
@@ -324,18 +327,31 @@ class RunRecord:
         """The record in a file; raises StorageError where there is none, or one that was changed."""
         missing = f"{path} is missing: run the same command again"
         content = read_json(path, remedy=remedy, missing=missing)
-        record = RunRecord.from_json(content, path, remedy)
-        _unsealed(content, path, remedy)
-        return record
+        return _verified(content, path, remedy)
+
+    @staticmethod
+    def from_line(line: bytes, source: str, remedy: str = REMEDY) -> RunRecord:
+        """What :meth:`to_line` gave; raises StorageError where it is none, or was changed."""
+        try:
+            content = json.loads(line)
+        except (ValueError, RecursionError):
+            raise StorageError(f"{source} is damaged: {remedy}") from None
+        return _verified(content, source, remedy)
 
 
-def check_files(path: Path, remedy: str = REMEDY) -> None:
+def _verified(content: ParsedJson, source: str | Path, remedy: str) -> RunRecord:
+    record = RunRecord.from_json(content, source, remedy)
+    verify_checksum(content, source, remedy)
+    return record
+
+
+def check_files(path: Path, remedy: str = REMEDY, names: Sequence[str] = COVERED) -> None:
     """Raise if a file of a run is not the one that its record in ``path`` was written with.
 
     Predictions and split may have been deleted; what a decision depends on may not.
     """
-    expected = _unsealed(read_json(path, remedy=remedy), path, remedy)
-    for name in COVERED:
+    expected = verify_checksum(read_json(path, remedy=remedy), path, remedy)
+    for name in names:
         file = path.with_name(name)
         if not file.exists():
             if name in expected and name in _NEEDED:
@@ -344,17 +360,6 @@ def check_files(path: Path, remedy: str = REMEDY) -> None:
             raise StorageError(f"{file} is not of this run, whose {path.name} does not know it: {remedy}")
         elif file_checksum(file) != expected[name]:
             raise StorageError(f"{file} is damaged or was changed, it does not match its checksum: {remedy}")
-
-
-def _unsealed(content: ParsedJson, path: Path, remedy: str) -> Mapping[str, str]:
-    """The checksums of a run's files, by name, from its record, if that is as it was written."""
-    given = content.get(_INTEGRITY)
-    seal: ParsedJson = given if isinstance(given, dict) else {}
-    files = seal.get("files")
-    rest = {key: value for key, value in content.items() if key != _INTEGRITY}
-    if not isinstance(files, dict) or seal.get("checksum") != fingerprint(rest, files):
-        raise StorageError(f"{path} was changed after it was written, it does not match its checksum: {remedy}")
-    return files
 
 
 def _check_values(record: RunRecord) -> None:
