@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,8 +11,11 @@ from torch import Tensor
 
 from manydg.backbones import BACKBONES, Backbone, build_backbone
 from manydg.backbones._convolution import Convolution
+from manydg.config import TrainingConfig
 from manydg.data.dataset import Batch, DomainDataset, InputSchema
-from manydg.errors import ConfigError
+from manydg.errors import ConfigError, StorageError
+from manydg.targets import target_of
+from manydg.training.fit import rebuild
 
 Make = Callable[[str], DomainDataset]
 SHAPES = ("table", "visits", "events")
@@ -58,6 +62,28 @@ def test_every_backbone_takes_some_data(name: str, make: Make) -> None:
         except ConfigError:
             continue
     assert taken
+
+
+def test_shapes_are_known_before_memory_is_taken(case: tuple[Backbone, DomainDataset]) -> None:
+    backbone, dataset = case
+    name = next(name for name in BACKBONES.names() if BACKBONES.get(name) is type(backbone))
+    with torch.device("meta"):
+        planned = build_backbone(name, InputSchema.of(dataset))
+    assert {tensor.device.type for tensor in planned.state_dict().values()} == {"meta"}
+    shapes = {key: tensor.shape for key, tensor in planned.state_dict().items()}
+    assert shapes == {key: tensor.shape for key, tensor in backbone.state_dict().items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [("mlp", "table"), ("tabular", "gaps"), ("gru", "visits"), ("event-transformer", "events")]
+)
+def test_a_file_that_asks_for_a_million_million_layers_is_refused(name: str, shape: str, make: Make) -> None:
+    dataset = make(shape)
+    config = TrainingConfig("base", backbone=name, backbone_options={"layers": 10**12})
+    with pytest.raises(StorageError, match=r"model\.safetensors describes a model of more layers than it has weights"):
+        rebuild(
+            config, InputSchema.of(dataset), target_of(dataset.target), 6, {}, source=Path("model.safetensors")
+        )  # fmt: skip
 
 
 def test_features_have_the_width_that_was_promised(case: tuple[Backbone, DomainDataset]) -> None:

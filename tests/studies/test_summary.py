@@ -252,7 +252,9 @@ def test_nothing_but_failures_is_an_error_with_the_reason(tmp_path: Path) -> Non
 def test_damaged_predictions_are_named(tmp_path: Path) -> None:
     write_study(tmp_path, seeds=1)
     (tmp_path / "runs" / "base-0" / "predictions.npz").write_bytes(b"PK\x03\x04 not a zip")
-    with pytest.raises(StorageError, match=r"base-0.predictions\.npz is damaged or was changed.*delete .*base-0 and run the study"):
+    with pytest.raises(
+        StorageError, match=r"base-0.predictions\.npz is damaged or was changed.*delete .*base-0 and run the study"
+    ):
         write_summary(tmp_path)
 
 

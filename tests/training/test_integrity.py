@@ -12,12 +12,17 @@ from typing import Any
 import pytest
 
 from manydg import ManyDGClassifier, open_run, train
+from manydg.algorithms import ALGORITHMS
+from manydg.backbones import build_backbone
 from manydg.cli import main
-from manydg.data.dataset import DomainDataset
+from manydg.config import TrainingConfig
+from manydg.data.dataset import DomainDataset, InputSchema
 from manydg.errors import ManyDGError, StorageError
 from manydg.files import file_checksum, with_checksum
 from manydg.predict import predict_raw
+from manydg.targets import target_of
 from manydg.training.checkpoint import read_tensors, write_tensors
+from manydg.training.fit import rebuild
 from manydg.training.record import COVERED, RunRecord
 
 Change = Callable[[dict[str, Any]], object]
@@ -209,6 +214,8 @@ def test_a_forged_folder_brings_out_no_foreign_error(
         ("model.safetensors", _sets("schema", "columns", "x", "shape", value=[2**40]), "impossible shape"),
         ("model.safetensors", _sets("schema", "columns", "x", "shape", value=[2**27]), "is of another shape"),
         ("model.safetensors", _sets("config", "backbone_options", value={"width": 10**9}), "is of another shape"),
+        ("model.safetensors", _sets("config", "backbone_options", value={"layers": 10**12}), "more layers than it has"),
+        ("model.safetensors", _sets("config", "backbone_options", value={"layers": 300}), "more layers than it has"),
     ],
 )
 def test_a_forged_value_is_named(
@@ -219,6 +226,17 @@ def test_a_forged_value_is_named(
         predict_raw(run, dataset, tmp_path / "new")
     assert message in str(error.value)
     assert not (tmp_path / "new").exists()
+
+
+def test_tensors_that_no_file_holds_are_bounded_before_memory_is_taken(
+    dataset_of: Callable[..., DomainDataset],
+) -> None:
+    data = dataset_of("binary")
+    schema, target, config = InputSchema.of(data), target_of(data.target), TrainingConfig("groupdro")
+    small = ALGORITHMS.get("groupdro")(build_backbone("mlp", schema), target, data.n_patients)
+    rebuild(config, schema, target, data.n_patients, small.state_dict(), source=Path("model.safetensors"))
+    with pytest.raises(StorageError, match="would take far more memory than its weights"):
+        rebuild(config, schema, target, 2**30, small.state_dict(), source=Path("model.safetensors"))
 
 
 def test_an_unforeseen_error_is_one_line_and_a_private_file(

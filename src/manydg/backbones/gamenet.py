@@ -131,9 +131,12 @@ def _links(pairs: Sequence[Sequence[int]], drugs: int) -> Tensor:
         return links
     if any(len(pair) != 2 for pair in pairs):
         raise ConfigError("drug_interactions is a list of pairs of drug codes, such as [[0, 3], [2, 7]]")
-    index = torch.as_tensor([list(pair) for pair in pairs], dtype=torch.int64)
-    if int(index.min()) < 0 or int(index.max()) >= drugs:
-        named = f"{int(index.min())} to {int(index.max())}"
-        raise ConfigError(f"drug_interactions names drugs {named}, but the dataset has drugs 0 to {drugs - 1}")
+    # Checked as numbers, since a tensor has no values on the meta device.
+    named = [int(drug) for pair in pairs for drug in pair]
+    if min(named) < 0 or max(named) >= drugs:
+        raise ConfigError(
+            f"drug_interactions names drugs {min(named)} to {max(named)}, but the dataset has drugs 0 to {drugs - 1}"
+        )
+    index = torch.as_tensor(named, dtype=torch.int64).reshape(-1, 2)
     links[index[:, 0], index[:, 1]] = 1.0
     return links

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 
 import torch
@@ -36,12 +35,13 @@ class MLP(TableBackbone):
     ) -> None:
         super().__init__(schema, hidden=hidden, layers=layers, width=width, dropout=dropout)
         self.scale = Standardize(self.features)
-        widths = [self.scale.size] + [hidden] * layers
         blocks: list[nn.Module] = []
-        for wide, narrow in itertools.pairwise(widths):
-            blocks += [nn.Linear(wide, narrow), nn.BatchNorm1d(narrow), nn.ELU(), nn.Dropout(dropout)]
+        wide = self.scale.size
+        for _ in range(layers):
+            blocks += [nn.Linear(wide, hidden), nn.BatchNorm1d(hidden), nn.ELU(), nn.Dropout(dropout)]
+            wide = hidden
         # Without the last ELU a batch's mean feature would be zero, and ManyDG's discrepancy is relative to that mean.
-        self.network = nn.Sequential(*blocks, nn.Linear(widths[-1], width), nn.BatchNorm1d(width), nn.ELU())
+        self.network = nn.Sequential(*blocks, nn.Linear(wide, width), nn.BatchNorm1d(width), nn.ELU())
         self.output_size = width
 
     def forward(self, inputs: Inputs) -> Tensor:

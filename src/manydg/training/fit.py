@@ -11,8 +11,9 @@ import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.parameter import is_lazy
 
 from manydg.algorithms import ALGORITHMS, Algorithm, Rounds
 from manydg.backbones import BACKBONES, Backbone, as_backbone, auto_backbone, build_backbone
@@ -47,6 +50,7 @@ CHECKPOINT = "checkpoint.safetensors"
 _STEPS_BETWEEN_CHECKS = 200
 _BATCHES_WATCHED = 16
 _SAMPLES_AT_START = 256
+_MOST_BUFFER_BYTES = 1 << 28
 
 
 class StoppedEarlyError(ManyDGError):
@@ -209,12 +213,13 @@ def rebuild(
     cls = ALGORITHMS.get(config.algorithm)
     settings = cls.settings_from(config.settings)
     try:
-        if backbone is None:
-            with contextlib.suppress(RuntimeError, ConfigError), torch.device("meta"):
-                # Without memory first, since a file can say that its model is larger than any machine. A module of
-                # another package may not be made for that.
-                _check_shapes(cls(_backbone(config, schema, None), target, n_domains, settings), tensors)
-        algorithm = cls(_backbone(config, schema, backbone), target, n_domains, settings)
+        with _limited_parameters(2 * len(tensors) + 100, source):
+            if backbone is None:
+                with contextlib.suppress(RuntimeError, ConfigError), torch.device("meta"):
+                    # Without memory first, since a file can say that its model is larger than any machine. A module of
+                    # another package may not be made for that.
+                    _check_size(cls(_backbone(config, schema, None), target, n_domains, settings), tensors)
+            algorithm = cls(_backbone(config, schema, backbone), target, n_domains, settings)
         algorithm.load_state_dict(tensors)
     except (RuntimeError, TypeError, ValueError, KeyError, ArithmeticError, MemoryError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[-1].strip()
@@ -225,13 +230,34 @@ def rebuild(
     return algorithm.eval()
 
 
-def _check_shapes(planned: Algorithm, tensors: Mapping[str, Tensor]) -> None:
-    """Raise a plain error if a model, built without memory, has not the weights of a file."""
+@contextmanager
+def _limited_parameters(limit: int, source: Path) -> Iterator[None]:
+    """Raise once modules have registered more parameters within the block: each layer that a file asks for takes time
+    and memory, even one without weights."""
+    count = itertools.count(1)
+
+    def registered(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+        if next(count) > limit:
+            raise StorageError(f"{source} describes a model of more layers than it has weights for: train it again")
+
+    hook = register_module_parameter_registration_hook(registered)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _check_size(planned: Algorithm, tensors: Mapping[str, Tensor]) -> None:
+    """Raise a plain error if a model, built without memory, has not the weights of a file or takes far more than it."""
     for name, weight in planned.named_parameters():
         if isinstance(weight, nn.UninitializedParameter):
             continue
         if name not in tensors or tensors[name].shape != weight.shape:
             raise ValueError(f"'{name}' is of another shape")
+    # Buffers that are computed when the model is built are not in the file.
+    known = sum(tensor.nbytes for tensor in tensors.values())
+    if sum(buffer.nbytes for buffer in planned.buffers() if not is_lazy(buffer)) > 2 * known + _MOST_BUFFER_BYTES:
+        raise ValueError("it would take far more memory than its weights")
 
 
 def _build(config: TrainingConfig, target: Target, train: DomainDataset, module: nn.Module | None) -> Algorithm:
