@@ -217,6 +217,17 @@ def file_checksum(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
+UNPACKED_RATIO = 200
+"""How many times its size a compressed file may unpack to, where that is more than ``UNPACKED_ALWAYS``."""
+UNPACKED_ALWAYS, UNPACKED_MOST = 1 << 28, 1 << 36
+"""Bytes that any compressed file may unpack to, and that none may."""
+
+
+def unpacked_limit(path: Path, ratio: int | None = None) -> int:
+    """Bytes that a compressed file may unpack to; one that holds more is a decompression bomb."""
+    return min(UNPACKED_MOST, max(UNPACKED_ALWAYS, (ratio or UNPACKED_RATIO) * path.stat().st_size))
+
+
 # Folders
 
 

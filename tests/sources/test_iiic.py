@@ -251,6 +251,16 @@ def test_a_full_disk_leaves_no_dataset(raw: Path, monkeypatch: pytest.MonkeyPatc
     assert not (raw.parent / "out").exists()
 
 
+def test_a_damaged_part_after_good_ones_leaves_no_work_folder(tmp_path: Path) -> None:
+    raw = sources.synthesize("iiic", tmp_path / "raw", patients=3, samples_per_patient=3, layout="patients")
+    *_, last = sorted(raw.rglob("*signals.npy"))
+    values = np.load(last)
+    np.save(last, values * 1e-6)
+    with pytest.raises(DataError, match="far too small for microvolts"):
+        sources.prepare("iiic", raw, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["raw"]
+
+
 def test_a_second_run_takes_over_what_a_killed_one_finished(tmp_path: Path) -> None:
     raw = sources.synthesize("iiic", tmp_path / "raw", patients=4, samples_per_patient=3, layout="patients")
     out = tmp_path / "out"
@@ -271,7 +281,7 @@ def test_a_second_run_takes_over_what_a_killed_one_finished(tmp_path: Path) -> N
         sources.prepare("iiic", raw, out)
     assert len(seen) == 2
     whole = sources.prepare("iiic", raw, tmp_path / "whole", workers=2)
-    key = rb'"pseudonym_key": "[^"]*"'  # random, every folder's own
+    key = rb'"pseudonym_key": "[^"]*"|"checksum": "[^"]{16}"'  # random, every folder's own
     assert {path.name: re.sub(key, b"", path.read_bytes()) for path in out.iterdir()} == {
         path.name: re.sub(key, b"", path.read_bytes()) for path in whole.iterdir()
     }

@@ -57,8 +57,8 @@ def synthesize(source: str, raw: Path) -> dict[str, Any]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file's bytes; the random key of pseudonyms is every folder's own."""
-    key = rb'"pseudonym_key": "[^"]*"'
+    """Every file's bytes; the random key of pseudonyms, and the checksum it is part of, are every folder's own."""
+    key = rb'"pseudonym_key": "[^"]*"|"checksum": "[^"]{16}"'
     return {path.name: re.sub(key, b"", path.read_bytes()) for path in sorted(folder.iterdir())}
 
 

@@ -265,6 +265,13 @@ def test_epochs_need_not_fit_the_data_records(tmp_path: Path, epoch: int) -> Non
         read_epochs(header, header.channels[:2], np.array([last]), epoch)
 
 
+def test_a_damaged_night_after_good_ones_leaves_no_work_folder(tmp_path: Path) -> None:
+    raw = sources.synthesize("sleep-edf", tmp_path / "raw", patients=3, nights=1, hours=0.25)
+    *_, last = sorted(raw.glob("*-PSG.edf"))
+    last.write_bytes(last.read_bytes()[:-5000])
+    fails(raw, tmp_path, DataError, f"{last.name} is truncated")
+
+
 def test_a_disk_that_fills_up_while_copying_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = make_night(tmp_path / "raw")
     real = os.fsync

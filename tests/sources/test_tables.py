@@ -110,13 +110,13 @@ def test_a_file_cut_before_it_was_packed_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_decompression_bomb_stops_at_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_tables, "UNPACKED_ALWAYS", 1 << 22)
+    monkeypatch.setattr("manydg.files.UNPACKED_ALWAYS", 1 << 22)
     path = write(tmp_path / "t.csv.gz", "id,name\n" + f"1,{'a' * 100}\n" * 100_000)
     with pytest.raises(DataError, match=r"t.csv.gz unpacks to more than \d MB, over 200 times its size"):
         scan(path)
-    monkeypatch.setattr(_tables, "UNPACKED_RATIO", 10_000)
+    monkeypatch.setattr("manydg.files.UNPACKED_RATIO", 10_000)
     assert len(scan(path)) == 100_000
-    monkeypatch.setattr(_tables, "UNPACKED_MOST", 1 << 23)
+    monkeypatch.setattr("manydg.files.UNPACKED_MOST", 1 << 23)
     with pytest.raises(DataError, match="unpacks to more than 8 MB"):
         scan(path)
 

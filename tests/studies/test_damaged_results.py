@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,18 @@ def test_predictions_with_any_changed_byte_are_read_or_refused_by_name(results: 
             refused += "predictions.npz" in str(error)
     path.write_bytes(before)
     assert refused > 100
+
+
+def test_predictions_that_unpack_to_gigabytes_are_refused_unread(results: Path, tmp_path: Path) -> None:
+    [record] = read_results(results)
+    target, bomb = target_of(record.target), tmp_path / "predictions.npz"
+    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("split.npy", "w") as file:
+        for _ in range(300):
+            file.write(bytes(1 << 20))
+    with pytest.raises(
+        StorageError, match=r"predictions\.npz cannot be read \(it unpacks to 300 MB, more than the 256"
+    ):
+        read_predictions(bomb, "test", target)
 
 
 def test_a_message_with_a_column_name_of_thousands_of_bytes_can_be_read(commands: Any, tmp_path: Path) -> None:

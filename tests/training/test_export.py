@@ -114,6 +114,25 @@ def with_gaps(data: DomainDataset) -> DomainDataset:
 
 
 @pytest.mark.parametrize("format", ["onnx", "torch"])
+def test_an_exported_model_decides_nothing_on_what_is_not_finite(
+    dataset_of: Callable[..., DomainDataset], tmp_path: Path, format: str
+) -> None:
+    skip_without(format)
+    data = dataset_of("multilabel")
+    run = train(data, algorithm="base", epochs=1, device="cpu", out=tmp_path / "run")
+    path = export_run(run, tmp_path / "model", format).path
+    columns = columns_of(run, data)
+    (name, values), *_ = columns.items()
+    values = values[:4].clone()
+    values[0].flatten()[0], values[1].flatten()[0] = torch.inf, -torch.inf
+    values[2] = 3e38
+    found = run_exported(path, format, {**columns, name: values})
+    # The third row overflows in the network, and a sigmoid would make certainty of that.
+    assert np.isnan(found[:3]).all()
+    assert np.isfinite(found[3]).all()
+
+
+@pytest.mark.parametrize("format", ["onnx", "torch"])
 @pytest.mark.parametrize("algorithm", ["manydg", "boosting"])
 def test_missing_values_go_the_same_way_in_an_exported_model(
     small_dataset: DomainDataset, tmp_path: Path, algorithm: str, format: str

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from manydg.errors import StorageError
-from manydg.files import private, replacing
+from manydg.files import private, replacing, unpacked_limit
 from manydg.targets import Target
 
 Array = npt.NDArray[Any]
@@ -27,7 +27,7 @@ _SIDES = ("val", "test")
 # What NumPy and the archives beneath it raise for a damaged file.
 _DAMAGED = (
     OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, EOFError, RuntimeError, SyntaxError,
-    zipfile.BadZipFile, zlib.error,
+    MemoryError, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
 
 
@@ -115,6 +115,7 @@ def read_predictions(path: Path, side: str, target: Target, threshold: float | N
         If the file is missing or damaged.
     """
     try:
+        _check_unpacked_size(path)
         with np.load(path, allow_pickle=False) as arrays:
             chosen = arrays["split"] == _SIDES.index(side)
             patients = arrays["pseudonyms"][arrays["patient"][chosen]]
@@ -122,3 +123,11 @@ def read_predictions(path: Path, side: str, target: Target, threshold: float | N
     except _DAMAGED as error:
         raise StorageError(f"{path} cannot be read ({error}): delete the run's folder and run it again") from error
     return Predictions(target, truth, probabilities, patients, threshold, rows)
+
+
+def _check_unpacked_size(path: Path) -> None:
+    """Raise a plain error if an archive announces, and so may unpack to, more than any predictions take."""
+    with zipfile.ZipFile(path) as archive:
+        total = sum(entry.file_size for entry in archive.infolist())
+    if total > (limit := unpacked_limit(path)):
+        raise ValueError(f"it unpacks to {total / 2**20:,.0f} MB, more than the {limit / 2**20:,.0f} MB allowed")

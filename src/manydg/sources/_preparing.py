@@ -226,15 +226,16 @@ def run_jobs(
 def work_folder(out: Path, source: str, options: Mapping[str, object]) -> Iterator[WorkFolder]:
     """A work folder that is deleted when the block ends, or fails because of the data.
 
-    It stays after a kill, an interrupt, and the loss of a worker.
+    It stays after a kill, an interrupt, the loss of a worker, and an error of the system, such as a full disk.
     """
     work = WorkFolder(out, source, options)
     try:
         yield work
     except WorkerLostError:
         raise
-    except ManyDGError:
-        work.remove()
+    except ManyDGError as error:
+        if not isinstance(error.__cause__, OSError):
+            work.remove()
         raise
     work.remove()
 

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import polars as pl
 
 from manydg.errors import DataError, ManyDGWarning, StorageError
+from manydg.files import UNPACKED_MOST, UNPACKED_RATIO, unpacked_limit
 from manydg.sources._preparing import hint_at_another
 
 _ENDINGS = (".csv", ".csv.gz")
@@ -25,10 +26,6 @@ _HEADER_LIMIT = 1 << 20
 _TAIL, _PIECE = 1 << 16, 1 << 20
 _PARQUET_RATIO, _BYTES_OF_A_NUMBER = 1000, 8
 _GZIP = b"\x1f\x8b"
-UNPACKED_RATIO = 200
-"""How many times its size a compressed file may unpack to, where that is more than ``UNPACKED_ALWAYS``."""
-UNPACKED_ALWAYS, UNPACKED_MOST = 1 << 28, 1 << 36
-"""Bytes that any compressed file may unpack to, and that none may."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +190,7 @@ def check_whole(path: Path, fields: int, separator: str = ",") -> None:
 def check_unpacked_rows(path: Path, rows: int, columns: int) -> None:
     """Raise if a parquet file announces more rows than the limits on compressed files allow."""
     size = path.stat().st_size
-    limit = min(UNPACKED_MOST, max(UNPACKED_ALWAYS, _PARQUET_RATIO * size))
+    limit = unpacked_limit(path, _PARQUET_RATIO)
     if _BYTES_OF_A_NUMBER * rows * columns > limit:
         raise DataError(
             f"{path} announces {rows:,} rows of {columns:,} columns in {size:,} bytes, which unpack to more than "
@@ -209,7 +206,7 @@ def _plain_tail(path: Path) -> bytes:
 
 def _unpacked_tail(path: Path) -> bytes:
     """The end of what a gzip file holds; all of it is unpacked once, which finds damage, and nothing is kept."""
-    limit = min(UNPACKED_MOST, max(UNPACKED_ALWAYS, UNPACKED_RATIO * path.stat().st_size))
+    limit = unpacked_limit(path)
     tail, total = b"", 0
     try:
         with gzip.open(path, "rb") as stream:

@@ -39,6 +39,7 @@ from manydg.sources._preparing import (
     read_into,
     run_jobs,
     with_provenance,
+    work_folder,
     wrong_folder,
 )
 from manydg.sources._source import NewSamples, Options, PublishedCounts, Source, SourceDocs, TrainedOn, option
@@ -143,7 +144,21 @@ class Iiic(Source[IiicOptions, Options]):
         parts = find_parts(raw)
         if not parts:
             raise wrong_folder(raw, "IIIC arrays (signals.npy, votes.npy, patients.npy)")
-        work = WorkFolder(out, self.name, rules.to_json())
+        with work_folder(out, self.name, rules.to_json()) as work:
+            self._write(raw, out, parts, options, workers, overwrite, work)
+        return out
+
+    def _write(
+        self,
+        raw: Path,
+        out: Path,
+        parts: Sequence[Part],
+        options: IiicOptions,
+        workers: int,
+        overwrite: bool,
+        work: WorkFolder,
+    ) -> None:
+        rules = replace(options, limit_patients=None)
         jobs = [Job(part.name, part.files, (part, rules)) for part in parts]
         patients = [_check_part(part, rules) for part in parts]
         if not in_this_process(workers):
@@ -157,8 +172,6 @@ class Iiic(Source[IiicOptions, Options]):
             flow = _flow(np.concatenate(limited), np.concatenate(patients), rules)
             files = [file for plan in plans for file in plan.files]
             writer.info = with_provenance(writer.info, self.name, files, options.to_json(), flow, raw=raw)
-        work.remove()
-        return out
 
     def for_prediction(self, raw: Path, trained: TrainedOn, options: Options) -> Iterator[NewSamples]:
         """All samples that are finite throughout; where nothing says whose they are, a set is of one patient."""

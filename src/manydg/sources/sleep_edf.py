@@ -53,6 +53,7 @@ from manydg.sources._preparing import (
     map_whole,
     run_jobs,
     with_provenance,
+    work_folder,
     wrong_folder,
 )
 from manydg.sources._source import (
@@ -162,7 +163,21 @@ class SleepEdf(Source[SleepEdfOptions, RecordingOptions]):
         folder = find_nights(raw, options.study)
         _check_folder(raw, folder, options)
         nights = limit(folder.nights, options.limit_patients)
-        work = WorkFolder(out, self.name, {"wake_margin": options.wake_margin})
+        with work_folder(out, self.name, {"wake_margin": options.wake_margin}) as work:
+            self._write(raw, out, folder, nights, options, workers, overwrite, work)
+        return out
+
+    def _write(
+        self,
+        raw: Path,
+        out: Path,
+        folder: RawFolder,
+        nights: Sequence[Night],
+        options: SleepEdfOptions,
+        workers: int,
+        overwrite: bool,
+        work: WorkFolder,
+    ) -> None:
         jobs = [Job(night.name, (night.psg, night.hypnogram), (night, options.wake_margin)) for night in nights]
         plans = run_jobs(plan_night, jobs, work, NightPlan, workers=workers, title="checking nights")
         sums = [Job(f"checksums of {night.name}", (night.psg, night.hypnogram), night) for night in nights]
@@ -173,8 +188,6 @@ class SleepEdf(Source[SleepEdfOptions, RecordingOptions]):
             files = _copy(writer, sums, plans, work)
             flow = _flow(folder, nights, plans, options.wake_margin)
             writer.info = with_provenance(writer.info, self.name, files, options.to_json(), flow, raw=raw)
-        work.remove()
-        return out
 
     def for_prediction(self, raw: Path, trained: TrainedOn, options: RecordingOptions) -> Iterator[Recording]:
         """One recording after the other, cut into the epochs the model knows; hypnograms are not needed."""

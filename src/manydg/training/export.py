@@ -27,6 +27,7 @@ from manydg.algorithms._forest import Forest
 from manydg.data.dataset import InputSchema
 from manydg.errors import ConfigError, StorageError, TrainingError, unknown_name
 from manydg.files import ParsedJson, write_atomically
+from manydg.training.inference import finite_probabilities
 from manydg.training.run import Run, open_run
 
 FORMATS = ("onnx", "torch")
@@ -58,9 +59,14 @@ class Deployed(nn.Module):
                     setattr(parent, name, WalkedForest(part))
 
     def forward(self, *columns: Tensor) -> Tensor:
-        """Probabilities ``(batch, K)`` of columns ``(batch, ...)``."""
-        logits = self.algorithm.predict(dict(zip(self.names, columns, strict=True)))
-        return self.algorithm.target.probabilities(logits.float())
+        """Probabilities ``(batch, K)`` of columns ``(batch, ...)``; NaN for a row whose input or output is infinite."""
+        logits = self.algorithm.predict(dict(zip(self.names, columns, strict=True))).float()
+        probabilities = finite_probabilities(self.algorithm.target, logits)
+        for column in columns:
+            if column.is_floating_point():
+                infinite = torch.isinf(column.flatten(1)).any(dim=1, keepdim=True)
+                probabilities = torch.where(infinite, torch.nan, probabilities)
+        return probabilities
 
 
 class WalkedForest(nn.Module):

@@ -19,6 +19,7 @@ from manydg.data.context import ContextOptions, apply_context, estimate_strength
 from manydg.data.dataset import Batch, DomainDataset, InputSchema
 from manydg.data.timeline import ORDER, SequenceOptions, add_order
 from manydg.errors import ConfigError, DataError
+from manydg.targets import Target
 from manydg.training.execution.distributed import current_team, predict_together
 
 MAX_ROWS = 4096
@@ -108,8 +109,13 @@ def predict_probabilities(algorithm: Algorithm, dataset: DomainDataset) -> Tenso
     with torch.inference_mode():
         team = current_team()
         logits = predict(algorithm, dataset) if team is None else predict_together(team, predict, algorithm, dataset)
-        finite = torch.isfinite(logits).all(dim=1, keepdim=True)
-        return torch.where(finite, algorithm.target.probabilities(logits), torch.nan)
+        return finite_probabilities(algorithm.target, logits)
+
+
+def finite_probabilities(target: Target, logits: Tensor) -> Tensor:
+    """Probabilities ``(rows, K)``, NaN in every row with a logit that is not finite."""
+    finite = torch.isfinite(logits).all(dim=1, keepdim=True)
+    return torch.where(finite, target.probabilities(logits), torch.nan)
 
 
 def _predict_samples(algorithm: Algorithm, dataset: DomainDataset) -> Tensor:
