@@ -375,6 +375,15 @@ def test_what_training_depends_on_is_covered_by_a_checksum(
     assert str(error.value).endswith("prepare the dataset again")
 
 
+def test_a_sample_of_no_patient_is_found_without_checksums(tmp_path: Path) -> None:
+    folder = example().save(tmp_path / "data")
+    content = bytearray((folder / "domains.npy").read_bytes())
+    content[-1] ^= 0x40
+    (folder / "domains.npy").write_bytes(content)
+    with pytest.raises(StorageError, match=r"domains\.npy is damaged, it names patients there are not"):
+        open_dataset(folder, verify="sizes")
+
+
 def test_a_folder_without_description_or_of_another_version_does_not_open(tmp_path: Path) -> None:
     folder = example().save(tmp_path / "data")
     text = (folder / "dataset.json").read_text()

@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -32,12 +32,14 @@ from tests.soak.kills import SMALL, TABLE, arrays
 from tests.soak.processes import LIBRARIES, PACKAGE, Server
 from tests.soak.results import contents, raw_contents
 
+from manydg.files import INTEGRITY, with_checksum
+
 SECONDS = 60.0
 LIMIT = 600.0
 GIGABYTES = 6
 LONGEST_MESSAGE = 1000
-# What a command that refused may leave: pieces of undamaged raw files, and what a study or run has finished.
-KEPT = (".out.work/", "half/", "results/")
+# What a command that refused may leave: what a study or run has finished.
+KEPT = ("half/", "results/")
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x9b]")
 
 
@@ -104,7 +106,7 @@ READERS = (
         "raw-meds",
         "raw-meds/labels/*.parquet",
     ),
-    _reader("dataset, inspected", "inspect table --json", "table", "table/*"),
+    _reader("dataset, inspected", "inspect table --json", "table", "table/*", checked=True),
     _reader("dataset, trained on", "train table SMALL --out out", "table", "table/*", checked=True, weight=0.5),
     _reader("dataset, predicted", "predict run table --out out", "run table", "table/*", checked=True),
     _reader("run, predicting", "predict run table.csv --out out", "run table.csv", "run/*", checked=True, weight=2.0),
@@ -113,14 +115,16 @@ READERS = (
             rewrites=("half/*", "tmp*"), weight=0.5),
     _reader("new csv, predicted", "predict run table.csv --out out", "run table.csv", "table.csv"),
     _reader(
-        "results, reported", "report results --out out.html", "results", "results/*.jsonl results/*.json", weight=1.5
+        "results, reported", "report results --out out.html", "results", "results/*.jsonl results/*.json",
+        checked=True, weight=1.5,
     ),
     _reader("runs of results, reported", "report results --out out.html", "results", "results/runs/*/*"),
     _reader(
-        "results, continued", f"{STUDY} --out results", "results table", "results/*", rewrites=OWN
+        "results, continued", f"{STUDY} --out results", "results table", "results/*", checked=True, rewrites=OWN
     ),
     _reader(
-        "runs of results, continued", f"{STUDY} --out results", "results table", "results/runs/*/*", rewrites=OWN,
+        "runs of results, continued", f"{STUDY} --out results", "results table", "results/runs/*/*",
+        checked=True, rewrites=OWN,
     ),
     _reader(
         "settings", "compare table --config settings.toml --dry-run --out out", "table settings.toml", "settings.toml"
@@ -221,6 +225,21 @@ def change_json(content: bytes, rng: random.Random) -> bytes:
     return "\n".join(json.dumps(line) for line in lines).encode() + b"\n"
 
 
+def forge(content: bytes, rng: random.Random) -> bytes:
+    """The checksums of JSON objects are those of what they hold now, as whoever forges a folder would make them."""
+    lines = content.splitlines() if content[:1] == b"{" else []
+    try:
+        values = [json.loads(line) for line in lines]
+    except ValueError:
+        return content
+    return b"".join(json.dumps(_with_new_checksum(value)).encode() + b"\n" for value in values)
+
+
+def _with_new_checksum(value: Any) -> Any:
+    before = value.pop(INTEGRITY, None) if isinstance(value, dict) else None
+    return value if before is None else with_checksum(value, before.get("files") if isinstance(before, dict) else {})
+
+
 def _places(value: Any) -> list[tuple[Any, Any]]:
     items = list(value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ())
     return [(value, key) for key, _ in items] + [place for _, entry in items for place in _places(entry)]
@@ -277,6 +296,8 @@ def damage(path: Path, others: Sequence[Path], rng: random.Random) -> str:
     elif path.suffix == ".gz" and rng.random() < 0.5:
         how = inside_gzip(how)
     changed = how(content, rng)
+    if how is change_json and rng.random() < 0.3:
+        how, changed = forge, forge(changed, rng)
     path.write_bytes(changed)
     return "not changed" if changed == content else getattr(how, "__name__", "damaged").replace("_", " ")
 
@@ -391,7 +412,9 @@ class Soak:
         code = process.wait(SECONDS)
         if code is None:
             process.kill()
-        what, reason = self._judge(reader, folder, _name(path, folder), before, code, process.out, process.err)
+        # A checksum tells nothing of a forgery.
+        judged = replace(reader, checked=reader.checked and how != forge.__name__)
+        what, reason = self._judge(judged, folder, _name(path, folder), before, code, process.out, process.err)
         self.outcome.add(reader, what)
         if reason:
             failure = f"{number} {reader.name}: {_name(path, folder)} {how}: {reason}"

@@ -157,10 +157,11 @@ class Server:
 
 def start_fresh(arguments: Sequence[str], folder: Path, logs: Path) -> Process:
     """Start the interpreter itself, so that everything is imported anew."""
+    program = "import secrets; secrets.token_hex = lambda size: '5a' * size; from manydg.cli import main; main()"
     out, err = logs / "fresh.out", logs / "fresh.err"
     with out.open("wb") as out_file, err.open("wb") as err_file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "manydg", *arguments],
+            [sys.executable, "-c", program, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=out_file,
             stderr=err_file,

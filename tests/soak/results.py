@@ -11,10 +11,12 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from manydg.files import INTEGRITY
+
 # Of the machine and of the moment, rather than of the result.
 VOLATILE = {"seconds", "first_use_seconds", "peak_memory_mb", "estimated_seconds", "minutes", "started", "created"}
-# A dataset's random key of pseudonyms, and what is made with it.
-KEYED = {"key", "pseudonyms"}
+# Checksums of what holds those.
+VOLATILE |= {INTEGRITY}
 
 
 def contents(folder: Path, *, leave_out: str = "") -> dict[str, str]:
@@ -64,7 +66,7 @@ def _steady(path: Path, content: bytes) -> bytes:
 
 def _without_times(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_times(entry) for key, entry in value.items() if key not in VOLATILE | KEYED}
+        return {key: _without_times(entry) for key, entry in value.items() if key not in VOLATILE}
     if isinstance(value, list):
         return [_without_times(entry) for entry in value]
     return value

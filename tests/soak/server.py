@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import resource
+import secrets
 import signal
 import sys
 import traceback
@@ -37,6 +38,11 @@ def serve(modules: list[str]) -> None:
         print(answer, file=answers, flush=True)
 
 
+def fixed_key(size: int = 32) -> str:
+    """In place of a dataset's random key of pseudonyms, so that two datasets of the same content can be compared."""
+    return "5a" * size
+
+
 def run(arguments: list[str], folder: str, out: str, err: str, temporary: str, gigabytes: int) -> int:
     """Become the command; never returns."""
     os.setsid()
@@ -50,6 +56,7 @@ def run(arguments: list[str], folder: str, out: str, err: str, temporary: str, g
         # Of address space beyond what the libraries have mapped already.
         mapped = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
         resource.setrlimit(resource.RLIMIT_AS, (mapped + gigabytes * GIGABYTE,) * 2)
+    secrets.token_hex = fixed_key
     sys.argv = ["manydg", *arguments]
     code = 70
     try:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from manydg.errors import DataError, ManyDGError, ManyDGWarning, StorageError
-from manydg.sources import _tables
 from manydg.sources._tables import find_tables, open_table
 
 TEXT = "ID,Name\n1,a\n2,b\n"

@@ -13,7 +13,7 @@ import pytest
 
 from manydg.data.dataset import DomainDataset
 from manydg.data.storage import read_description as read_dataset
-from manydg.errors import StorageError
+from manydg.errors import ManyDGWarning, StorageError
 from manydg.evaluation.predictions import read_predictions
 from manydg.report.results_folder import read_results_folder
 from manydg.studies.conduct import compare
@@ -81,6 +81,16 @@ def test_changed_results_are_refused(results: Path, file: str, change: Any) -> N
         read_results_folder(results)
     (results / file).write_bytes(before)
     read_results_folder(results)
+
+
+def test_a_report_says_which_runs_have_lost_their_line(results: Path) -> None:
+    path = results / "results.jsonl"
+    before = path.read_bytes()
+    other = RunRecord.from_line(before, "line").replace(run="0123456789abcdef", folder="runs/0123456789abcdef")
+    path.write_text(other.to_line() + "\n")
+    with pytest.warns(ManyDGWarning, match=r"results\.jsonl lacks 1 of the finished runs"):
+        read_results_folder(results)
+    path.write_bytes(before)
 
 
 def test_a_changed_use_is_refused(results: Path) -> None:

@@ -146,7 +146,7 @@ def summarize(folder: str | Path) -> DatasetSummary:
     from manydg.data.dataset import InputSchema, open_dataset
     from manydg.data.info import Provenance
 
-    data = open_dataset(folder, verify="sizes")
+    data = open_dataset(folder)
     origin = data.info.provenance or Provenance("")
     source, flow, options = data.info.source, data.info.cohort_flow, origin.options
     comparable = source in SOURCES.names() and not origin.synthetic

@@ -19,7 +19,7 @@ from manydg.data.columns import Column, Ragged, check_column, nest, take, unnest
 from manydg.data.encoding import ArrayLike, encode_column, encode_patients, encode_targets
 from manydg.data.info import DatasetInfo, TargetSpec, combine_checksums
 from manydg.data.storage import DatasetWriter, Verify, offsets_file, read_arrays, read_description
-from manydg.errors import DataError
+from manydg.errors import DataError, StorageError
 from manydg.files import ArrayFile, Json, ParsedJson
 
 
@@ -269,6 +269,7 @@ def open_dataset(folder: str | Path, *, verify: Verify = "auto") -> DomainDatase
     arrays = read_arrays(path, description.files, verify)
     names = arrays.pop("patients")
     tensors = {key: torch.from_numpy(array) for key, array in arrays.items()}
+    _check_codes(path, tensors["domains"], len(names))
     columns = {}
     for name, nesting in description.columns.items():
         columns[name] = nest(
@@ -285,6 +286,13 @@ def open_dataset(folder: str | Path, *, verify: Verify = "auto") -> DomainDatase
         stored_hash=description.content_hash,
         pseudonym_key=description.pseudonym_key,
     )
+
+
+def _check_codes(folder: Path, domains: Tensor, patients: int) -> None:
+    """Raise if a sample is of no patient: the checksums of a large folder are not compared whenever it is opened."""
+    low, high = (int(value) for value in torch.aminmax(domains)) if len(domains) else (0, 0)
+    if low < 0 or high >= patients:
+        raise StorageError(f"{folder / 'domains.npy'} is damaged, it names patients there are not: prepare it again")
 
 
 def _checksum(array: npt.NDArray[Any]) -> str:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from manydg.errors import DataError
+from manydg.errors import DataError, ManyDGWarning
 from manydg.evaluation.predictions import Predictions
 from manydg.report.run_statistics import Comparison
 from manydg.studies.figure_data import FIGURES, PSEUDONYM, CosineTable, FigureData, read_figures
-from manydg.studies.records import StudiedDataset, read_description, read_results, views
+from manydg.studies.records import RUN_RECORD, RUNS, StudiedDataset, read_description, read_results, views
 from manydg.studies.summary import load_predictions, summarize
 from manydg.targets import Target, target_of
 from manydg.training.record import RunRecord
@@ -189,6 +190,13 @@ def _read_records(folder: Path) -> list[RunRecord]:
         records[record.run] = record
     if not records:
         raise DataError(f"{folder / 'results.jsonl'} holds no record of a run: run 'manydg compare' first")
+    if unlisted := sum(path.parent.name not in records for path in folder.glob(f"{RUNS}/*/{RUN_RECORD}")):
+        warnings.warn(
+            f"{folder / 'results.jsonl'} lacks {unlisted} of the finished runs in {folder / RUNS}, which are left out: "
+            "run the command that made it again",
+            ManyDGWarning,
+            stacklevel=3,
+        )
     return list(records.values())
 
 
