@@ -127,7 +127,7 @@ class TrainingConfig:
     backbone: str = "auto"
     backbone_options: Mapping[str, Json] = field(default_factory=dict)
     epochs: int = 20
-    batch_size: int = _searched(256, Choices((32, 64, 128, 256, 512)))
+    batch_size: int = _searched(256, Choices((64, 128, 256, 512, 1024)))
     lr: float = _searched(5e-4, Range(5e-5, 5e-3, log=True))
     weight_decay: float = _searched(1e-5, Range(1e-7, 1e-2, log=True))
     seed: int = 0

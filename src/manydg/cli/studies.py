@@ -96,7 +96,7 @@ def tune(
     with claimed(out), engine.in_use() as workers:
         tuning = search(
             dataset, names, out, trials=trials, seeds=seeds, options=settings.options(dataset), workers=workers,
-            device=device, planned=lines.planned, ended=lines.ended,
+            device=device, command=command_line(), planned=lines.planned, ended=lines.ended,
         )  # fmt: skip
     _show_chosen(tuning, names)
     again = f"manydg compare {dataset} --algorithms {','.join(names)} --seeds {seeds} --tuned {out} --out RESULTS"
@@ -167,7 +167,7 @@ def _conduct(
     from manydg.cli._progress import console, study_board
     from manydg.files import claimed
     from manydg.studies.conduct import conduct, fitting, make_request
-    from manydg.studies.tuning import keep_tuning, with_tuned
+    from manydg.studies.tuning import with_tuned
 
     for algorithm in algorithms or ():
         ALGORITHMS.trust(algorithm)
@@ -183,10 +183,8 @@ def _conduct(
         _show_experiment_plan(name, request, dataset, out, engine.workers, device)
         return
     with claimed(out), engine.in_use() as workers:
-        if name == "compare":
-            keep_tuning(out, dataset.resolve().name, tuned)
         conducted = conduct(
-            {name: request}, dataset, out, workers=workers, device=device, board=study_board(),
+            {name: request}, dataset, out, workers=workers, device=device, board=study_board(), tuned=tuned,
             command=command_line(), report=console.print,
         )  # fmt: skip
     show_summaries(out, conducted.summaries, conducted.files)

@@ -14,6 +14,7 @@ from manydg.report.run_statistics import Comparison
 from manydg.studies.figure_data import FIGURES, PSEUDONYM, CosineTable, FigureData, read_figures
 from manydg.studies.records import RUN_RECORD, RUNS, StudiedDataset, read_description, read_results, views
 from manydg.studies.summary import load_predictions, summarize
+from manydg.studies.tuning import Tuning, kept_tuning
 from manydg.targets import Target, target_of
 from manydg.training.record import RunRecord
 
@@ -34,6 +35,8 @@ class Chapter:
     figures : list of FigureData
     commands : mapping
         Experiment to the command that made it.
+    tuning : Tuning, optional
+        The searches whose choices the comparison uses.
     """
 
     dataset: str
@@ -42,6 +45,7 @@ class Chapter:
     about: StudiedDataset | None = None
     figures: Sequence[FigureData] = ()
     commands: Mapping[str, str] = field(default_factory=dict)
+    tuning: Tuning | None = None
     _predictions: dict[str, Predictions | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
@@ -155,6 +159,7 @@ def read_results_folder(path: str | Path) -> ResultsFolder:
             about=about.datasets.get(name),
             figures=[figure for figure in figures if figure.dataset in (None, name)],
             commands={key: text for key, text in about.commands_on(name).items() if text},
+            tuning=kept_tuning(folder, name),
         )
         for name in names
     ]

@@ -22,6 +22,7 @@ from manydg.studies.records import RESULTS, describe_study
 from manydg.studies.settings import Options, as_options
 from manydg.studies.study import Board, PlannedRun, Study, open_once
 from manydg.studies.summary import Summary, summarize_folder, write_summary
+from manydg.studies.tuning import keep_tuning, with_tuned
 from manydg.targets import target_of
 from manydg.training.fit import trust_named
 from manydg.training.inference import contradiction
@@ -118,6 +119,7 @@ def conduct(
     device: str = "auto",
     board: Board | None = None,
     command: str = "",
+    tuned: str | Path | None = None,
     report: Report | None = None,
 ) -> Conducted:
     """Run experiments on one dataset to their end, and write their figures and the summary.
@@ -134,6 +136,8 @@ def conduct(
         Of the runs.
     command : str
         How to make the results again, for the report.
+    tuned : path, optional
+        Folder of the searches whose choices a comparison's requests have, for the record.
     report : callable, optional
         Called with lines about the experiments that are worth knowing.
     """
@@ -141,6 +145,8 @@ def conduct(
     name_of_data = title or data_folder.resolve().name
     experiments: dict[str, Experiment] = {name: EXPERIMENTS.get(name)() for name in requests}
     plans = {name: experiments[name].plan(request) for name, request in requests.items()}
+    if "compare" in requests:
+        keep_tuning(folder, name_of_data, None if tuned is None else Path(tuned))
     describe_study(folder, open_once(data_folder), name_of_data, dict.fromkeys(requests, command))
     records: dict[str, list[Record]] = {}
     for limit in dict.fromkeys(experiment.workers for experiment in experiments.values()):
@@ -192,6 +198,7 @@ def compare(
     device: str = "auto",
     board: Board | None = None,
     command: str = "",
+    tuned: str | Path | None = None,
 ) -> list[Record]:
     """Train every algorithm on every seed's split and write the table of results.
 
@@ -206,13 +213,19 @@ def compare(
         Results folder; what is already there is not run again.
     options : Options or TrainingConfig, optional
         Options of the runs; a configuration's settings are those of the algorithm it names.
+    tuned : path, optional
+        Folder of :func:`manydg.studies.tuning.tune`: every algorithm runs on each split with what was chosen there.
 
     Returns
     -------
     list of RunRecord
     """
     request = make_request("compare", dataset, as_options(options), seeds, algorithms)
+    if tuned is not None:
+        chosen = with_tuned(request.options, tuned, request.dataset, request.algorithms, range(seeds))
+        request = replace(request, options=chosen)
     conducted = conduct(
-        {"compare": request}, dataset, out, title=name, workers=workers, device=device, board=board, command=command
-    )
+        {"compare": request}, dataset, out, title=name, workers=workers, device=device, board=board, command=command,
+        tuned=tuned,
+    )  # fmt: skip
     return conducted.records["compare"]

@@ -227,6 +227,8 @@ class Tuning:
     trials : int
         The budget: trials of each search.
     searches : tuple of Search
+    command : str
+        How to make it again; the last where there were several.
     """
 
     dataset: str
@@ -234,6 +236,7 @@ class Tuning:
     code_version: str
     trials: int
     searches: tuple[Search, ...] = ()
+    command: str = ""
 
     def search(self, algorithm: str, seed: int) -> Search | None:
         """The search of an algorithm on the split of a seed."""
@@ -262,6 +265,7 @@ class Tuning:
             "dataset_hash": self.dataset_hash,
             "code_version": self.code_version,
             "trials": self.trials,
+            "command": self.command,
             "searches": [search.to_json() for search in self.searches],
         }
 
@@ -285,6 +289,7 @@ class Tuning:
                 code_version=str(content["code_version"]),
                 trials=int(content["trials"]),
                 searches=tuple(Search.from_json(search) for search in content["searches"]),
+                command=str(content["command"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError, ManyDGError) as error:
             raise StorageError(f"{path} is damaged ({error}): {_REMEDY}") from error
@@ -527,6 +532,7 @@ def tune(
     options: Options,
     workers: int = 1,
     device: str = "auto",
+    command: str = "",
     planned: Callable[[int, int], None] | None = None,
     ended: Ended | None = None,
 ) -> Tuning:
@@ -545,6 +551,8 @@ def tune(
         What is not searched, and the defaults.
     workers, device
         Of the trials.
+    command : str
+        How to make it again, for the report.
     planned : callable, optional
         Called with the number of trials there are to be, and of those that are done already.
     ended : callable, optional
@@ -553,7 +561,7 @@ def tune(
     folder, data = Path(out), open_once(dataset)
     _check_request(algorithms, trials)
     searches = [_plan(options.of(name, seed), data) for seed in range(seeds) for name in algorithms]
-    tuning = Tuning(Path(dataset).resolve().name, data.content_hash(), code_version(), trials, tuple(searches))
+    tuning = Tuning(Path(dataset).resolve().name, data.content_hash(), code_version(), trials, tuple(searches), command)
     record = _Record(folder, _joined(folder / RECORD, tuning, data))
     with disk_errors(folder):
         make_folder(folder / JOURNALS)
