@@ -81,7 +81,7 @@ class ManyDGClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     context : {"auto", "none", "offline", "causal"}
         Whether each patient's other samples are shown to the learner, all or the earlier ones, none of them with its
         label; ``auto`` is what the algorithm is made for.
-    sequence : {"none", "gru"}
+    sequence : {"none", "gru", "transformer", "conv"}
         The network behind the backbone that reads each patient's samples in the order of ``times``.
     sequence_options : dict, optional
         Options of :class:`manydg.data.timeline.SequenceOptions`; ``{"direction": "causal"}`` reads up to each sample.

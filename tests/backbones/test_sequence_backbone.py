@@ -11,13 +11,13 @@ from manydg.backbones._sequences import SequenceBackbone
 from manydg.data.dataset import ColumnSchema, InputSchema
 from manydg.data.timeline import DIRECTIONS, ORDER, PAUSE, SEQUENCES, SequenceOptions
 
-LENGTHS = (9, 1, 30)
+LENGTHS = (9, 1, 230)
 
 
 def network(kind: str, direction: str, dropout: float = 0.0) -> SequenceBackbone:
     torch.manual_seed(0)
     inner = build_backbone("mlp", InputSchema({"x": ColumnSchema("float32", (3,))}), {"hidden": 8, "width": 6})
-    return SequenceBackbone(inner, SequenceOptions(kind, direction, width=5, layers=2, dropout=dropout)).eval()
+    return SequenceBackbone(inner, SequenceOptions(kind, direction, width=8, layers=2, dropout=dropout)).eval()
 
 
 def inputs() -> dict[str, torch.Tensor]:
@@ -37,7 +37,7 @@ def changed(given: dict[str, torch.Tensor], row: int) -> dict[str, torch.Tensor]
 @pytest.mark.parametrize("kind", SEQUENCES)
 def test_a_sample_reaches_its_own_session_alone_and_causally_no_earlier_sample(kind: str, direction: str) -> None:
     model, given = network(kind, direction), inputs()
-    row = LENGTHS[0] + LENGTHS[1] + 12
+    row = LENGTHS[0] + LENGTHS[1] + 112
     with torch.no_grad():
         moved = (model(given) - model(changed(given, row))).abs().amax(dim=1) > 1e-6
     reached = torch.zeros_like(moved)
@@ -59,15 +59,16 @@ def test_sessions_give_the_same_features_together_and_one_at_a_time(kind: str, d
             for length, end in zip(LENGTHS, ends, strict=True)
         ]
     assert whole.shape == (sum(LENGTHS), model.output_size)
-    torch.testing.assert_close(whole, torch.cat(parts), atol=1e-6, rtol=0)
+    torch.testing.assert_close(whole, torch.cat(parts), atol=1e-5, rtol=0)
 
 
-def test_a_long_session_in_chunks_equals_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, given = network("gru", "offline"), inputs()
+@pytest.mark.parametrize("kind", SEQUENCES)
+def test_a_long_session_in_chunks_equals_the_whole(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    model, given = network(kind, "offline"), inputs()
     with torch.no_grad():
         whole = model(given)
         monkeypatch.setattr(sequences, "_ROWS_AT_ONCE", 7)
-        torch.testing.assert_close(model(given), whole, atol=1e-6, rtol=0)
+        torch.testing.assert_close(model(given), whole, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("kind", SEQUENCES)
@@ -84,7 +85,7 @@ def test_without_an_order_every_sample_is_read_alone(kind: str) -> None:
     zeros = {**given, ORDER: torch.zeros_like(given[ORDER])}
     with torch.no_grad():
         alone = torch.cat([model({name: column[row : row + 1] for name, column in zeros.items()}) for row in range(4)])
-        torch.testing.assert_close(model(zeros)[:4], alone, atol=1e-6, rtol=0)
+        torch.testing.assert_close(model(zeros)[:4], alone, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("kind", SEQUENCES)

@@ -112,6 +112,13 @@ def test_the_reference_of_training_patients_is_made_of_whole_sessions(run: Run, 
     assert embeddings.shape[1] == len(calibration.reference.mean)
 
 
+@pytest.mark.parametrize(("kind", "layers"), [("transformer", 2), ("conv", 2)])
+def test_the_other_readers_learn_it_too(data: DomainDataset, kind: str, layers: int) -> None:
+    options = {**SMALL, "direction": "causal", "layers": layers, "width": 16, "dropout": 0.0}
+    run = train(data, CONFIG.replace(epochs=12, sequence=kind, sequence_options=options), device="cpu")
+    assert run.record.test["auroc"] > 0.9  # type: ignore[operator]
+
+
 @pytest.mark.parametrize("algorithm", ["manydg", "ema", "arm", "manydg-context"])
 def test_other_algorithms_train_on_crops(data: DomainDataset, algorithm: str) -> None:
     run = train(data, CONFIG.replace(algorithm=algorithm), device="cpu")

@@ -14,15 +14,18 @@ from functools import cached_property
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence
 
 from manydg.backbones import Backbone, Inputs
 from manydg.data.columns import Column, Ragged, offsets_from_lengths, take
 from manydg.data.dataset import DomainDataset
 from manydg.data.timeline import ORDER, PAUSE, SequenceOptions
+from manydg.errors import ConfigError
 
 _SHORT = 16
 _ROWS_AT_ONCE = 4096
+_HEADS, _REACH = 4, 64
 
 
 class Layout:
@@ -322,4 +325,113 @@ class GRUReader(nn.Module):
         return states
 
 
-READERS = {"gru": GRUReader}
+class ConvReader(nn.Module):
+    """Residual layers that each see a sample and two others, 1, 2, 4, ... samples away.
+
+    Offline one lies before and one after; causally both lie before. With 7 layers an output draws on 127 samples to
+    each side, or on the 254 before. Beyond the ends of a session lie zeros.
+    """
+
+    def __init__(self, width: int, options: SequenceOptions) -> None:
+        super().__init__()
+        self.causal, size = options.direction == "causal", options.width
+        self.start = nn.Linear(width, size)
+        self.norms = nn.ModuleList(nn.LayerNorm(size) for _ in range(options.layers))
+        self.layers = nn.ModuleList(nn.Linear(3 * size, size) for _ in range(options.layers))
+        self.dropout = nn.Dropout(options.dropout)
+        self.end = nn.LayerNorm(size)
+        self.output_size = size
+
+    def forward(self, vectors: Tensor, layout: Layout) -> Tensor:
+        """Features ``(rows, output_size)`` of the vectors ``(rows, width)`` of each sequence."""
+        states: Tensor = self.start(vectors)
+        for number, (norm, layer) in enumerate(zip(self.norms, self.layers, strict=True)):
+            shifts = (-2, -1, 0) if self.causal else (-1, 0, 1)
+            normal = norm(states)
+            seen = torch.cat([shifted(normal, layout, shift * 2**number) for shift in shifts], dim=1)
+            states = states + self.dropout(functional.elu(layer(seen)))
+        features: Tensor = functional.elu(self.end(states))
+        return features
+
+
+def shifted(vectors: Tensor, layout: Layout, by: int) -> Tensor:
+    """The vector that lies so many steps after each step of its sequence (before it, where negative), or zero."""
+    if by == 0:
+        return vectors
+    steps, reached = len(vectors), layout.position + by
+    inside = (reached >= 0) & (reached < layout.lengths[layout.row])
+    far = min(abs(by), steps)
+    moved = functional.pad(vectors, (0, 0, far, 0))[:steps] if by < 0 else functional.pad(vectors, (0, 0, 0, far))[far:]
+    return moved * inside.unsqueeze(-1)
+
+
+class TransformerReader(nn.Module):
+    """Attention of each sample to those up to 64 before and after it, by content and by distance.
+
+    Each layer reaches 64 samples further. What a distance is worth is learnt for each head (relative positions), so
+    that sessions may have any length.
+    """
+
+    def __init__(self, width: int, options: SequenceOptions) -> None:
+        super().__init__()
+        size, causal = options.width, options.direction == "causal"
+        if size % _HEADS:
+            raise ConfigError(f"the width of a sequence is {size}; for a transformer it must be a multiple of {_HEADS}")
+        self.start = nn.Linear(width, size)
+        self.layers = nn.ModuleList(_LocalAttention(size, options.dropout, causal) for _ in range(options.layers))
+        self.end = nn.LayerNorm(size)
+        self.output_size = size
+
+    def forward(self, vectors: Tensor, layout: Layout) -> Tensor:
+        """Features ``(rows, output_size)`` of the vectors ``(rows, width)`` of each sequence."""
+        states: Tensor = self.start(vectors)
+        for layer in self.layers:
+            states = layer(states, layout.row)
+        features: Tensor = functional.elu(self.end(states))
+        return features
+
+
+class _LocalAttention(nn.Module):
+    """One layer of a Transformer on a flat list of steps, in blocks that each see their two neighbours."""
+
+    def __init__(self, size: int, dropout: float, causal: bool) -> None:
+        super().__init__()
+        self.causal = causal
+        self.first, self.second = nn.LayerNorm(size), nn.LayerNorm(size)
+        self.queries, self.keys_and_values = nn.Linear(size, size), nn.Linear(size, 2 * size)
+        self.mixed = nn.Linear(size, size)
+        self.by_distance = nn.Parameter(torch.zeros(_HEADS, 2 * _REACH + 1))
+        self.perceptron = nn.Sequential(nn.Linear(size, 2 * size), nn.ELU(), nn.Linear(2 * size, size))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, states: Tensor, sequence: Tensor) -> Tensor:
+        steps, size = states.shape
+        blocks = max(1, -(-steps // _REACH))
+        normal = functional.pad(self.first(states), (0, 0, 0, blocks * _REACH - steps))
+        queries = self.queries(normal).reshape(blocks, _REACH, _HEADS, -1).transpose(1, 2)
+        around = functional.pad(self.keys_and_values(normal), (0, 0, _REACH, _REACH)).unfold(0, 3 * _REACH, _REACH)
+        keys, values = around.reshape(blocks, 2, _HEADS, -1, 3 * _REACH).transpose(-1, -2).unbind(dim=1)
+        read = functional.scaled_dot_product_attention(queries, keys, values, self._weights(sequence, blocks))
+        read = read.transpose(1, 2).reshape(-1, size)[:steps]
+        states = states + self.dropout(self.mixed(read))
+        result: Tensor = states + self.dropout(self.perceptron(self.second(states)))
+        return result
+
+    def _weights(self, sequence: Tensor, blocks: int) -> Tensor:
+        """What is added to the scores ``(blocks, heads, 64, 192)``: by distance, and nothing of other sequences."""
+        device = sequence.device
+        here = torch.arange(_REACH, device=device)
+        distance = torch.arange(-_REACH, 2 * _REACH, device=device) - here.unsqueeze(1)
+        near = (distance.abs() <= _REACH) & ((distance <= 0) | (not self.causal))
+        owner = functional.pad(sequence, (_REACH, blocks * _REACH - len(sequence) + _REACH), value=-1)
+        of_keys = owner.unfold(0, 3 * _REACH, _REACH)
+        same = of_keys[:, _REACH : 2 * _REACH].unsqueeze(-1) == of_keys.unsqueeze(1)
+        bias = self.by_distance[:, (distance + _REACH).clamp(0, 2 * _REACH)]
+        return torch.where((same & near).unsqueeze(1), bias, -torch.inf)
+
+
+READERS: dict[str, type[GRUReader | ConvReader | TransformerReader]] = {
+    "gru": GRUReader,
+    "conv": ConvReader,
+    "transformer": TransformerReader,
+}

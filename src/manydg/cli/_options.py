@@ -96,7 +96,8 @@ class RunSettings:
     sequence: Annotated[
         str | None,
         typer.Option(
-            help="Read each patient's samples in the order of time behind the backbone: none or gru.",
+            help="Network behind the backbone that reads each patient's samples in order: none, gru, transformer or "
+            "conv.",
             show_default="none",
         ),
     ] = None

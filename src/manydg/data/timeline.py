@@ -22,8 +22,8 @@ from manydg.files import Json, ParsedJson
 ORDER, PAUSE = f"{CONTEXT}_order", f"{CONTEXT}_pause"
 """The columns that :func:`add_order` adds."""
 DIRECTIONS = ("offline", "causal")
-SEQUENCES = ("gru",)
-"""The networks that read a session's samples in order (:mod:`manydg.backbones`)."""
+SEQUENCES = {"gru": 1, "transformer": 2, "conv": 7}
+"""The networks that read a session's samples in order, and how many layers they have by default."""
 MOST = 10_000.0
 _LONGEST_PAUSE = 10.0
 _LARGEST = 1 << 20
@@ -163,14 +163,17 @@ class SequenceOptions:
 
     Parameters
     ----------
-    kind : {"gru"}
-        The network that reads the samples of a session one after the other.
+    kind : {"gru", "transformer", "conv"}
+        The network that reads the samples of a session: gated recurrent units; attention to neighbours by content and
+        distance; or dilated convolutions.
     direction : {"offline", "causal"}
         Whether the output of a sample draws on the whole session, or on the samples up to it.
     crop : int
         Consecutive samples that training reads at a time, about; predictions read whole sessions.
-    width, layers : int
-        Size of the network: values per direction, and layers.
+    width : int
+        Values of a layer, for each direction.
+    layers : int
+        By default 1 for ``gru``, 2 for ``transformer`` and 7 for ``conv``.
     dropout : float
         Between layers, and before the output.
     gap : float, optional
@@ -184,13 +187,13 @@ class SequenceOptions:
     direction: str = "offline"
     crop: int = 128
     width: int = 128
-    layers: int = 2
+    layers: int = 1
     dropout: float = 0.3
     gap: float | None = None
     pause: float | None = None
 
     def __post_init__(self) -> None:
-        for name, known in (("kind", SEQUENCES), ("direction", DIRECTIONS)):
+        for name, known in (("kind", tuple(SEQUENCES)), ("direction", DIRECTIONS)):
             if getattr(self, name) not in known:
                 raise unknown_name(f"{name} of sequence", str(getattr(self, name)), known)
         for name, fewest in (("crop", 2), ("width", 1), ("layers", 1)):
@@ -211,7 +214,7 @@ class SequenceOptions:
         for name in given:
             if name not in names:
                 raise unknown_name("option of sequence", name, names)
-        return SequenceOptions(kind, **given)
+        return SequenceOptions(kind, **{"layers": SEQUENCES.get(kind, 1), **given})
 
     @staticmethod
     def from_json(value: ParsedJson) -> SequenceOptions:
