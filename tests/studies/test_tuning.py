@@ -217,6 +217,12 @@ def test_a_trial_that_fails_counts_and_is_not_chosen(
     assert search.chosen not in failed
 
 
+def test_rounds_of_boosting_are_no_epochs_to_stop_at(dataset: Path, tmp_path: Path) -> None:
+    options = Options(TrainingConfig(epochs=100), {"boosting": {"rounds": 40}})
+    (search,) = tune(dataset, ["boosting"], tmp_path / "out", trials=8, seeds=1, options=options).searches
+    assert {(trial.state, trial.epochs) for trial in search.trials} == {("complete", 0)}
+
+
 # Killed, side by side
 
 

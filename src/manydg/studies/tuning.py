@@ -26,7 +26,18 @@ from manydg.config import SEARCHED, Range, Searched, TrainingConfig, pick_device
 from manydg.data.dataset import DomainDataset
 from manydg.errors import ConfigError, DataError, ManyDGError, StorageError, in_a_line
 from manydg.evaluation.metrics import choose_threshold, score
-from manydg.files import Json, ParsedJson, disk_errors, fingerprint, make_folder, private, read_json, write_json
+from manydg.files import (
+    Json,
+    ParsedJson,
+    disk_errors,
+    fingerprint,
+    make_folder,
+    private,
+    read_json,
+    verify_checksum,
+    with_checksum,
+    write_json,
+)
 from manydg.jobs import Job, current_engine
 from manydg.studies.records import read_runs
 from manydg.studies.settings import Options, spelled_out
@@ -271,18 +282,17 @@ class Tuning:
 
     def write(self, path: Path) -> None:
         """Replace a file by the record, with its checksum."""
-        content = self.to_json()
-        write_json(path, {**content, "checksum": fingerprint(content)}, allow_nan=False)
+        write_json(path, with_checksum(self.to_json()), allow_nan=False)
 
     @staticmethod
     def read(path: Path) -> Tuning:
         """The record in a file; raises StorageError where there is none, or one that was changed."""
         missing = f"{path} is missing: name a folder that 'manydg tune' wrote"
         content = read_json(path, remedy=_REMEDY, missing=missing)
-        checksum = content.pop("checksum", None)
-        if content.get("schema") != _SCHEMA or checksum != fingerprint(content):
-            raise StorageError(f"{path} was changed after it was written, it does not match its checksum: {_REMEDY}")
+        verify_checksum(content, path, _REMEDY)
         try:
+            if content["schema"] != _SCHEMA:
+                raise ValueError(f"schema version {content['schema']}, this program reads {_SCHEMA}")
             return Tuning(
                 dataset=str(content["dataset"]),
                 dataset_hash=str(content["dataset_hash"]),
@@ -457,6 +467,8 @@ class TrialResult:
 def do_trial(job: TrialJob) -> TrialResult:
     """Train with one setting and score the validation patients; a failure becomes a result too."""
     start = time.perf_counter()
+    # A process of its own does not know yet which classes outside the package the user has named.
+    trust_named(job.config)
     pruning = _Pruning(job)
     try:
         value = validation_score(open_once(job.dataset, verify="sizes"), job.config, job.device, pruning)
@@ -496,17 +508,21 @@ def validation_score(dataset: DomainDataset, config: TrainingConfig, device: str
 
 
 class _Pruning(Silent):
-    """Notes every epoch in a search's journal and stops a trial that does worse than half of those before it."""
+    """Notes every epoch in a search's journal and stops a trial that does worse than half of those before it.
+
+    Rounds of boosting are no epochs: what a few of them reach says little where each learns at a rate of its own.
+    """
 
     def __init__(self, job: TrialJob) -> None:
         self.job, self.best, self.epochs = job, -math.inf, 0
         self.metric = job.config.selection or ""
+        self.in_epochs = ALGORITHMS.get(job.config.algorithm).sampling != "whole"
 
     def epoch_ended(self, entry: EpochEntry) -> None:
         value = entry.val.get(self.metric)
-        self.epochs = entry.epoch
-        if value is None:
+        if not self.in_epochs or value is None:
             return
+        self.epochs = entry.epoch
         self.best = max(self.best, value)
         study = _open_journal(self.job.journal, self.job.config.epochs)
         storage, trial = study._storage, study.trials[self.job.number]
