@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -90,6 +91,9 @@ class Algorithm(nn.Module):
     """Whether a prediction uses the patient's other samples; then :meth:`predict_patients` gets whole patients."""
     context: ClassVar[Literal["none", "offline", "causal"]] = "none"
     """The patient context of the inputs where a configuration leaves it at ``auto``."""
+    requires: ClassVar[tuple[str, str] | None] = None
+    """A package that training needs and a plain installation lacks, and the extra that has it; predictions do not need
+    it."""
     indivisible: ClassVar[str] = ""
     """Why several processes cannot share a step; empty where only the backbone sees the inputs, so that each process
     can run it on a part of the rows."""
@@ -117,6 +121,14 @@ class Algorithm(nn.Module):
     def refuses(cls, target: Target, backbone: Backbone) -> str | None:
         """The reason why this algorithm cannot be used with a target or backbone; ``None`` if it can."""
         return None
+
+    @classmethod
+    def lacks(cls) -> str | None:
+        """What must be installed before this algorithm can be trained; ``None`` if nothing."""
+        if cls.requires is None or importlib.util.find_spec(cls.requires[0]) is not None:
+            return None
+        package, extra = cls.requires
+        return f"it needs the package '{package}': pip install 'manydg[{extra}]'"
 
     @classmethod
     def settings_from(cls, given: Mapping[str, Json]) -> Hyperparameters:
@@ -169,6 +181,12 @@ class Algorithm(nn.Module):
         """Set what depends on the scale of untrained features, from one batch of training samples; nothing by default.
 
         Called once before the first step, without gradients; random numbers and batch statistics are as before it.
+        """
+
+    def epoch_ended(self, train: DomainDataset) -> None:
+        """Fit what comes from all training samples at once, after the steps of every epoch; nothing by default.
+
+        Validation follows it. The algorithm is in training mode, and must be so afterwards.
         """
 
     def embed(self, inputs: Inputs) -> dict[str, Tensor]:

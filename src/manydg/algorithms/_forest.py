@@ -466,5 +466,6 @@ class Forest(nn.Module):
 
 def round_down(thresholds: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
     """The largest float32 at or below each threshold: a float32 value is at or below both or neither."""
-    rounded = thresholds.astype(np.float32)
-    return np.where(rounded > thresholds, np.nextafter(rounded, np.float32(-np.inf)), rounded)
+    with np.errstate(over="ignore"):  # Beyond the largest float32 is infinity.
+        rounded = thresholds.astype(np.float32)
+        return np.where(rounded > thresholds, np.nextafter(rounded, np.float32(-np.inf)), rounded)

@@ -60,7 +60,7 @@ def fitting(request: Request, report: Report) -> Request:
     kept = []
     for algorithm in request.algorithms:
         cls = ALGORITHMS.get(algorithm)
-        reason = cls.refuses(target, backbone) or contradiction(algorithm, config)
+        reason = cls.refuses(target, backbone) or contradiction(algorithm, config) or cls.lacks()
         if reason is None and cls.sampling == "whole":
             reason = _no_table(schema)
         if reason is None:

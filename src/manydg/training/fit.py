@@ -265,6 +265,8 @@ def _build(config: TrainingConfig, target: Target, train: DomainDataset, module:
     with refusing_what_does_not_fit():
         backbone = _backbone(config, InputSchema.of(train), module)
     cls = ALGORITHMS.get(config.algorithm)
+    if reason := cls.lacks():
+        raise ConfigError(f"{config.algorithm} cannot be trained here: {reason}")
     algorithm = cls(backbone, target, train.n_patients, cls.settings_from(config.settings))
     # Through the algorithm, because one that has no use for the backbone need not meet the backbone's requirements.
     algorithm.fit_inputs(train)
@@ -433,6 +435,7 @@ class TrainingLoop:
         self.algorithm.train()
         with self.execution.in_precision():
             losses = self._run_steps(order, epoch)
+        self.algorithm.epoch_ended(self.train)
         trained = time.perf_counter()
         val = {} if self.val is None else self._validate(self.val, epoch, len(order.plan))
         watched = None if self.val is None else self._watch(self.val)

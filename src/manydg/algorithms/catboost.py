@@ -1,0 +1,105 @@
+"""CatBoost: gradient boosting of symmetric trees.
+
+Prokhorenkova et al., "CatBoost: unbiased boosting with categorical features", NeurIPS 2018, by the authors' library
+(``pip install 'manydg[boosting]'``). A prediction does not need the library. All columns are numbers here, so that the
+encoding of categories, one half of the paper, has nothing to do.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+
+from manydg.algorithms import setting
+from manydg.algorithms._forest import NODE, Array, BoostedTrees, RoundsOfTrees, Table, Tree, TreeSettings, Watch
+from manydg.files import ParsedJson
+
+
+@dataclass(frozen=True)
+class CatBoostSettings(TreeSettings):
+    rounds: int = setting(300, 50, 1000, "most boosting rounds; validation patients decide how many are kept")
+    learning_rate: float = setting(0.1, 0.01, 0.3, "shrinkage of every tree")
+    depth: int = setting(6, 3, 10, "depth of every tree, which has one split for each level")
+    l2: float = setting(3.0, 0.1, 30.0, "pull of every leaf's value towards 0")
+    feature_share: float = setting(1.0, 0.1, 1.0, "share of the features that each split may choose from", log=False)
+
+
+class CatBoost(BoostedTrees):
+    """Gradient boosting on all dense columns, by CatBoost.
+
+    Its trees are scored on the validation patients when all have grown.
+    """
+
+    title, order = "CatBoost", 202
+    summary = "Boosted symmetric trees."
+
+    Settings = CatBoostSettings
+    settings: CatBoostSettings
+    requires = ("catboost", "boosting")
+
+    def grow(self, table: Table, seed: int, watch: Watch) -> tuple[RoundsOfTrees, Array]:
+        from catboost import CatBoostClassifier, Pool
+
+        model = CatBoostClassifier(
+            iterations=self.settings.rounds,
+            learning_rate=self.settings.learning_rate,
+            depth=self.settings.depth,
+            l2_leaf_reg=self.settings.l2,
+            rsm=self.settings.feature_share,
+            loss_function="Logloss" if table.n_classes == 2 else "MultiClass",
+            random_seed=seed,
+            thread_count=torch.get_num_threads(),
+            allow_writing_files=False,
+            logging_level="Silent",
+        )
+        model.fit(Pool(table.values, table.classes, weight=table.weights))
+        return _trees_of(_described(model), 1 if table.n_classes == 2 else table.n_classes)
+
+
+def _described(model: Any) -> ParsedJson:
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "model.json"
+        model.save_model(str(file), format="json")
+        described: ParsedJson = json.loads(file.read_text())
+        return described
+
+
+def _trees_of(described: ParsedJson, outputs: int) -> tuple[RoundsOfTrees, Array]:
+    """The trees of CatBoost's description of a model, and the scores before the first."""
+    features = described["features_info"]["float_features"]
+    columns = {feature["feature_index"]: feature["flat_feature_index"] for feature in features}
+    # A missing value is below every border, unless the training data said otherwise.
+    below = {feature["feature_index"]: feature["nan_value_treatment"] != "AsTrue" for feature in features}
+    scale, bias = described["scale_and_bias"]
+    rounds: RoundsOfTrees = []
+    for tree in described["oblivious_trees"]:
+        # The first split is the lowest bit of a leaf's number: asked last, when the tree is walked from its root.
+        splits = [
+            (columns[split["float_feature_index"]], split["border"], below[split["float_feature_index"]])
+            for split in reversed(tree["splits"] or ())
+        ]
+        values = scale * np.array(tree["leaf_values"]).reshape(-1, outputs)
+        rounds.append([Tree(_symmetric(splits, values[:, output]), output) for output in range(outputs)])
+    return rounds, np.broadcast_to(np.asarray(bias, np.float64), (outputs,)).copy()
+
+
+def _symmetric(splits: list[tuple[int, float, bool]], leaves: Array) -> Array:
+    """A tree with the same split for all nodes of a level; values above it go right."""
+    depth = len(splits)
+    level = np.repeat(np.arange(depth + 1), 2 ** np.arange(depth + 1))
+    nodes = np.zeros(len(level), NODE)
+    own = np.arange(len(level))
+    nodes["depth"], nodes["is_leaf"] = level, level == depth
+    nodes["left"], nodes["right"] = 2 * own + 1, 2 * own + 2
+    nodes["value"][-len(leaves) :] = leaves
+    for number, (column, border, missing_left) in enumerate(splits):
+        here = level == number
+        nodes["feature_idx"][here], nodes["num_threshold"][here] = column, border
+        nodes["missing_go_to_left"][here] = missing_left
+    return nodes

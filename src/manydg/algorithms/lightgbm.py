@@ -1,0 +1,107 @@
+"""LightGBM: gradient-boosted trees that grow leaf by leaf.
+
+Ke et al., "LightGBM: A Highly Efficient Gradient Boosting Decision Tree", NeurIPS 2017, by the authors' library
+(``pip install 'manydg[boosting]'``). A prediction does not need the library.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from manydg.algorithms import setting
+from manydg.algorithms._forest import NODE, Array, BoostedTrees, RoundsOfTrees, Table, Tree, TreeSettings, Watch
+from manydg.files import JsonObject, ParsedJson
+
+Node = tuple[float, int, float, bool, int, int, int, bool]
+"""The fields of :data:`manydg.algorithms._forest.NODE`."""
+
+
+@dataclass(frozen=True)
+class LightGBMSettings(TreeSettings):
+    learning_rate: float = setting(0.1, 0.01, 0.3, "shrinkage of every tree")
+    leaves: int = setting(31, 7, 127, "most leaves of a tree")
+    leaf_samples: int = setting(20, 5, 500, "fewest samples in a leaf")
+    l2: float = setting(0.0, 0.0, 20.0, "pull of every leaf's value towards 0", log=False)
+    feature_share: float = setting(1.0, 0.1, 1.0, "share of the features that each split may choose from", log=False)
+    sample_share: float = setting(1.0, 0.3, 1.0, "share of the samples that each tree is grown on", log=False)
+
+
+class LightGBM(BoostedTrees):
+    """Gradient boosting on all dense columns, by LightGBM."""
+
+    title, order = "LightGBM", 201
+    summary = "Boosted trees that grow leaf by leaf."
+
+    Settings = LightGBMSettings
+    settings: LightGBMSettings
+    requires = ("lightgbm", "boosting")
+
+    def grow(self, table: Table, seed: int, watch: Watch) -> tuple[RoundsOfTrees, Array]:
+        import lightgbm
+
+        outputs = 1 if table.n_classes == 2 else table.n_classes
+        baseline = np.zeros(outputs)
+
+        def look(progress: Any) -> None:
+            number = progress.iteration + 1
+            if watch.due(number):
+                watch.grew(number, _trees_of(progress.model, outputs, watch.done), baseline)
+
+        data = lightgbm.Dataset(table.values, table.classes, weight=table.weights)
+        model = lightgbm.train(dict(self._options(table, seed)), data, self.settings.rounds, callbacks=[look])
+        return _trees_of(model, outputs, 0), baseline
+
+    def _options(self, table: Table, seed: int) -> JsonObject:
+        several = table.n_classes > 2
+        return {
+            "objective": "multiclass" if several else "binary",
+            **({"num_class": table.n_classes} if several else {}),
+            "learning_rate": self.settings.learning_rate,
+            "num_leaves": max(2, self.settings.leaves),
+            "min_data_in_leaf": self.settings.leaf_samples,
+            "lambda_l2": self.settings.l2,
+            "feature_fraction_bynode": self.settings.feature_share,
+            "bagging_fraction": self.settings.sample_share,
+            "bagging_freq": int(self.settings.sample_share < 1),
+            "seed": seed,
+            "deterministic": True,
+            "force_col_wise": True,
+            "num_threads": torch.get_num_threads(),
+            "verbosity": -1,
+        }
+
+
+def _trees_of(model: Any, outputs: int, first: int) -> RoundsOfTrees:
+    """The trees of a model from a round on; what the scores start from is in the leaves of the first."""
+    described = model.dump_model(start_iteration=first)["tree_info"]
+    trees = [Tree(_nodes_of(tree["tree_structure"]), number % outputs) for number, tree in enumerate(described)]
+    return [trees[start : start + outputs] for start in range(0, len(trees), outputs)]
+
+
+def _nodes_of(root: ParsedJson) -> Array:
+    """A tree of LightGBM's description as a table of nodes."""
+    nodes: list[Node] = []
+    waiting: list[tuple[ParsedJson, int, int, bool]] = [(root, 0, -1, False)]
+    children: dict[tuple[int, bool], int] = {}
+    while waiting:
+        given, depth, parent, is_left = waiting.pop()
+        children[parent, is_left] = len(nodes)
+        if "split_feature" not in given:
+            nodes.append((float(given["leaf_value"]), 0, 0.0, False, 0, 0, depth, True))
+            continue
+        threshold = float(given["threshold"])
+        # Where no training sample lacked the value, LightGBM takes a missing one for zero.
+        missing_left = bool(given["default_left"]) if given["missing_type"] == "NaN" else threshold >= 0
+        waiting += [
+            (given[side], depth + 1, len(nodes), side == "left_child") for side in ("left_child", "right_child")
+        ]
+        nodes.append((0.0, int(given["split_feature"]), threshold, missing_left, 0, 0, depth, False))
+    table = np.array(nodes, NODE)
+    for (parent, is_left), child in children.items():
+        if parent >= 0:
+            table["left" if is_left else "right"][parent] = child
+    return table
