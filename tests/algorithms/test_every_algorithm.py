@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from manydg.algorithms import ALGORITHMS, Algorithm, build_algorithm
+from manydg.algorithms import ALGORITHMS, Algorithm, build_algorithm, controls
 from manydg.backbones import Backbone
 from manydg.config import SEARCHED, Choices
 from manydg.data.dataset import Batch, DomainDataset
@@ -178,3 +179,9 @@ def test_the_paper_s_impossible_combinations_are_refused(
         build_algorithm("pcl", small_mlp(labels), target_of(labels.target), 12)
     with pytest.raises(ConfigError, match="feature maps, and the backbone MLP has none"):
         build_algorithm("sagnet", small_mlp(classes), target_of(classes.target), 12)
+
+
+def test_the_page_of_rivals_has_every_rival() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "rivals.md").read_text(encoding="utf-8")
+    rivals = {name for name in ALGORITHMS.names() if not name.startswith("manydg") and name not in controls()}
+    assert {name for name in rivals if f"`{name}`" not in page.partition("## From papers")[2]} == set()

@@ -16,7 +16,7 @@ DatasetOf = Callable[..., DomainDataset]
 
 
 def model_on(dataset: DomainDataset, given: Callable[[int], Backbone], members: int = 4) -> TabM:
-    return TabM(given(6), target_of(dataset.target), 12, TabMSettings(members=members, width=16, dropout=0.0))
+    return TabM(given(6), target_of(dataset.target), 12, TabMSettings(members=members, hidden=16, head_dropout=0.0))
 
 
 def test_a_member_s_layer_is_that_of_the_paper() -> None:

@@ -35,9 +35,9 @@ _LEAST = 1e-6
 @dataclass(frozen=True)
 class TabMSettings(Hyperparameters):
     members: int = setting(32, 4, 64, "number k of perceptrons")
-    width: int = setting(128, 32, 512, "width of their hidden layers")
+    hidden: int = setting(128, 32, 512, "width of their hidden layers")
     layers: int = setting(2, 1, 4, "number of their hidden layers")
-    dropout: float = setting(0.1, 0.0, 0.5, "dropout after every hidden layer", log=False)
+    head_dropout: float = setting(0.1, 0.0, 0.5, "dropout after every hidden layer", log=False)
 
 
 class TabM(Algorithm):
@@ -53,11 +53,11 @@ class TabM(Algorithm):
         self, backbone: Backbone, target: Target, n_domains: int, settings: TabMSettings | None = None
     ) -> None:
         super().__init__(backbone, target, n_domains, settings)
-        members, width, wide = max(1, self.settings.members), max(1, self.settings.width), backbone.output_size
+        members, width, wide = max(1, self.settings.members), max(1, self.settings.hidden), backbone.output_size
         layers: list[nn.Module] = []
         for number in range(self.settings.layers):
             layers += [SharedLinear(members, wide, width, signs=number == 0), nn.ReLU()]
-            layers.append(nn.Dropout(min(self.settings.dropout, 0.99)))
+            layers.append(nn.Dropout(min(self.settings.head_dropout, 0.99)))
             wide = width
         self.members = nn.Sequential(*layers, MemberLinear(members, wide, target.size))
 
