@@ -16,7 +16,7 @@ The paper erases all that is correlated with the concept. With more patients tha
 that only the directions with the largest differences are erased here. How patients differ is estimated from pairs of
 samples of one patient (their products have no share of the noise within a patient) after what the labels explain is
 taken out, so that patients who differ in their labels alone are alike. All of it is fitted anew on training patients
-after every epoch; the head learns on features that were erased by the fit before.
+after every epoch, and the head is then refitted to the newly erased features.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.optim import Adam
 
-from manydg.algorithms import setting
+from manydg.algorithms import descend, setting
 from manydg.algorithms._parts import group_counts, group_sums
 from manydg.algorithms.base import Base, BaseSettings
 from manydg.backbones import Backbone, Inputs
@@ -35,6 +36,7 @@ from manydg.targets import Target
 
 _SAMPLES, _ROWS_AT_ONCE = 20_000, 1024
 _RIDGE = 1e-4
+_REFIT_PASSES, _REFIT_BATCH, _REFIT_LR = 3, 256, 1e-3
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class Erasure(Base):
 
     Settings = ErasureSettings
     settings: ErasureSettings
+    indivisible = "its head is refitted to features of the whole training set"
     removed: Tensor
     centre: Tensor
 
@@ -83,6 +86,17 @@ class Erasure(Base):
         centre, removed = patient_directions(features, patients, labels, self.settings.directions)
         self.centre.copy_(centre)
         self.removed.copy_(removed)
+        self._refit_head(self.erased(features.to(self.centre)), train.targets[rows].to(self.centre.device))
+
+    def _refit_head(self, features: Tensor, targets: Tensor) -> None:
+        """A few passes of the head alone, whose features have just lost other directions than before."""
+        optimizer = Adam(self.head.parameters(), lr=_REFIT_LR)
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(_REFIT_PASSES):
+            for rows in torch.split(torch.randperm(len(features), generator=generator), _REFIT_BATCH):
+                there = rows.to(features.device)
+                descend(self.target.loss(self.head(features[there]), targets[there]), optimizer)
+        self.zero_grad(set_to_none=True)
 
     @torch.no_grad()
     def _features(self, train: DomainDataset, rows: Tensor) -> Tensor:
