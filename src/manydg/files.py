@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 import sys
+import tokenize
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -346,6 +347,18 @@ def is_running(process: int) -> bool:
 
 
 HEADER_BYTES = 256
+DAMAGED_NPY = (
+    ValueError,
+    EOFError,
+    SyntaxError,
+    TypeError,
+    LookupError,
+    OverflowError,
+    MemoryError,
+    RecursionError,
+    tokenize.TokenError,
+)
+"""What NumPy raises for a header that is cut or garbled, found by fuzzing it."""
 LARGE_FILE = 1 << 31
 """Bytes from which a file is kept out of the page cache while it is read or written once from end to end."""
 _CACHE_STEP = 1 << 25

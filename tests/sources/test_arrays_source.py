@@ -119,6 +119,16 @@ def test_files_that_are_no_arrays_are_refused(tmp_path: Path) -> None:
         prepare("arrays", tmp_path / "many.npz", tmp_path / "out", y=tmp_path / "y.npy", patient=tmp_path / "p.npy")
 
 
+def test_a_header_that_does_not_close_is_refused(tmp_path: Path) -> None:
+    for name, array in (("x", X), ("y", Y), ("p", P)):
+        np.save(tmp_path / f"{name}.npy", array)
+    content = (tmp_path / "y.npy").read_bytes()
+    assert b"(6,)" in content
+    (tmp_path / "y.npy").write_bytes(content.replace(b"(6,)", b"(6,("))
+    with pytest.raises(StorageError, match=r"y\.npy is not a plain \.npy array: it is damaged"):
+        prepare("arrays", tmp_path / "x.npy", tmp_path / "out", y=tmp_path / "y.npy", patient=tmp_path / "p.npy")
+
+
 def test_new_arrays_and_a_dataset_folder_get_the_same_predictions(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     patients = np.repeat(np.arange(10), 6)

@@ -201,6 +201,24 @@ def test_files_that_are_no_tables_are_refused(tmp_path: Path) -> None:
         prepared(write(tmp_path), missing="drop")
 
 
+def test_a_parquet_file_that_polars_panics_over_is_refused_by_name(tmp_path: Path) -> None:
+    rows = {"who": [f"p{row // 3}" for row in range(12)], "stage": ["a", "b"] * 6, "eog": [float(k) for k in range(12)]}
+    file = tmp_path / "t.parquet"
+    pl.DataFrame(rows).write_parquet(file)
+    content, refused = file.read_bytes(), 0
+    # Bits of page headers that make polars 1 panic, which is no Exception.
+    for position, bit in [(58, 1), (58, 6), (60, 0), (60, 5), (88, 1), (92, 4)]:
+        changed = bytearray(content)
+        changed[position] ^= 1 << bit
+        file.write_bytes(changed)
+        try:
+            prepare("table", file, tmp_path / "out", overwrite=True, patient="who", target="stage", features=["eog"])
+        except StorageError as error:
+            assert str(error).startswith(f"cannot read {file}: ")  # noqa: PT017
+            refused += 1
+    assert refused
+
+
 def test_an_existing_dataset_is_kept_unless_told_otherwise(tmp_path: Path) -> None:
     first = prepared(write(tmp_path))
     other = write(tmp_path, "other.parquet", eog=[9.0, 1, 2, 3, 4, 5])

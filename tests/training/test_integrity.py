@@ -239,11 +239,16 @@ def test_tensors_that_no_file_holds_are_bounded_before_memory_is_taken(
         rebuild(config, schema, target, 2**30, small.state_dict(), source=Path("model.safetensors"))
 
 
+class Panic(BaseException):
+    """As a library written in Rust raises it."""
+
+
+@pytest.mark.parametrize("kind", [LookupError, Panic])
 def test_an_unforeseen_error_is_one_line_and_a_private_file(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, kind: type[BaseException]
 ) -> None:
     def broken(**_: object) -> None:
-        raise LookupError("patient 4711 is not there")
+        raise kind("patient 4711 is not there")
 
     monkeypatch.setattr("manydg.cli.app", broken)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -252,6 +257,8 @@ def test_an_unforeseen_error_is_one_line_and_a_private_file(
     assert stop.value.code == 1
     (line,) = capsys.readouterr().err.splitlines()
     (file,) = tmp_path.iterdir()
-    assert line == f"manydg: LookupError: this is a fault of the program; its traceback is in {file}, please report it"
+    assert (
+        line == f"manydg: {kind.__name__}: this is a fault of the program; its traceback is in {file}, please report it"
+    )
     assert "patient 4711 is not there" in file.read_text()
     assert file.stat().st_mode & 0o777 == 0o600

@@ -56,7 +56,9 @@ def main() -> None:
     except OSError as error:
         place = f" ({error.filename})" if error.filename else ""
         _fail(f"the operating system refused: {error.strerror or error}{place}")
-    except Exception as error:  # noqa: BLE001 - whatever is a bug of ours is not the user's to read
+    except SystemExit:
+        raise
+    except BaseException as error:  # noqa: BLE001 - a bug of ours or of a library, such as a panic of polars
         _unforeseen(error)
     if code == _INTERRUPTED:
         _stopped()
@@ -72,7 +74,7 @@ def _fail(message: str) -> NoReturn:
     sys.exit(2)
 
 
-def _unforeseen(error: Exception) -> NoReturn:
+def _unforeseen(error: BaseException) -> NoReturn:
     """An error that no message was written for: one line, and the traceback in a file that only the user can read."""
     # What it says may be long or name a patient: it goes to the file alone.
     kept, path = tempfile.mkstemp(prefix="manydg-", suffix=".txt")

@@ -14,7 +14,7 @@ import torch
 
 from manydg.data.info import DatasetInfo
 from manydg.errors import DataError, StorageError
-from manydg.files import Json
+from manydg.files import DAMAGED_NPY, Json
 from manydg.sources._dense import MISSING, check_finite, write_dense
 from manydg.sources._preparing import CohortFlow, with_provenance
 from manydg.sources._source import NewSamples, Options, RawArgument, Source, SourceDocs, TrainedOn, option
@@ -116,7 +116,7 @@ def _load(path: Path) -> npt.NDArray[Any]:
         raise StorageError(f"there is no file {path}") from None
     except OSError as error:
         raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, EOFError, SyntaxError):
+    except DAMAGED_NPY:
         raise StorageError(
             f"{path} is not a plain .npy array: it is damaged, or holds Python objects, which are never read; "
             "save it with numpy.save from an array of numbers or fixed-width text"

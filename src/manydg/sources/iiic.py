@@ -12,7 +12,6 @@ import csv
 import hashlib
 import math
 import re
-import tokenize
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -28,7 +27,7 @@ import torch
 from manydg.data.info import DatasetInfo, SourceFile, TargetSpec
 from manydg.data.storage import DatasetWriter
 from manydg.errors import ConfigError, DataError, ManyDGWarning, StorageError
-from manydg.files import LARGE_FILE, HashingThread, Json, drop_from_cache, reading_errors
+from manydg.files import DAMAGED_NPY, LARGE_FILE, HashingThread, Json, drop_from_cache, reading_errors
 from manydg.jobs import Job, in_this_process
 from manydg.sources._preparing import (
     CohortFlow,
@@ -63,18 +62,6 @@ _ROLES = {"signals": "signals", "x": "signals", "votes": "votes", "y": "votes"} 
 )
 _NAME = re.compile(
     r"(?:(?P<part>.*)[_.-])?(?P<role>signals|x|votes|y|patients?|keys?)\.(?P<type>npy|csv)", re.IGNORECASE
-)
-# What numpy's reader raises for a header that is cut or garbled, found by fuzzing it.
-_DAMAGED_HEADER = (
-    ValueError,
-    EOFError,
-    SyntaxError,
-    TypeError,
-    LookupError,
-    OverflowError,
-    MemoryError,
-    RecursionError,
-    tokenize.TokenError,
 )
 _ALIASES = {"seizure": "ESZ", "sz": "ESZ", "others": "OTHER"}
 Block = tuple[slice, npt.NDArray[Any], npt.NDArray[np.uint8]]
@@ -281,7 +268,7 @@ def _load(path: Path) -> npt.NDArray[Any]:
         return np.asanyarray(np.load(path, mmap_mode="r", allow_pickle=False))
     except OSError as error:
         raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
-    except _DAMAGED_HEADER as error:
+    except DAMAGED_NPY as error:
         if "pickle" in str(error).lower() or "object" in str(error).lower():
             raise DataError(
                 f"{path} holds Python objects, which are never loaded: save plain arrays of numbers or text instead"

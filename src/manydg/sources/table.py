@@ -27,6 +27,7 @@ from manydg.sources._source import NewSamples, Options, RawArgument, Source, Sou
 from manydg.sources._tables import check_unpacked_rows, check_whole, ids_of
 
 _DIGITS = re.compile(r"(\d+)")
+_UNREADABLE = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError)
 _NULLS = ["", "NA", "N/A", "null", "NULL"]
 _SHOWN = 12
 _PATTERNED = ("feature", "target")
@@ -200,22 +201,22 @@ def _open(path: Path, *as_text: str | None) -> tuple[pl.LazyFrame, list[str]]:
             path, separator=separator, null_values=_NULLS, infer_schema_length=None, schema_overrides=texts
         )
         return table, table.collect_schema().names()
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise StorageError(f"cannot read {path}: {_first_line(error)}") from error
+    except _UNREADABLE as error:
+        raise StorageError(f"cannot read {path}: {_first_line(error)}") from None
 
 
 def _collect(table: pl.LazyFrame, path: Path) -> pl.DataFrame:
     try:
         frame = table.collect()
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise StorageError(f"cannot read {path}: {_first_line(error)}") from error
+    except _UNREADABLE as error:
+        raise StorageError(f"cannot read {path}: {_first_line(error)}") from None
     if frame.height == 0:
         raise DataError(f"{path} has no rows")
     return frame
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0][:200]
 
 
 def _columns(patterns: Iterable[str], columns: Sequence[str], path: Path, role: str) -> list[str]:
