@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from manydg.errors import DataError, ManyDGError, StorageError
+from manydg.errors import DataError, ManyDGError, ManyDGWarning, StorageError
 from manydg.report import plot_style, write_report
 
 VOID = {"meta", "link", "br", "hr", "img", "input", "path", "use", "rect", "circle", "line", "image", "stop"}
@@ -267,7 +267,8 @@ def test_records_without_predictions_or_study_still_make_a_page(maker: Any, tmp_
         (tmp_path / record["folder"] / "predictions.npz").unlink()
     maker.write({}, {})
     (tmp_path / "study.json").unlink()
-    text = write_report(tmp_path, tmp_path / "page.html").read_text()
+    with pytest.warns(ManyDGWarning, match=r"study\.json is missing, so that the report does not describe the data"):
+        text = write_report(tmp_path, tmp_path / "page.html").read_text()
     names = re.findall(r'data-section="([^"]+)"', text)
     assert names == ["question", "compare", "paper", "patients", "learning"]
     assert "could not be tested" in text

@@ -388,6 +388,7 @@ class Soak:
         for reader in self.readers:
             folder = self._copy(reader)
             out = self._run(reader.arguments, folder)
+            self._server.preload()
             self._wholes[reader.name] = (out, contents(folder))
 
     def run(self, inputs: int, only: int | None = None) -> Outcome:

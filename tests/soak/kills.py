@@ -3,7 +3,7 @@
     python -m tests.soak.kills --kills 300 --seed 1
 
 Every command gets small data of its own. One start in five is of a fresh interpreter; the others are forked from a
-process that has imported torch and other libraries, but nothing of the package. After one or several kills in a row the
+process that has imported what commands import. After one or several kills in a row the
 command is run to its end: what it has then written, hidden and temporary files included, must be what the undisturbed
 command wrote, and no child may have outlived its parent.
 """
@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
-from tests.soak.processes import LIBRARIES, Process, Server, start_fresh
+from tests.soak.processes import LIBRARIES, PACKAGE, Process, Server, start_fresh
 from tests.soak.results import contents
 
 FRESH_SHARE = 0.2
@@ -115,26 +115,27 @@ class Soak:
     def __init__(self, folder: Path, seed: int, cases: Sequence[Case] = CASES) -> None:
         self.folder, self.cases, self._random = folder, cases, random.Random(seed)
         self._logs = folder / "logs"
-        self._server = Server(self._logs, LIBRARIES)
+        self._server = Server(self._logs, [*LIBRARIES, *PACKAGE])
         self._seconds: dict[tuple[str, bool], float] = {}
         self._wholes: dict[str, dict[str, str]] = {}
         self.outcome = Outcome()
 
     def prepare(self) -> None:
-        """Write the inputs and run every command undisturbed in a fresh interpreter, to know how long it takes."""
+        """Write the inputs and run every command undisturbed, to know its result and how long it takes."""
         inputs = self.folder / "inputs"
         inputs.mkdir(parents=True)
         write_inputs(inputs, self._run)
         self._inputs = contents(inputs)
         for case in self.cases:
             folder = self._new_folder("whole", case)
-            self._seconds[case.name, True] = self._run(case.arguments, folder, fresh=True)
+            self._run(case.arguments, folder)
+            self._server.preload()
             self._wholes[case.name] = contents(folder)
         first = self.cases[0]
-        forked = self._run(first.arguments, self._new_folder("killed", first))
-        saved = self._seconds[first.name, True] - forked
+        start_up = self._run(first.arguments, self._new_folder("killed", first), fresh=True)
         for case in self.cases:
-            self._seconds[case.name, False] = max(self._seconds[case.name, True] - saved, forked)
+            self._seconds[case.name, False] = self._run(case.arguments, self._new_folder("killed", case))
+            self._seconds[case.name, True] = self._seconds[case.name, False] + start_up
 
     def run(self, kills: int) -> Outcome:
         """Kill until there were so many kills."""

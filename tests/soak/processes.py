@@ -54,8 +54,11 @@ PACKAGE = (
 
 def environment() -> dict[str, str]:
     paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    # Compiling every module anew would be most of a fresh interpreter's start.
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return {
-        **os.environ,
+        **kept,
+        "PYTHONPYCACHEPREFIX": str(Path(tempfile.gettempdir()) / "manydg-soak-pycache"),
         "PYTHONPATH": os.pathsep.join(paths),
         "OMP_NUM_THREADS": "1",
         "COLUMNS": "160",
@@ -143,6 +146,12 @@ class Server:
         }
         process = self._ask({"start": request})
         return Process(process, lambda: self._ask({"reap": process}), out, err)
+
+    def preload(self) -> None:
+        """Import in the server what the last command that ended had imported, so that later ones need not."""
+        file = self._logs / "forked.modules"
+        if file.exists():
+            self._ask({"import": file.read_text(encoding="utf-8").split()})
 
     def _ask(self, request: dict[str, object]) -> int:
         assert self._server.stdin is not None

@@ -1,7 +1,8 @@
 """Forks ``manydg`` commands from a process that has imported the modules named on its command line.
 
 Each line of standard input is a request in JSON, answered by one line: ``start`` forks a process in a session of its
-own that runs the command and answers its id; ``reap`` answers the exit code of a process that has ended.
+own that runs the command and answers its id; ``reap`` answers the exit code of a process that has ended; ``import``
+imports more modules.
 """
 
 from __future__ import annotations
@@ -24,18 +25,27 @@ def serve(modules: list[str]) -> None:
     # Standard output is for answers alone, whatever a library prints while it is imported.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    for module in modules:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(module)
+    preload(modules)
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
     for line in sys.stdin:
         request = json.loads(line)
         if "reap" in request:
             answer = os.waitstatus_to_exitcode(os.waitpid(request["reap"], 0)[1])
+        elif "import" in request:
+            answer = preload(request["import"])
         else:
             answer = os.fork() or run(**request["start"])
         print(answer, file=answers, flush=True)
+
+
+def preload(modules: list[str]) -> int:
+    """Import modules; how many there are now."""
+    for module in modules:
+        # What a module needs of its moment, such as a plug-in that was loaded by its file, is not for the server.
+        with contextlib.suppress(Exception):
+            importlib.import_module(module)
+    return len(sys.modules)
 
 
 def fixed_key(size: int = 32) -> str:
@@ -58,6 +68,7 @@ def run(arguments: list[str], folder: str, out: str, err: str, temporary: str, g
         resource.setrlimit(resource.RLIMIT_AS, (mapped + gigabytes * GIGABYTE,) * 2)
     secrets.token_hex = fixed_key
     sys.argv = ["manydg", *arguments]
+    known = set(sys.modules)
     code = 70
     try:
         from manydg.cli import main
@@ -68,6 +79,7 @@ def run(arguments: list[str], folder: str, out: str, err: str, temporary: str, g
     except BaseException:  # noqa: BLE001 - whatever escapes is shown as the interpreter would
         traceback.print_exc()
     with contextlib.suppress(OSError):
+        Path(err).with_suffix(".modules").write_text("\n".join(sorted(set(sys.modules) - known)), encoding="utf-8")
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)

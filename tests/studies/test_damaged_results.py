@@ -113,6 +113,8 @@ def test_predictions_of_another_run_are_refused_and_those_without_a_record_not_u
     path.write_bytes(before)
     path.with_name("run.json").rename(path.with_name("aside"))
     assert load_predictions(results, record) is None
+    with pytest.warns(ManyDGWarning, match=r"1 of the runs in .* have lost their run\.json"):
+        read_results_folder(results)
     path.with_name("aside").rename(path.with_name("run.json"))
 
 

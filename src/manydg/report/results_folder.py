@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,11 +12,21 @@ from manydg.errors import DataError, ManyDGWarning
 from manydg.evaluation.predictions import Predictions
 from manydg.report.run_statistics import Comparison
 from manydg.studies.figure_data import FIGURES, PSEUDONYM, CosineTable, FigureData, read_figures
-from manydg.studies.records import RUN_RECORD, RUNS, StudiedDataset, read_description, read_results, views
+from manydg.studies.records import (
+    RESULTS,
+    RUN_RECORD,
+    RUNS,
+    STUDY,
+    StudiedDataset,
+    read_description,
+    read_results,
+    views,
+)
 from manydg.studies.summary import load_predictions, summarize
 from manydg.studies.tuning import Tuning, kept_tuning
 from manydg.targets import Target, target_of
 from manydg.training.record import RunRecord
+from manydg.training.run import PREDICTIONS
 
 
 @dataclass(frozen=True)
@@ -148,6 +158,8 @@ def read_results_folder(path: str | Path) -> ResultsFolder:
     """
     folder = Path(path)
     records, about = _read_records(folder), read_description(folder)
+    for lack in _what_lacks(folder, records):
+        warnings.warn(f"{lack}: run the command that made the results again", ManyDGWarning, stacklevel=3)
     figures = read_figures(folder / FIGURES)
     names = list(dict.fromkeys(record.dataset for record in records))
     _check_datasets(figures, names)
@@ -165,6 +177,19 @@ def read_results_folder(path: str | Path) -> ResultsFolder:
     ]
     versions = dict.fromkeys(record.code_version for record in records)
     return ResultsFolder(chapters, about.created, about.code_version or ", ".join(filter(None, versions)))
+
+
+def _what_lacks(folder: Path, records: Sequence[RunRecord]) -> Iterator[str]:
+    """What a report of a folder leaves out because files are gone, in sentences without an end."""
+    if not (folder / STUDY).exists():
+        yield f"{folder / STUDY} is missing, so that the report does not describe the data"
+    listed = {record.run for record in records}
+    runs = [path.parent for path in folder.glob(f"{RUNS}/*/{RUN_RECORD}")]
+    if unlisted := sum(path.name not in listed for path in runs):
+        yield f"{folder / RESULTS} lacks {unlisted} of the finished runs in {folder / RUNS}, which are left out"
+    predictions = folder.glob(f"{RUNS}/*/{PREDICTIONS}")
+    if alone := sum(not path.with_name(RUN_RECORD).is_file() for path in predictions):
+        yield f"{alone} of the runs in {folder / RUNS} have lost their {RUN_RECORD}, so that predictions are left out"
 
 
 def _without_paper(figure: FigureData) -> FigureData:
@@ -195,13 +220,6 @@ def _read_records(folder: Path) -> list[RunRecord]:
         records[record.run] = record
     if not records:
         raise DataError(f"{folder / 'results.jsonl'} holds no record of a run: run 'manydg compare' first")
-    if unlisted := sum(path.parent.name not in records for path in folder.glob(f"{RUNS}/*/{RUN_RECORD}")):
-        warnings.warn(
-            f"{folder / 'results.jsonl'} lacks {unlisted} of the finished runs in {folder / RUNS}, which are left out: "
-            "run the command that made it again",
-            ManyDGWarning,
-            stacklevel=3,
-        )
     return list(records.values())
 
 
