@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 RUN := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 
-.PHONY: demo test test-slow lint bench clean
+.PHONY: demo test test-slow lint bench results clean
 
 demo: $(RUN)
 	$(BIN)/manydg demo --out demo-results
@@ -29,6 +29,10 @@ lint: $(DEV)
 
 bench: $(DEV)
 	$(BIN)/python -m benchmarks
+
+# All numbers of docs/results.md, from raw data in DATA; it goes on where it was stopped.
+results: $(DEV)
+	$(BIN)/python -m tools.results all --data $(DATA) --workers $(or $(WORKERS),2)
 
 $(RUN): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "manydg needs Python 3.11 or newer: make PYTHON=python3.11")'

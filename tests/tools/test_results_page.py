@@ -1,0 +1,78 @@
+"""docs/results.md says what the records in results/ say, all of one version of the code."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from tools.results import DATASETS, PAGE, STUDIES, block, claims, page, read_evidence
+
+found = read_evidence()
+
+
+def test_the_page_is_what_the_records_make_of_it() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert page(text, found) == text, "run python -m tools.results write"
+
+
+def test_all_evidence_is_of_one_version_of_the_code_and_one_of_each_dataset() -> None:
+    assert len({code for study in found.values() for code in study["code_version"]}) <= 1
+    for study in found.values():
+        assert len(study["dataset_hash"]) == 1
+
+
+def test_the_records_are_of_the_commands_on_the_page() -> None:
+    plans = {plan.name: plan for plan in STUDIES}
+    for name, study in found.items():
+        assert study["command"] == f"manydg {plans[name].command} --out {name}"
+
+
+def test_every_study_has_its_block_on_the_page_and_its_dataset_a_recipe() -> None:
+    blocks = re.findall(r"<!-- result: ([\w-]+) -->", PAGE.read_text(encoding="utf-8"))
+    assert sorted(blocks) == sorted([*(plan.name for plan in STUDIES), "claims", "versions"])
+    assert {plan.dataset for plan in STUDIES} <= set(DATASETS)
+
+
+def test_outside_the_blocks_no_result_is_typed() -> None:
+    text = re.sub(r"<!-- result: .*?<!-- end of result -->", "", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert re.findall(r"(?<![\w.])0?\.\d{2,}", text) == []
+
+
+@pytest.fixture
+def made_up() -> dict[str, dict[str, Any]]:
+    def entry(mean: float, gain: float | None, p: float | None) -> dict[str, Any]:
+        bounds = None if gain is None else [gain - 0.01, gain + 0.01]
+        values = {"0": mean, "1": mean + 0.02}
+        return {"values": values, "mean": mean, "interval": [mean - 0.05, mean + 0.05], "gain": gain,
+                "gain_interval": bounds, "p": p}  # fmt: skip
+
+    rows = {
+        "base (no context)": entry(0.70, None, None),
+        "prototype (no context)": entry(0.71, 0.01, 0.5),
+        "manydg-random-pairs (no context)": entry(0.74, 0.04, 0.2),
+        "manydg (no context)": entry(0.66, -0.04, 0.01),
+        "base (offline context)": entry(0.81, 0.11, 0.001),
+    }
+    summary = {
+        "metrics": ["kappa"], "primary": "kappa", "reference": "base (no context)", "seeds": [0, 1], "synthetic": False,
+        "patients": {"train": 62, "val": 8, "test": 8}, "tested_patients": 15,
+        "rows": {name: {"seconds": 1.0, "metrics": {"kappa": row}} for name, row in rows.items()},
+    }  # fmt: skip
+    return {"sleep-rivals": {"summaries": [summary], "figures": []}}
+
+
+def test_claims_say_who_wins_who_loses_and_what_is_chance(made_up: dict[str, dict[str, Any]]) -> None:
+    table = claims(made_up)
+    assert "no, it loses: -0.040 Kappa [-0.050, -0.030], p 0.010" in table
+    assert "yes: +0.110 Kappa [+0.100, +0.120], p 0.001" in table
+    assert "-0.080 Kappa ± 0.000 over splits, ahead in 0 of 2" in table
+    assert table.count("not run") == 11
+
+
+def test_a_table_marks_the_best_and_shows_what_each_row_gains(made_up: dict[str, dict[str, Any]]) -> None:
+    text = block(STUDIES[0], made_up)
+    assert "| base (offline context) | **0.810** [0.760, 0.860] | +0.110 [+0.100, +0.120] | 0.001 |" in text
+    assert "62 patients train, 8 validate and 8 are unseen in the first; 15 were unseen in some split" in text
+    assert "Not run yet" in block(STUDIES[1], made_up)

@@ -1,0 +1,397 @@
+"""All evidence of docs/results.md from one version of the code: prepare, run, collect, write.
+
+    python -m tools.results run --data DIR [--work DIR] [--only NAME ...] [--workers N] [--device NAME]
+    python -m tools.results collect [--work DIR]
+    python -m tools.results write
+
+``run`` prepares the datasets from raw files below ``--data`` and runs every study that is not done; it can be stopped
+and started again. ``collect`` writes what the studies found to ``results/NAME.json``. ``write`` makes the tables of
+docs/results.md from these files; a test compares the page with them. ``make results`` does all three.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from manydg.files import write_json
+from manydg.studies.figure_data import FIGURES, CellTable, Curve, FigureData, Similarity, parse_figure, read_figures
+from manydg.studies.records import read_results
+from manydg.studies.summary import Summary, summarize_folder
+from manydg.studies.summary_text import METRIC_NAMES
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS, PAGE = ROOT / "results", ROOT / "docs" / "results.md"
+_COLUMNS_OF_A_CURVE = 7
+
+SLEEP = "--epochs 10 --batch-size 1024 --lr 1e-3 --backbone mlp"
+KIDNEY = "--epochs 10 --batch-size 1024 --lr 1e-3 --backbone tabular"
+EEG = "--epochs 12 --batch-size 64 --lr 5e-4 --backbone seizure-cnn"
+DENSE = (
+    "base,prototype,manydg-random-pairs,manydg,condadv,dann,irm,pcl,mldg,simd1,simd2,boosting,ema,swad,coral,vrex,"
+    "groupdro,eqrm,arm,bn-adapt"
+)
+SIGNALS = (
+    "base,prototype,manydg-random-pairs,manydg,condadv,dann,irm,sagnet,pcl,mldg,simd1,simd2,ema,swad,coral,vrex,"
+    "groupdro,eqrm,mixstyle,arm,bn-adapt"
+)
+
+DATASETS: dict[str, tuple[str, ...]] = {
+    "sleep": (
+        "manydg prepare table {data}/sleep_edf_78_features/epochs.parquet --patient subject_id --target stage "
+        "--features 'EEG_*' --session night_id --time epoch_idx --classes W,N1,N2,N3,REM --out {work}/sleep",
+    ),
+    "kidney": (
+        "python examples/kidney_table.py {data}/aki_hourly_eicu_demo {data}/eicu_demo {work}/kidney.parquet",
+        "manydg prepare table {work}/kidney.parquet --patient uniquepid --target label --session stay --time hour "
+        "--features 'value_*' 'measured_*' 'static_*' --missing keep --out {work}/kidney",
+    ),
+    "eegmat": ("manydg prepare edf {data}/eegmat_bids --window 10 --out {work}/eegmat",),
+    "twin-iiic": (
+        "manydg synthesize iiic --patients 100 --samples-per-patient 20 --out {work}/raw-iiic",
+        "manydg prepare iiic {work}/raw-iiic --out {work}/twin-iiic",
+    ),
+}
+"""By name, the commands that prepare a dataset from raw files."""
+
+
+@dataclass(frozen=True)
+class StudyPlan:
+    """One study: its place on the page, its dataset, and the command that runs it."""
+
+    name: str
+    title: str
+    dataset: str
+    command: str
+    reference: str = "base"
+
+
+STUDIES = (
+    StudyPlan("sleep-rivals", "Every algorithm, without and with the night as context", "sleep",
+              f"experiment context-rivals sleep --algorithms {DENSE} --seeds 5 {SLEEP}", "base (no context)"),
+    StudyPlan("sleep-sequence", "Reading the night in order", "sleep",
+              f"compare sleep --algorithms base,ema,manydg --sequence gru --context offline --seeds 5 {SLEEP}"),
+    StudyPlan("sleep-objectives", "Without each objective", "sleep",
+              f"experiment objectives sleep --seeds 5 {SLEEP}", "manydg (all four objectives)"),
+    StudyPlan("sleep-limited", "Fewer patients to train on", "sleep",
+              f"experiment limited-data sleep --algorithms base,manydg --seeds 5 {SLEEP}"),
+    StudyPlan("sleep-similarity", "Is z the patient's?", "sleep",
+              f"experiment domain-similarity sleep --seeds 5 {SLEEP}"),
+    StudyPlan("kidney-rivals", "Every algorithm, without and with the hours so far as context", "kidney",
+              f"experiment context-rivals kidney --context causal --algorithms {DENSE} --seeds 5 {KIDNEY}",
+              "base (no context)"),
+    StudyPlan("eegmat-rivals", "Every algorithm, without and with the recording as context", "eegmat",
+              f"experiment context-rivals eegmat --algorithms {SIGNALS} --seeds 5 {EEG}", "base (no context)"),
+    StudyPlan("eegmat-objectives", "Without each objective", "eegmat",
+              f"experiment objectives eegmat --seeds 5 {EEG}", "manydg (all four objectives)"),
+    StudyPlan("eegmat-similarity", "Is z the patient's?", "eegmat",
+              f"experiment domain-similarity eegmat --seeds 5 {EEG}"),
+    StudyPlan("twin-iiic", "Synthetic seizure patterns", "twin-iiic",
+              f"compare twin-iiic --algorithms base,prototype,manydg-random-pairs,manydg --seeds 5 {EEG}"),
+)  # fmt: skip
+
+
+# From raw files to results/NAME.json.
+
+
+def run(data: Path, work: Path, only: Sequence[str], options: Sequence[str]) -> None:
+    """Prepare what is missing and run every study; each goes on where it was stopped."""
+    work.mkdir(parents=True, exist_ok=True)
+    for plan in STUDIES:
+        if only and plan.name not in only:
+            continue
+        if not (work / plan.dataset / "dataset.json").exists():
+            for command in DATASETS[plan.dataset]:
+                _call(shlex.split(command.format(data=data, work=work)), ROOT)
+        # The folder of a dataset is what results call it.
+        arguments = shlex.split(plan.command)
+        at = arguments.index(plan.dataset)
+        arguments[at] = str(work / plan.dataset)
+        _call(["manydg", *arguments, "--out", str(work / "studies" / plan.name), *options], ROOT)
+
+
+def _call(command: Sequence[str], folder: Path) -> None:
+    program = [sys.executable, "-m", "manydg"] if command[0] == "manydg" else [sys.executable]
+    print("$", shlex.join(command), flush=True)
+    subprocess.run([*program, *command[1:]], cwd=folder, check=True)
+
+
+def collect(work: Path) -> list[Path]:
+    """Write what every finished study found to ``results/``."""
+    written = []
+    for plan in STUDIES:
+        folder = work / "studies" / plan.name
+        if (folder / "results.jsonl").exists():
+            RESULTS.mkdir(exist_ok=True)
+            path = RESULTS / f"{plan.name}.json"
+            write_json(path, evidence(plan, folder))
+            written.append(path)
+    return written
+
+
+def evidence(plan: StudyPlan, folder: Path) -> dict[str, Any]:
+    """What a study found, small enough to be committed."""
+    records = [record for record in read_results(folder) if record.ok]
+    summaries = summarize_folder(folder, plan.reference)
+    figures = [figure for figure in read_figures(folder / FIGURES) if isinstance(figure.data, _SHOWN)]
+    return {
+        "study": plan.name,
+        "command": f"manydg {plan.command} --out {plan.name}",
+        "code_version": sorted({record.code_version for record in records}),
+        "dataset_hash": sorted({record.dataset_hash for record in records}),
+        "runs": len(records),
+        "devices": sorted({record.device for record in records}),
+        "summaries": [_summary_json(summary) for summary in summaries],
+        "figures": [figure.to_json() for figure in figures],
+    }
+
+
+def _summary_json(summary: Summary) -> dict[str, Any]:
+    rows = {}
+    for row in summary.rows:
+        entries = {metric: summary.entries[row, metric] for metric in summary.metrics}
+        rows[row] = {
+            "seconds": _rounded(summary.seconds.get(row)),
+            "metrics": {
+                metric: {
+                    "values": {str(seed): _rounded(value) for seed, value in entry.values.items()},
+                    "mean": _rounded(entry.mean),
+                    "interval": _bounds(entry.interval),
+                    # The page shows what a row gains; a summary has the reference minus the row.
+                    "gain": _rounded(-entry.comparison.difference if entry.comparison else None),
+                    "gain_interval": _bounds(entry.difference, negate=True),
+                    "p": _rounded(entry.adjusted["corrected"] if entry.adjusted else None),
+                }
+                for metric, entry in entries.items()
+            },
+        }
+    return {
+        "experiment": summary.experiment,
+        "synthetic": summary.synthetic,
+        "metrics": list(summary.metrics),
+        "primary": summary.primary,
+        "reference": summary.reference,
+        "seeds": list(summary.seeds),
+        "patients": {"train": summary.patients.train, "val": summary.patients.val, "test": summary.patients.test},
+        "tested_patients": summary.tested_patients,
+        "rows": rows,
+        "notes": list(summary.notes),
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
+
+
+def _bounds(interval: Any, *, negate: bool = False) -> list[float | None] | None:
+    if interval is None or not math.isfinite(interval.low):
+        return None
+    bounds = (-interval.high, -interval.low) if negate else (interval.low, interval.high)
+    return [_rounded(bound) for bound in bounds]
+
+
+# From results/NAME.json to the page.
+
+_SHOWN = (Similarity, CellTable, Curve)
+BEGIN, END = "<!-- result: {name} -->", "<!-- end of result -->"
+
+
+def read_evidence() -> dict[str, dict[str, Any]]:
+    """Every file of ``results/`` by the name of its study."""
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))}
+
+
+def page(text: str, found: dict[str, dict[str, Any]]) -> str:
+    """The page with every block of results made anew; a block whose study was not run says so."""
+    blocks: dict[str, Callable[[], str]] = {plan.name: lambda plan=plan: block(plan, found) for plan in STUDIES}  # type: ignore[misc]
+    blocks["claims"] = lambda: claims(found)
+    blocks["versions"] = lambda: versions(found)
+
+    def replaced(match: re.Match[str]) -> str:
+        name = match.group(1)
+        return f"{BEGIN.format(name=name)}\n{blocks[name]()}\n{END}"
+
+    return re.sub(r"<!-- result: ([\w-]+) -->.*?" + re.escape(END), replaced, text, flags=re.DOTALL)
+
+
+def block(plan: StudyPlan, found: dict[str, dict[str, Any]]) -> str:
+    """One study: its command and its tables."""
+    command = f"```\nmanydg {plan.command} --out {plan.name}\n```"
+    if plan.name not in found:
+        return f"{command}\n\nNot run yet."
+    tables = [_summary_table(summary) for summary in found[plan.name]["summaries"]]
+    tables += [_figure_table(parse_figure(figure)) for figure in found[plan.name]["figures"]]
+    return "\n\n".join([command, *filter(None, tables)])
+
+
+def _summary_table(summary: dict[str, Any]) -> str:
+    reference, primary = summary["reference"], summary["primary"]
+    names = [METRIC_NAMES.get(metric, metric) for metric in summary["metrics"]]
+    gain = [f"{METRIC_NAMES.get(primary, primary)} minus {reference}", "p"] if reference else []
+    lines = _table_head(["", *names, *gain], ["---", *["---:"] * (len(names) + len(gain))])
+    best = {
+        metric: max((row["metrics"][metric]["mean"] or -math.inf) for row in summary["rows"].values())
+        for metric in summary["metrics"]
+    }
+    for name, row in summary["rows"].items():
+        cells = []
+        for metric in summary["metrics"]:
+            entry = row["metrics"][metric]
+            mean = _number(entry["mean"])
+            mean = f"**{mean}**" if entry["mean"] == best[metric] else mean
+            cells.append(f"{mean} {_interval(entry['interval'])}".strip())
+        if reference:
+            entry = row["metrics"][primary]
+            cells += [f"{_number(entry['gain'], sign=True)} {_interval(entry['gain_interval'], sign=True)}".strip()]
+            cells += ["" if entry["p"] is None else f"{entry['p']:.3f}"]
+        lines.append(_row([name, *cells]))
+    patients = summary["patients"]
+    kind = "synthetic " if summary["synthetic"] else ""
+    about = (
+        f"{len(summary['seeds'])} splits; {patients['train']} {kind}patients train, {patients['val']} validate and "
+        f"{patients['test']} are unseen in the first; {summary['tested_patients']} were unseen in some split."
+    )
+    return "\n".join([*lines, "", about])
+
+
+def _figure_table(figure: FigureData) -> str:
+    data = figure.data
+    if isinstance(data, Similarity):
+        lines = _table_head([figure.title, "of one patient", "of two patients"], ["---", "---:", "---:"])
+        lines += [_row([row.name, _number(row.within, 5), _number(row.across, 5)]) for row in data.rows]
+    elif isinstance(data, CellTable):
+        lines = _table_head(list(data.columns), ["---"] * len(data.columns))
+        lines += [_row([_number(cell) if isinstance(cell, float) else str(cell) for cell in row]) for row in data.rows]
+    elif isinstance(data, Curve):
+        step = max(1, math.ceil(len(data.x.values) / _COLUMNS_OF_A_CURVE))
+        shown = range(0, len(data.x.values), step)
+        head = [f"{data.y.label}, by {data.x.label}", *(f"{data.x.values[at]:g}" for at in shown)]
+        lines = _table_head(head, ["---", *["---:"] * len(shown)])
+        lines += [_row([line.name, *(_number(line.mean[at]) for at in shown)]) for line in data.series]
+    else:
+        return ""
+    return "\n".join(lines)
+
+
+def claims(found: dict[str, dict[str, Any]]) -> str:
+    """The paper's claims, each with what was found here."""
+    columns = {"sleep": "sleep, 78 people", "eegmat": "raw EEG, 36 people", "kidney": "kidney injury, 1,549 patients"}
+    lines = _table_head(["the paper's claim", *columns.values()], ["---"] * (len(columns) + 1))
+    rows: tuple[tuple[str, Callable[[str], str]], ...] = (
+        ("ManyDG beats Base on unseen patients",
+         lambda data: _gain(found, f"{data}-rivals", "manydg (no context)")),
+        ("pairs of one patient matter (against pairs of strangers)",
+         lambda data: _versus(found, f"{data}-rivals", "manydg (no context)", "manydg-random-pairs (no context)")),
+        ("the losses matter (against ManyDG's head alone)",
+         lambda data: _versus(found, f"{data}-rivals", "manydg (no context)", "prototype (no context)")),
+        ("z differs between patients more than within (cosine within, across)",
+         lambda data: _similarity(found, f"{data}-similarity")),
+        ("not in the paper: Base shown the patient's other unlabelled samples beats Base",
+         lambda data: _gain(found, f"{data}-rivals", f"base ({'causal' if data == 'kidney' else 'offline'} context)")),
+    )  # fmt: skip
+    lines += [_row([claim, *(answer(data) for data in columns)]) for claim, answer in rows]
+    return "\n".join(lines)
+
+
+def _entry(found: dict[str, dict[str, Any]], study: str, row: str) -> tuple[str, dict[str, Any]] | None:
+    if study not in found:
+        return None
+    summary = found[study]["summaries"][0]
+    rows = summary["rows"]
+    name = METRIC_NAMES.get(summary["primary"], summary["primary"])
+    return (name, rows[row]["metrics"][summary["primary"]]) if row in rows else None
+
+
+def _gain(found: dict[str, dict[str, Any]], study: str, row: str) -> str:
+    """What a row gains on the reference, with interval and p, and whether that is beyond chance."""
+    result = _entry(found, study, row)
+    if result is None:
+        return "not run"
+    name, entry = result
+    p = entry["p"]
+    verdict = "within chance" if p is None or p >= 0.05 else ("yes" if entry["gain"] > 0 else "no, it loses")
+    numbers = f"{_number(entry['gain'], sign=True)} {name} {_interval(entry['gain_interval'], sign=True)}"
+    return f"{verdict}: {numbers}" + ("" if p is None else f", p {p:.3f}")
+
+
+def _versus(found: dict[str, dict[str, Any]], study: str, row: str, other: str) -> str:
+    """The mean difference of two rows over their splits, with its standard deviation."""
+    first, second = _entry(found, study, row), _entry(found, study, other)
+    if first is None or second is None:
+        return "not run"
+    gaps = [first[1]["values"][seed] - second[1]["values"][seed] for seed in first[1]["values"]]
+    mean = sum(gaps) / len(gaps)
+    sd = math.sqrt(sum((gap - mean) ** 2 for gap in gaps) / max(1, len(gaps) - 1))
+    ahead = sum(gap > 0 for gap in gaps)
+    return f"{_number(mean, sign=True)} {first[0]} ± {_number(sd)} over splits, ahead in {ahead} of {len(gaps)}"
+
+
+def _similarity(found: dict[str, dict[str, Any]], study: str) -> str:
+    if study not in found:
+        return "not run"
+    for figure in found[study]["figures"]:
+        data = parse_figure(figure).data
+        if isinstance(data, Similarity):
+            row = data.rows[-1]
+            return f"{_number(row.within, 4)}, {_number(row.across, 4)} ({row.name})"
+    return "not run"
+
+
+def versions(found: dict[str, dict[str, Any]]) -> str:
+    """Which code made the results, and on what machines."""
+    codes = sorted({code for study in found.values() for code in study["code_version"]})
+    devices = sorted({device for study in found.values() for device in study["devices"]})
+    runs = sum(study["runs"] for study in found.values())
+    return f"{runs:,} runs of version {', '.join(codes)} on {', '.join(devices)}." if found else "Nothing was run yet."
+
+
+def _table_head(cells: Sequence[str], rule: Sequence[str]) -> list[str]:
+    return [_row(cells), _row(rule)]
+
+
+def _row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _number(value: float | None, digits: int = 3, *, sign: bool = False) -> str:
+    if value is None:
+        return ""
+    return f"{value:+.{digits}f}" if sign else f"{value:.{digits}f}"
+
+
+def _interval(bounds: Sequence[float] | None, *, sign: bool = False) -> str:
+    return "" if bounds is None else f"[{', '.join(_number(bound, sign=sign) for bound in bounds)}]"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tools.results", description=__doc__.splitlines()[0])
+    parser.add_argument("step", choices=["run", "collect", "write", "all"])
+    parser.add_argument("--data", type=Path, help="folder of raw data, as docs/results.md describes it")
+    parser.add_argument("--work", type=Path, default=ROOT / "results-work", help="for datasets and studies")
+    parser.add_argument("--only", nargs="+", default=[], choices=[plan.name for plan in STUDIES])
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--device", default="auto")
+    chosen = parser.parse_args()
+    if chosen.step in ("run", "all"):
+        if chosen.data is None:
+            parser.error("--data names the folder of raw data: make results DATA=DIR")
+        options = ["--workers", str(chosen.workers), "--device", chosen.device]
+        run(chosen.data.resolve(), chosen.work.resolve(), chosen.only, options)
+    if chosen.step in ("collect", "all"):
+        for path in collect(chosen.work):
+            print("wrote", path.relative_to(ROOT))
+    if chosen.step in ("write", "all"):
+        PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), read_evidence()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
