@@ -95,7 +95,7 @@ def predict_raw(
     run, folder, path = open_run(run_folder, backbone=backbone, algorithm=algorithm), Path(out), Path(raw)
     if folder.exists():
         raise StorageError(f"{folder} already exists: name another folder")
-    given = {name: value for name, value in options.items() if value is not None and value is not False}
+    given = {name: value for name, value in options.items() if value is not None and value is not False and value != []}
     with new_folder(folder) as partial:
         if (path / "dataset.json").is_file():
             written = _predict_dataset(run, path, partial, given)

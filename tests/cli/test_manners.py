@@ -19,7 +19,7 @@ import manydg
 from manydg.data.dataset import from_arrays
 from manydg.errors import csv_text, printable
 from manydg.predict import joined_names
-from manydg.sources.sleep_edf import epoch_table, plot_hypnogram
+from manydg.sources.edf import epoch_table, plot_hypnogram
 
 NAMES = ["=1+1", "@SUM(A1)|x", "[red]$a$ \x1b[31m$b\n\u202ec", "-5"]
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e]")

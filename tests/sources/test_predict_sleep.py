@@ -18,17 +18,11 @@ from manydg.data.dataset import open_dataset
 from manydg.data.info import TargetSpec
 from manydg.errors import DataError, StorageError
 from manydg.sources import SamplePredictions, sleep_edf
-from manydg.sources._edf import read_annotations
-from manydg.sources.sleep_edf import (
-    STAGES,
-    Recording,
-    SignalFormat,
-    find_recordings,
-    read_recording,
-    stages_from_annotations,
-)
+from manydg.sources._edf import SignalFormat, read_annotations
+from manydg.sources._scorings import LabelMap, label_windows, spans_of
+from manydg.sources.edf import Recording, find_recordings, read_recording
 
-SETTINGS = sleep_edf.SignalFormat.of(sleep_edf.SETTINGS)
+SETTINGS = SignalFormat.of(sleep_edf.SETTINGS)
 NAMES = ("W", "N1", "N2", "N3", "REM")
 
 
@@ -142,8 +136,8 @@ def test_mne_reads_the_stages_from_the_annotation_file(night: tuple[Recording, n
         found += [note["description"].removeprefix("Sleep stage ")] * round(note["duration"] / 30)
     assert found == expected
     assert edfio.read_edf(notes).starttime == recording.start.time()  # type: ignore[union-attr]
-    ours = stages_from_annotations(read_annotations(notes), notes)
-    assert [STAGES[code] for code in ours] == [NAMES[k] for k in probabilities.argmax(axis=1)]
+    ours = label_windows(np.arange(40) * 30.0, 30.0, spans_of(read_annotations(notes), LabelMap(preset="aasm")))
+    assert [ours.names[code] for code in ours.codes] == [NAMES[k] for k in probabilities.argmax(axis=1)]
 
 
 def test_the_table_has_a_row_an_epoch_with_probabilities(night: tuple[Recording, np.ndarray], tmp_path: Path) -> None:

@@ -21,10 +21,20 @@ from manydg.data.info import SourceFile
 from manydg.errors import ConfigError, DataError, StorageError
 from manydg.sources import sleep_edf
 from manydg.sources._edf import read_annotations
-from manydg.sources.sleep_edf import STAGES, find_nights, stages_from_annotations
+from manydg.sources._scorings import LabelMap, label_windows, spans_of
+from manydg.sources.sleep_edf import STAGES, find_nights
 
 CODE = {"Sleep stage W": 0, "Sleep stage 1": 1, "Sleep stage 2": 2, "Sleep stage 3": 3, "Sleep stage 4": 3,
         "Sleep stage R": 4}  # fmt: skip
+
+
+def stages_of(hypnogram: Path) -> list[str]:
+    """The stage of each 30 s epoch of a hypnogram, "" where it has none."""
+    notes = read_annotations(hypnogram)
+    onsets = np.arange(max(note.onset + note.duration for note in notes) // 30) * 30.0
+    labels = label_windows(onsets, 30.0, spans_of(notes, LabelMap(preset="aasm")))
+    names = [*labels.names, ""]
+    return [names[code] if names[code] in STAGES else "" for code in labels.codes]
 
 
 @pytest.fixture(scope="module")
@@ -62,11 +72,11 @@ def test_the_real_hypnograms_give_the_stages_of_the_published_features(shared_da
     files = sorted((shared_data / "sleep_edf_hypnograms").glob("*.edf"))
     assert len(files) == 12
     for file in files:
-        stages = stages_from_annotations(read_annotations(file), file)
-        kept = np.nonzero(stages >= 0)[0]
+        stages = stages_of(file)
+        kept = [epoch for epoch, stage in enumerate(stages) if stage]
         night = features.filter(subject_id=file.name[:5], night_id=f"N{file.name[5]}").sort("epoch_idx")
-        assert night["epoch_idx"].to_list() == kept.tolist(), file.name
-        assert night["stage"].to_list() == [STAGES[code] for code in stages[kept]], file.name
+        assert night["epoch_idx"].to_list() == kept, file.name
+        assert night["stage"].to_list() == [stages[epoch] for epoch in kept], file.name
 
 
 def test_our_annotations_are_those_that_edfio_reads(shared_data: Path) -> None:
@@ -159,10 +169,10 @@ def test_a_second_run_takes_over_what_a_killed_one_finished(twin: Path, tmp_path
     out = tmp_path / "out"
     program = (
         "import os\nfrom pathlib import Path\nfrom manydg import sources\nfrom manydg.sources import sleep_edf\n"
-        "plan = sleep_edf.plan_night\ncalls = []\n"
+        "survey = sleep_edf.survey\ncalls = []\n"
         "def dying(argument):\n    calls.append(1)\n"
-        "    if len(calls) == 4:\n        os.kill(os.getpid(), 9)\n    return plan(argument)\n"
-        "sleep_edf.plan_night = dying\n"
+        "    if len(calls) == 4:\n        os.kill(os.getpid(), 9)\n    return survey(argument)\n"
+        "sleep_edf.survey = dying\n"
         f"sources.prepare('sleep-edf', Path({str(twin)!r}), Path({str(out)!r}))\n"
     )
     result = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
@@ -170,9 +180,9 @@ def test_a_second_run_takes_over_what_a_killed_one_finished(twin: Path, tmp_path
     assert not out.exists()
     assert len(list((tmp_path / ".out.work").glob("*.json"))) == 3
     seen: list[str] = []
-    original = sleep_edf.plan_night
+    original = sleep_edf.survey
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sleep_edf, "plan_night", lambda argument: seen.append(argument[0].name) or original(argument))
+        patch.setattr(sleep_edf, "survey", lambda argument: seen.append(argument[0].name) or original(argument))
         sources.prepare("sleep-edf", twin, out)
     assert seen == ["SC4012", "SC4021", "SC4022"]
     assert len(open_dataset(out)) > 0

@@ -21,8 +21,15 @@ from hypothesis import strategies as st
 
 from manydg import sources
 from manydg.errors import DataError, ManyDGError, ManyDGWarning, StorageError
-from manydg.sources._edf import read_annotations, read_epochs, read_header, write_annotations
-from manydg.sources.sleep_edf import CHANNELS, check_recording
+from manydg.sources._edf import (
+    SignalFormat,
+    SignalReader,
+    read_annotations,
+    read_epochs,
+    read_header,
+    write_annotations,
+)
+from manydg.sources.sleep_edf import CHANNELS, SETTINGS
 
 PSG, HYPNOGRAM = "SC4001E0-PSG.edf", "SC4001EC-Hypnogram.edf"
 START = datetime(1990, 3, 1, 22, 0)
@@ -195,7 +202,7 @@ def test_millivolts_become_microvolts(tmp_path: Path) -> None:
     signals = []
     for unit in ("uV", "mV"):
         raw = make_night(tmp_path / unit, unit=unit)
-        header = check_recording(raw / PSG)
+        header = read_header(raw / PSG)
         signals.append(read_epochs(header, header.channels[:2], np.arange(4), 3000))
     np.testing.assert_allclose(signals[1], 1000 * signals[0], rtol=1e-5, atol=1e-2)
 
@@ -208,7 +215,12 @@ def test_a_hypnogram_of_another_night_is_refused(tmp_path: Path) -> None:
 def test_a_hypnogram_without_stages_is_refused(tmp_path: Path) -> None:
     raw = make_night(tmp_path / "raw")
     write_annotations(raw / HYPNOGRAM, ["Lights off", "Lights on"], START, 30)
-    fails(raw, tmp_path, DataError, "names no sleep stages")
+    fails(
+        raw,
+        tmp_path,
+        DataError,
+        "Hypnogram.edf has no label that maps to a class; its labels are 'Lights off' .1., 'Lights on' .1.",
+    )
 
 
 def test_a_recording_in_place_of_a_hypnogram_is_refused(tmp_path: Path) -> None:
@@ -222,7 +234,7 @@ def test_two_stages_for_one_epoch_are_refused(tmp_path: Path) -> None:
     notes = [edfio.EdfAnnotation(0, 60, "Sleep stage W"), edfio.EdfAnnotation(30, 60, "Sleep stage 2")]
     recording = edfio.Recording(startdate=START.date())
     edfio.Edf([], recording=recording, starttime=START.time(), annotations=notes).write(raw / HYPNOGRAM)
-    fails(raw, tmp_path, DataError, "two stages to one epoch, near 30 s")
+    fails(raw, tmp_path, DataError, "two labels to one window, 'N2' and 'W' at 30 s")
 
 
 def test_a_folder_with_another_dataset_is_recognised(tmp_path: Path, shared_data: Path) -> None:
@@ -235,7 +247,7 @@ def test_a_folder_with_another_dataset_is_recognised(tmp_path: Path, shared_data
 def test_a_real_recording_of_another_kind_is_refused_by_channel_and_rate(tmp_path: Path, shared_data: Path) -> None:
     recording = shared_data / "eegmat_edf_sample" / "Subject00_1.edf"
     with pytest.raises(DataError, match="no channel 'EEG Fpz-Cz'; its channels are EEG Fp1, EEG Fp2"):
-        check_recording(recording)
+        SignalReader(read_header(recording), SignalFormat.of(SETTINGS))
 
 
 def test_real_channels_equal_what_edfio_reads(shared_data: Path) -> None:

@@ -14,16 +14,18 @@ import pytest
 from manydg import sources
 from manydg.data.dataset import open_dataset
 from manydg.predict import as_dataset, predict_samples
-from manydg.sources._edf import read_annotations, read_header
-from manydg.sources.sleep_edf import SignalFormat, SleepEdf, read_recording, stages_from_annotations
+from manydg.sources._edf import SignalFormat, read_annotations, read_header
+from manydg.sources._scorings import LabelMap, label_windows, spans_of
+from manydg.sources.edf import read_recording
+from manydg.sources.sleep_edf import SleepEdf
 from manydg.synthetic._signals import draw_factors
 from manydg.synthetic.sleep_edf import _draw_recording, _write_psg
 from manydg.training.run import open_run, train
 
 NIGHTS = ("SC4001EC", "SC4011EH", "SC4021EH", "SC4031EC", "SC4041EC")
 SPARE = 20
-# Stage codes of a hypnogram to rows of the twin's table, where stages 3 and 4 are apart; unscored epochs sound awake.
-AS_DRAWN = np.array([0, 1, 2, 3, 5, 0, 0])
+# Stages of a hypnogram to rows of the twin's table, where stages 3 and 4 are apart; unscored epochs sound awake.
+AS_DRAWN = {"N1": 1, "N2": 2, "N3": 3, "REM": 5}
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +36,14 @@ def raw(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in NIGHTS:
         file = shared_data / "sleep_edf_hypnograms" / f"{name}-Hypnogram.edf"
         shutil.copy(file, folder)
-        stages = stages_from_annotations(read_annotations(file), file)
+        notes = read_annotations(file)
+        onsets = np.arange(max(note.onset + note.duration for note in notes) // 30) * 30.0
+        labels = label_windows(onsets, 30.0, spans_of(notes, LabelMap(preset="aasm")))
+        stages = np.array([AS_DRAWN.get(name, 0) for name in [*labels.names, ""]])[labels.codes]
         end = int(np.nonzero(stages > 0)[0][-1]) + 1 + SPARE
         start = read_header(file).start
         assert start is not None
-        digital = _draw_recording(rng, AS_DRAWN[stages[:end]], draw_factors(rng, 3, 6, (15.0, 24.0)))
+        digital = _draw_recording(rng, stages[:end], draw_factors(rng, 3, 6, (15.0, 24.0)))
         _write_psg(folder / f"{name[:6]}E0-PSG.edf", digital, start, rng)
     return folder
 

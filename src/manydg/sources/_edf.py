@@ -1,4 +1,4 @@
-"""EDF and EDF+ read directly: only the channels asked for, through a memory map.
+"""EDF, EDF+ and BDF read directly: only the channels asked for, through a memory map.
 
 Every field of a header is checked before it is used, so that a damaged file ends in an error that names the file and
 what is wrong with it, never in a wrong array. One byte too many shifts every sample after it to about a thousandfold
@@ -7,28 +7,46 @@ amplitude, so the size of a file has to be what its header says, to the byte. Wh
 - ``-1`` data records, which a recorder leaves that was not stopped properly: as many whole ones as there are;
 - whole data records beyond those announced: they are not read, with a warning;
 - in names and remarks, letters outside ASCII (``µV``), and NUL where the format has blanks.
+
+Below the format: channels by name, pattern or derivation (:class:`Montage`), and windows of a recording in microvolts
+at one rate, resampled and filtered where that is asked for (:class:`SignalReader`).
 """
 
 from __future__ import annotations
 
+import difflib
 import math
+import re
+import tempfile
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from datetime import date, datetime
+from fnmatch import fnmatchcase
+from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import TypeAdapter
 
-from manydg.errors import DataError, ManyDGWarning, StorageError
+from manydg.errors import ConfigError, DataError, ManyDGWarning, StorageError
+from manydg.files import Json
 
 MICROVOLTS = {"uv": 1.0, "µv": 1.0, "μv": 1.0, "mv": 1e3, "v": 1e6, "nv": 1e-3}
 PLAUSIBLE_MICROVOLTS = (0.05, 2000.0)
 """How much an electrode on or in a head varies, as the root mean square of an epoch around its mean."""
 MOST_OUT_OF_RANGE = 0.01
 """Share of a channel's samples that may be outside the range its header states."""
+SUFFIXES = (".edf", ".bdf", ".rec")
 _FIELDS = (16, 80, 8, 8, 8, 8, 8, 80, 8, 32)
+_BYTES = {b"0       ": 2, b"\xffBIOSEMI": 3}
+_FIRST_DAY = datetime.combine(date(1985, 1, 1), datetime.min.time())
+_JITTER = 1e-3
+"""Seconds by which data records that follow each other may seem apart, because their times are rounded."""
+_IN_MEMORY = 1 << 28
+"""Bytes of a resampled or filtered recording that are kept in memory; a longer one goes to a temporary file."""
 
 
 @dataclass(frozen=True)
@@ -44,14 +62,14 @@ class EdfChannel:
 
     @property
     def holds_annotations(self) -> bool:
-        return self.label == "EDF Annotations"
+        return self.label in ("EDF Annotations", "BDF Annotations")
 
 
 @dataclass(frozen=True)
 class EdfHeader:
-    """The header of an EDF file, checked against the file's size.
+    """The header of an EDF or BDF file, checked against the file's size.
 
-    ``start`` is ``None`` where the file hides or garbles its date.
+    ``start`` is ``None`` where the file hides or garbles its date, ``person`` empty where it names nobody.
     """
 
     path: Path
@@ -60,6 +78,8 @@ class EdfHeader:
     record_seconds: float
     channels: tuple[EdfChannel, ...]
     continuous: bool
+    sample_bytes: int = 2
+    person: str = ""
 
     @property
     def record_samples(self) -> int:
@@ -72,6 +92,21 @@ class EdfHeader:
     @property
     def labels(self) -> list[str]:
         return [channel.label for channel in self.channels if not channel.holds_annotations]
+
+    @property
+    def start_is_known(self) -> bool:
+        """Whether the start is a real moment: anonymised files begin at midnight of the format's first day."""
+        return self.start is not None and self.start != _FIRST_DAY
+
+    def with_unit(self, unit: str | None) -> EdfHeader:
+        """The header with this unit wherever a channel states none that is a voltage."""
+        if unit is None:
+            return self
+        channels = [
+            channel if is_voltage(channel) or channel.holds_annotations else replace(channel, unit=unit)
+            for channel in self.channels
+        ]
+        return replace(self, channels=tuple(channels))
 
     def rate(self, channel: EdfChannel) -> float:
         """Samples per second of a channel."""
@@ -92,13 +127,13 @@ def _plain(label: str) -> str:
 
 
 def read_header(path: str | Path) -> EdfHeader:
-    """Read and check the header of an EDF or EDF+ file."""
+    """Read and check the header of an EDF, EDF+ or BDF file."""
     file = Path(path)
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:
             fixed = stream.read(256)
-            if len(fixed) < 256 or not fixed.startswith(b"0       "):
+            if len(fixed) < 256 or fixed[:8] not in _BYTES:
                 raise DataError(f"{file} is not an EDF file: it does not begin with an EDF header")
             signals = _whole(fixed[252:256], file, "number of signals", low=1, high=4096)
             block = stream.read(256 * signals)
@@ -127,7 +162,8 @@ def _check(file: Path, size: int, fixed: bytes, channels: tuple[EdfChannel, ...]
     seconds = read_number(fixed[244:252], file, "duration of a data record")
     if seconds < 0 or (seconds == 0 and any(not channel.holds_annotations for channel in channels)):
         raise DataError(f"{file}: a data record cannot last {seconds:g} seconds")
-    record_bytes = 2 * sum(channel.samples_per_record for channel in channels)
+    sample_bytes = _BYTES[fixed[:8]]
+    record_bytes = sample_bytes * sum(channel.samples_per_record for channel in channels)
     stated = _whole(fixed[236:244], file, "number of data records", low=-1)
     present = (size - head) // record_bytes
     if stated > present:
@@ -142,7 +178,14 @@ def _check(file: Path, size: int, fixed: bytes, channels: tuple[EdfChannel, ...]
     reserved = _text(fixed[192:236])
     if "EDF+" in reserved and not fixed[192:].startswith(b"EDF+"):
         raise DataError(f"{file} is damaged: the fields of its header are not at their places. Download it again")
-    return EdfHeader(file, _start(fixed), records, seconds, channels, not reserved.startswith("EDF+D"))
+    continuous = not reserved.startswith(("EDF+D", "BDF+D"))
+    return EdfHeader(file, _start(fixed), records, seconds, channels, continuous, sample_bytes, _person(fixed[8:88]))
+
+
+def _person(field: bytes) -> str:
+    """The patient's code, the first word of EDF+'s patient field; nothing where it is withheld (``X``)."""
+    code, *_ = _text(field).split() or [""]
+    return "" if code.upper() == "X" else code
 
 
 def _check_size(file: Path, extra: int, record_bytes: int) -> None:
@@ -230,6 +273,11 @@ def microvolts_per_unit(header: EdfHeader, channel: EdfChannel) -> float:
     return factor
 
 
+def is_voltage(channel: EdfChannel) -> bool:
+    """Whether a channel states a unit that is a voltage."""
+    return channel.unit.strip().lower() in MICROVOLTS
+
+
 def read_epochs(
     header: EdfHeader,
     channels: Sequence[EdfChannel],
@@ -237,44 +285,75 @@ def read_epochs(
     epoch_samples: int,
     content: npt.NDArray[np.uint8] | None = None,
 ) -> npt.NDArray[np.float32]:
-    """Some epochs of some channels, in microvolts.
+    """:func:`read_windows` of some epochs, counted from the start of the recording, in rising order."""
+    return read_windows(header, channels, epochs * epoch_samples, epoch_samples, content)
+
+
+def read_windows(
+    header: EdfHeader,
+    channels: Sequence[EdfChannel],
+    starts: npt.NDArray[np.int64],
+    samples: int,
+    content: npt.NDArray[np.uint8] | None = None,
+) -> npt.NDArray[np.float32]:
+    """Some windows of some channels, in microvolts.
 
     Parameters
     ----------
     header : EdfHeader
     channels : sequence of EdfChannel
         Of one sampling rate.
-    epochs : array ``(epochs,)``
-        Which epochs, counted from the start of the recording, in rising order.
-    epoch_samples : int
-        How long an epoch is.
+    starts : array ``(windows,)``
+        The first sample of each, counted from the first one stored, in rising order.
+    samples : int
+        How long a window is.
     content : array ``(bytes,)``, optional
         The whole file, where it is in memory already.
 
     Returns
     -------
-    array ``(epochs, channels, epoch_samples)`` float32
+    array ``(windows, channels, samples)`` float32
     """
-    if not header.continuous:
-        raise DataError(f"{header.path} is a discontinuous recording (EDF+D), which this program does not read")
     records = memory_map(header) if content is None else _records_in(header, content)
-    first, last = int(epochs[0]), int(epochs[-1]) + 1
-    signals = np.empty((len(epochs), len(channels), epoch_samples), np.float32)
+    first, last = int(starts[0]), int(starts[-1]) + samples
+    signals = np.empty((len(starts), len(channels), samples), np.float32)
     for row, channel in enumerate(channels):
         gain, shift = _calibration(header, channel)
         per_record = channel.samples_per_record
-        if last * epoch_samples > header.records * per_record:
-            raise DataError(f"{header.path} has {header.seconds:g} s of signal, fewer than {last} epochs need")
-        start = first * epoch_samples // per_record
-        stop = -(-last * epoch_samples // per_record)
-        flat = records[start:stop, channel.offset : channel.offset + per_record].reshape(-1)
-        ahead = first * epoch_samples - start * per_record
-        stored = flat[ahead : ahead + (last - first) * epoch_samples].reshape(last - first, epoch_samples)
-        chosen = stored if len(epochs) == last - first else stored[epochs - first]
+        if last > header.records * per_record:
+            raise DataError(f"{header.path} has {header.seconds:g} s of signal, fewer than {len(starts)} windows need")
+        record, end = first // per_record, -(-last // per_record)
+        stored = _stored(header, records, channel, record, end)
+        ahead = first - record * per_record
+        chosen = _cut(stored[ahead : ahead + last - first], starts - first, samples)
         np.multiply(chosen, np.float32(gain), out=signals[:, row])
         if shift:
             signals[:, row] += np.float32(shift)
     return signals
+
+
+def _stored(
+    header: EdfHeader, records: npt.NDArray[np.int16 | np.uint8], channel: EdfChannel, first: int, end: int
+) -> npt.NDArray[np.int16 | np.int32]:
+    """The stored numbers of a channel, ``(samples,)``, in some data records."""
+    if header.sample_bytes == 2:
+        part = records[first:end, channel.offset : channel.offset + channel.samples_per_record]
+        return part.reshape(-1)  # type: ignore[return-value]
+    start = 3 * channel.offset
+    packed = records[first:end, start : start + 3 * channel.samples_per_record].reshape(-1, 3)
+    wide = np.zeros((len(packed), 4), np.uint8)
+    wide[:, 1:] = packed
+    # The three bytes are the upper ones of four, so that shifting them down keeps the sign.
+    return np.asarray(wide.view("<i4")[:, 0] >> 8)
+
+
+def _cut(
+    values: npt.NDArray[np.int16 | np.int32 | np.float32], starts: npt.NDArray[np.int64], samples: int
+) -> npt.NDArray[np.int16 | np.int32 | np.float32]:
+    """Windows ``(windows, samples)`` of a signal; without a copy where each begins where the one before it ends."""
+    if (starts == np.arange(len(starts)) * samples).all():
+        return values[: len(starts) * samples].reshape(-1, samples)
+    return np.lib.stride_tricks.sliding_window_view(values, samples)[starts]
 
 
 class AmplitudeCheck:
@@ -288,29 +367,38 @@ class AmplitudeCheck:
 
     def __init__(self, header: EdfHeader, channels: Sequence[EdfChannel]) -> None:
         self._header, self._channels = header, channels
-        self._deviations: list[npt.NDArray[np.float32]] = []
-        self._outside, self._samples = np.zeros(len(channels), np.int64), 0
+        self._deviations: list[list[npt.NDArray[np.float32]]] = [[] for _ in channels]
+        self._outside, self._samples = np.zeros(len(channels), np.int64), np.zeros(len(channels), np.int64)
         factors = [microvolts_per_unit(header, channel) for channel in channels]
         ends = [sorted(factor * end for end in c.physical) for c, factor in zip(channels, factors, strict=True)]
         low, high = np.array(ends, np.float32).reshape(-1, 2).T
         margin = (high - low) * np.float32(1e-3)
-        self._low, self._high = (low - margin)[:, None], (high + margin)[:, None]
+        self._low, self._high = low - margin, high + margin
 
     def add(self, signal: npt.NDArray[np.float32]) -> None:
         """Count some epochs ``(epochs, channels, samples)`` in microvolts."""
+        for number in range(len(self._channels)):
+            self._add(number, signal[:, number])
+
+    def add_channel(self, channel: EdfChannel, records: npt.NDArray[np.float32]) -> None:
+        """Count some data records ``(records, samples)`` of one channel in microvolts."""
+        self._add(self._channels.index(channel), records)
+
+    def _add(self, number: int, part: npt.NDArray[np.float32]) -> None:
         with np.errstate(over="ignore", invalid="ignore"):
-            self._deviations.append(signal.std(axis=2))
-        self._outside += ((signal < self._low) | (signal > self._high)).sum(axis=(0, 2))
-        self._samples += signal.shape[0] * signal.shape[2]
+            self._deviations[number].append(part.std(axis=1))
+        if part.min() < self._low[number] or part.max() > self._high[number]:
+            self._outside[number] += ((part < self._low[number]) | (part > self._high[number])).sum()
+        self._samples[number] += part.size
 
     def warn(self) -> None:
         """Warn of each channel that is not plausible."""
-        if not self._samples:
-            return
-        typical = np.median(np.concatenate(self._deviations), axis=0)
         low, high = PLAUSIBLE_MICROVOLTS
-        for channel, rms, outside in zip(self._channels, typical, self._outside / self._samples, strict=True):
-            doubt = ""
+        for number, channel in enumerate(self._channels):
+            if not self._samples[number]:
+                continue
+            outside = self._outside[number] / self._samples[number]
+            rms, doubt = np.median(np.concatenate(self._deviations[number])), ""
             if outside > MOST_OUT_OF_RANGE:
                 doubt = f"{outside:.0%} of its samples are outside the range that the header states"
             elif rms > high or 0 < rms < low:
@@ -324,19 +412,20 @@ class AmplitudeCheck:
                 )
 
 
-def _records_in(header: EdfHeader, content: npt.NDArray[np.uint8]) -> npt.NDArray[np.int16]:
-    start, count = 256 * (len(header.channels) + 1), header.records * header.record_samples
-    if len(content) < start + 2 * count:
+def _records_in(header: EdfHeader, content: npt.NDArray[np.uint8]) -> npt.NDArray[np.int16 | np.uint8]:
+    start, size = 256 * (len(header.channels) + 1), header.records * header.record_samples * header.sample_bytes
+    if len(content) < start + size:
         raise StorageError(f"{header.path} has changed while it was read: run the same command again")
-    stored: npt.NDArray[np.int16] = content[start : start + 2 * count].view("<i2")
-    return stored.reshape(header.records, header.record_samples)
+    stored = content[start : start + size].reshape(header.records, -1)
+    return stored.view("<i2") if header.sample_bytes == 2 else stored
 
 
-def memory_map(header: EdfHeader) -> npt.NDArray[np.int16]:
-    """The stored numbers ``(records, numbers of a record)`` of all channels."""
-    shape = (header.records, header.record_samples)
+def memory_map(header: EdfHeader) -> npt.NDArray[np.int16 | np.uint8]:
+    """The data records of all channels: numbers ``(records, samples)`` of EDF, bytes ``(records, bytes)`` of BDF."""
+    kind, width = ("<i2", 1) if header.sample_bytes == 2 else ("u1", 3)
+    shape = (header.records, header.record_samples * width)
     try:
-        return np.memmap(header.path, "<i2", "r", offset=256 * (len(header.channels) + 1), shape=shape)
+        return np.memmap(header.path, kind, "r", offset=256 * (len(header.channels) + 1), shape=shape)
     except (OSError, ValueError) as error:
         raise StorageError(f"cannot read {header.path}: {error}") from error
 
@@ -350,7 +439,7 @@ def _calibration(header: EdfHeader, channel: EdfChannel) -> tuple[float, float]:
         )
     factor = microvolts_per_unit(header, channel)
     gain = (high - low) / (top - bottom)
-    if not math.isfinite(gain * factor) or abs(gain * factor) * 32768 > 1e30:
+    if not math.isfinite(gain * factor) or abs(gain * factor) * (1 << 23) > 1e30:
         raise DataError(f"{header.path}: channel '{channel.label}' has the impossible range {low:g} to {high:g}")
     return gain * factor, (low - gain * bottom) * factor
 
@@ -373,13 +462,53 @@ def read_annotations(path: str | Path) -> list[Annotation]:
     channels = [channel for channel in header.channels if channel.holds_annotations]
     if not channels:
         raise DataError(f"{header.path} holds no annotations: it is not an EDF+ annotation file")
-    records = memory_map(header)
-    annotations: list[Annotation] = []
+    blocks = _annotation_blocks(header, channels)
+    return [note for block in blocks for note in _annotations_in(block, header.path)]
+
+
+def _annotation_blocks(header: EdfHeader, channels: Sequence[EdfChannel]) -> Iterator[bytes]:
+    """The text of the annotation channels, data record by data record."""
+    records, width = memory_map(header), 1 if header.sample_bytes == 2 else 3
     for record in range(header.records):
         for channel in channels:
-            stored = records[record, channel.offset : channel.offset + channel.samples_per_record]
-            annotations.extend(_annotations_in(stored.tobytes(), header.path))
-    return annotations
+            start = channel.offset * width
+            yield records[record, start : start + channel.samples_per_record * width].tobytes()
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of a recording without a gap: its first data record, how many, and when it begins, in seconds."""
+
+    first: int
+    records: int
+    onset: float
+
+
+def read_segments(header: EdfHeader) -> list[Segment]:
+    """The parts of a recording without a gap: one, but for a discontinuous file (EDF+D), whose records state times."""
+    channels = [channel for channel in header.channels if channel.holds_annotations][:1]
+    if header.continuous:
+        onset = _record_onset(next(_annotation_blocks(header, channels)), header) if channels else 0.0
+        return [Segment(0, header.records, onset or 0.0)]
+    onsets = [_record_onset(block, header) for block in _annotation_blocks(header, channels)]
+    if not channels or None in onsets:
+        raise DataError(
+            f"{header.path} is discontinuous (EDF+D), but its data records do not say when they begin: export it again"
+        )
+    times = np.array(onsets, np.float64)
+    pauses = np.diff(times) - header.record_seconds
+    if len(pauses) and pauses.min() < -_JITTER:
+        at = int(pauses.argmin())
+        raise DataError(f"{header.path} is damaged: data records {at} and {at + 1} overlap in time. Download it again")
+    firsts = [0, *(np.flatnonzero(pauses > _JITTER) + 1).tolist()]
+    ends = [*firsts[1:], header.records]
+    return [Segment(first, end - first, float(times[first])) for first, end in zip(firsts, ends, strict=True)]
+
+
+def _record_onset(block: bytes, header: EdfHeader) -> float | None:
+    """When a data record begins, which the first entry of its annotations says."""
+    onset, mark, _ = block.split(b"\0", 1)[0].partition(b"\x14\x14")
+    return read_number(onset, header.path, "time of a data record") if mark and onset[:1] in (b"+", b"-") else None
 
 
 def _annotations_in(block: bytes, path: Path) -> list[Annotation]:
@@ -399,7 +528,9 @@ def _annotations_in(block: bytes, path: Path) -> list[Annotation]:
     return annotations
 
 
-def write_annotations(path: Path, words: Sequence[str], start: datetime | None, seconds: float) -> None:
+def write_annotations(
+    path: Path, words: Sequence[str], start: datetime | None, seconds: float, onsets: Sequence[float] | None = None
+) -> None:
     """An EDF+ file of annotations only: one for each run of epochs that have the same words.
 
     Parameters
@@ -411,14 +542,415 @@ def write_annotations(path: Path, words: Sequence[str], start: datetime | None, 
         When the recording began; EDF's first day where that is not known.
     seconds : float
         Length of an epoch.
+    onsets : sequence of float, optional
+        When each epoch begins, in seconds, where they do not follow one another from 0 on. Of epochs that overlap, the
+        part before the next one is annotated.
     """
     from edfio import Edf, EdfAnnotation, Patient, Recording
 
-    changes = [k for k in range(len(words)) if k == 0 or words[k] != words[k - 1]]
+    begin = [k * seconds for k in range(len(words))] if onsets is None else list(onsets)
+    end = [min(at + seconds, after) for at, after in zip(begin, [*begin[1:], math.inf], strict=True)]
+    joined = [k > 0 and words[k] == words[k - 1] and begin[k] <= end[k - 1] + _JITTER for k in range(len(words))]
+    changes = [k for k, same in enumerate(joined) if not same]
     notes = [
-        EdfAnnotation(first * seconds, (last - first) * seconds, words[first])
+        EdfAnnotation(begin[first], end[last - 1] - begin[first], words[first])
         for first, last in zip(changes, [*changes[1:], len(words)], strict=True)
     ]
-    moment = start or datetime.combine(date(1985, 1, 1), datetime.min.time())
+    moment = start or _FIRST_DAY
     recording = Recording(startdate=moment.date())
     Edf([], patient=Patient(), recording=recording, starttime=moment.time(), annotations=notes).write(path)
+
+
+# Channels by name, alias, pattern or derivation
+
+_MEAN = re.compile(r"mean\s*\((?P<names>[^()]*)\)", re.IGNORECASE)
+_REFERENCE = re.compile(r"[-:](ref|le|avg|ar)$")
+_MODALITY = re.compile(r"^(eeg|eog|emg|ecg|ekg|pol)\s+", re.IGNORECASE)
+# One electrode, two names: those of the 10-20 system and of its successor, the 10-10 system.
+_RENAMED = {"t3": "t7", "t4": "t8", "t5": "p7", "t6": "p8"}
+
+
+def _bare(label: str) -> str:
+    """A label without its modality, its reference and dots after it, by the newer of two names of an electrode."""
+    name = _REFERENCE.sub("", _plain(_MODALITY.sub("", label.strip(), count=1)).rstrip("."))
+    return _RENAMED.get(name, name)
+
+
+@dataclass(frozen=True)
+class Derivation:
+    """One channel of the samples: the mean of some recorded channels, less the mean of some others.
+
+    Parameters
+    ----------
+    name : str
+    plus, minus : tuple of str
+        Labels of the file; ``minus`` is empty for a channel as it was recorded.
+    """
+
+    name: str
+    plus: tuple[str, ...]
+    minus: tuple[str, ...] = ()
+
+    @property
+    def expression(self) -> str:
+        """The text from which :class:`Montage` makes it again."""
+        sides = [part[0] if len(part) == 1 else f"mean({','.join(part)})" for part in (self.plus, self.minus) if part]
+        return f"{self.name}={' - '.join(sides)}"
+
+
+class Montage:
+    """The channels that are wanted of each recording.
+
+    Parameters
+    ----------
+    wanted : sequence of str
+        ``C4``, ``EEG*``, ``C4-M1``, ``C4 - mean(M1,M2)``, ``EEG* - mean(EEG*)``; ``NAME=`` before it gives it a name. A
+        difference that was recorded under its own name is taken as it is.
+    aliases : dict of str to sequence of str
+        Further labels by which a channel may be recorded.
+    """
+
+    def __init__(self, wanted: Sequence[str], aliases: Mapping[str, Sequence[str]] | None = None) -> None:
+        self.wanted = tuple(wanted)
+        self._aliases = {_plain(name): tuple(labels) for name, labels in (aliases or {}).items()}
+
+    def derive(self, header: EdfHeader) -> list[Derivation]:
+        """What is wanted, made of the channels of a recording; patterns become as many as fit them."""
+        derivations = [derivation for text in self.wanted for derivation in self._derive(header, text)]
+        names = [derivation.name for derivation in derivations]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(
+                    f"the channel '{name}' is asked for twice: give one of the two another name (NAME=...)"
+                )
+        return derivations
+
+    def _derive(self, header: EdfHeader, text: str) -> list[Derivation]:
+        whole = self._side(header, text)
+        if whole:
+            return [Derivation(name, labels) for name, labels in whole]
+        name, equals, expression = text.partition("=")
+        if equals and name.strip() and expression.strip():
+            derived = self._derive_or_alias(header, name.strip(), expression.strip())
+            if len(derived) != 1:
+                raise ConfigError(f"'{text}' gives one name to {len(derived)} channels: leave '{name.strip()}=' out")
+            return [replace(derived[0], name=name.strip())]
+        for dash in re.finditer("-", text):
+            left, right = text[: dash.start()].strip(), text[dash.end() :].strip()
+            plus, minus = self._side(header, left), self._side(header, right)
+            if plus and len(minus) == 1:
+                one = len(plus) == 1
+                return [Derivation(text if one else f"{each}-{right}", labels, minus[0][1]) for each, labels in plus]
+        raise _no_channel(header, text)
+
+    def _derive_or_alias(self, header: EdfHeader, name: str, expression: str) -> list[Derivation]:
+        """A derivation or, where its channels are not there, what the aliases of its name say."""
+        try:
+            return self._derive(header, expression)
+        except DataError:
+            if _plain(name) in self._aliases and (label := self._label(header, name)) is not None:
+                return [Derivation(name, (label,))]
+            raise
+
+    def _side(self, header: EdfHeader, text: str) -> list[tuple[str, tuple[str, ...]]]:
+        """Channels by what they are called; none where the text names none."""
+        mean = _MEAN.fullmatch(text.strip())
+        if mean:
+            sides = [self._side(header, part) for part in mean["names"].split(",")]
+            labels = tuple(label for side in sides for _, part in side for label in part)
+            return [(text, labels)] if all(sides) else []
+        label = self._label(header, text)
+        if label is not None:
+            return [(text, (label,))]
+        fitting = [label for label in header.labels if _fits(label, text)] if any(c in text for c in "*?[") else []
+        return [(label, (label,)) for label in fitting]
+
+    def _label(self, header: EdfHeader, name: str) -> str | None:
+        """The label that a name means: the very same, the same but for case and ``EEG``, an alias, or a like one."""
+        for candidate in (name, *self._aliases.get(_plain(name), ())):
+            for form in (str.strip, _plain, _bare):
+                fitting = [label for label in header.labels if form(label) == form(candidate)]
+                if len(fitting) > 1:
+                    raise DataError(
+                        f"{header.path} has {len(fitting)} channels that '{name}' may mean ({', '.join(fitting)}): "
+                        "name one as the file does, or use a file in which their names differ"
+                    )
+                if fitting:
+                    return fitting[0]
+        return None
+
+
+def _fits(label: str, pattern: str) -> bool:
+    return fnmatchcase(label.lower(), pattern.lower()) or fnmatchcase(_plain(label), _plain(pattern))
+
+
+def _no_channel(header: EdfHeader, text: str) -> DataError:
+    labels = header.labels
+    forms = {_bare(label): label for label in labels}
+    wanted = [part for part in re.split(r"mean|[-(),=]", text) if part.strip() and _bare(part) not in forms]
+    close = [name for part in [text, *wanted] for name in difflib.get_close_matches(_bare(part), forms, 3, 0.5)]
+    near = list(dict.fromkeys(forms[name] for name in close))[:4]
+    hint = f". Near matches: {', '.join(near)}" if near else ""
+    return DataError(f"{header.path} has no channel '{text}'; its channels are {', '.join(labels) or 'none'}{hint}")
+
+
+# Windows of a recording in microvolts, at one rate, derived and filtered
+
+
+@dataclass(frozen=True)
+class SignalFormat:
+    """The signals of a dataset, or those a model was trained on.
+
+    Parameters
+    ----------
+    channels : tuple of str
+        Their names.
+    rate : float
+        Samples per second.
+    epoch_seconds : float
+        Length of a window.
+    stride_seconds : float, optional
+        From the start of a window to that of the next; by default its length.
+    derivations : tuple of str
+        How each channel is made (:class:`Montage`); by default it is recorded under its name.
+    aliases : dict of str to tuple of str
+        Further labels by which a channel may be recorded.
+    low, high : float, optional
+        Limits of the band-pass filter in hertz.
+    notch : float, optional
+        Frequency that is filtered out, in hertz.
+    assumed_unit : str, optional
+        What a channel is taken to be in that states no voltage.
+    resample : bool
+        Whether recordings of other rates are brought to this one.
+    """
+
+    channels: tuple[str, ...]
+    rate: float
+    epoch_seconds: float
+    stride_seconds: float | None = None
+    derivations: tuple[str, ...] = ()
+    aliases: Mapping[str, tuple[str, ...]] | None = None
+    low: float | None = None
+    high: float | None = None
+    notch: float | None = None
+    assumed_unit: str | None = None
+    resample: bool = False
+
+    def __post_init__(self) -> None:
+        if self.low is not None and self.high is not None and self.low >= self.high:
+            raise ConfigError(f"a band-pass filter from {self.low:g} to {self.high:g} Hz lets nothing pass")
+        half = self.rate / 2
+        for name, value in (("low", self.low), ("high", self.high), ("notch", self.notch)):
+            if value is not None and not 0 < value < half:
+                raise ConfigError(
+                    f"a filter at {value:g} Hz ({name}) needs a rate above {2 * value:g} Hz; it is {self.rate:g} Hz"
+                )
+        if self.samples < 1 or round(self.stride * self.rate) < 1:
+            raise ConfigError(f"windows of {self.epoch_seconds:g} s every {self.stride:g} s are too short")
+
+    @staticmethod
+    def of(settings: Mapping[str, Json]) -> SignalFormat:
+        """From the settings of a dataset."""
+        return TypeAdapter(SignalFormat).validate_python(settings)
+
+    def to_json(self) -> dict[str, Json]:
+        """The settings of a dataset, without what is as it is by default."""
+        plain = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        shown = {name: value for name, value in plain.items() if value not in (None, (), {})}
+        names: dict[str, Json] = {name: list(value) for name, value in (self.aliases or {}).items()}
+        lists: dict[str, Json] = {name: list(value) for name, value in shown.items() if isinstance(value, tuple)}
+        return {**shown, **lists, "unit": "uV", **({"aliases": names} if names else {})}
+
+    @property
+    def stride(self) -> float:
+        return self.epoch_seconds if self.stride_seconds is None else self.stride_seconds
+
+    @property
+    def samples(self) -> int:
+        """Samples of a window."""
+        return round(self.rate * self.epoch_seconds)
+
+    @property
+    def montage(self) -> Montage:
+        return Montage(self.derivations or self.channels, self.aliases)
+
+
+class SignalReader:
+    """Windows of one recording as a dataset has them.
+
+    Parameters
+    ----------
+    header : EdfHeader
+    format : SignalFormat
+    content : array ``(bytes,)``, optional
+        The whole file, where it is in memory already.
+    scratch : path, optional
+        A folder for a temporary file, which recordings need that are long and have to be resampled or filtered.
+
+    Attributes
+    ----------
+    rates : dict of str to float
+        The sampling rates of the channels that are read.
+    """
+
+    def __init__(
+        self,
+        header: EdfHeader,
+        format: SignalFormat,
+        content: npt.NDArray[np.uint8] | None = None,
+        scratch: Path | None = None,
+    ) -> None:
+        self.header, self.format = header.with_unit(format.assumed_unit), format
+        self._content, self._scratch = content, scratch
+        self.derivations = format.montage.derive(self.header)
+        by_label = {channel.label: channel for channel in self.header.channels}
+        used = dict.fromkeys(label for each in self.derivations for label in (*each.plus, *each.minus))
+        self.channels = [by_label[label] for label in used]
+        self.rates = {channel.label: self.header.rate(channel) for channel in self.channels}
+        for channel in self.channels:
+            microvolts_per_unit(self.header, channel)
+        self._amplitudes = AmplitudeCheck(self.header, self.channels)
+
+    @property
+    def at_rate(self) -> bool:
+        """Whether the channels are recorded at the rate of the format."""
+        rate = self.format.rate
+        return all(abs(given - rate) <= 1e-6 * rate for given in self.rates.values())
+
+    @property
+    def as_recorded(self) -> bool:
+        """Whether windows are copied from the file, without any change but that of the unit."""
+        filtered = any(value is not None for value in (self.format.low, self.format.high, self.format.notch))
+        derived = any(each.minus or len(each.plus) > 1 for each in self.derivations)
+        return self.at_rate and not filtered and not derived
+
+    @cached_property
+    def segments(self) -> list[Segment]:
+        return read_segments(self.header)
+
+    @cached_property
+    def _bounds(self) -> list[tuple[int, int]]:
+        """First sample and number of samples of each segment, at the format's rate."""
+        seconds = self.header.record_seconds
+        counts = [math.floor(segment.records * seconds * self.format.rate + 1e-6) for segment in self.segments]
+        return [(sum(counts[:k]), count) for k, count in enumerate(counts)]
+
+    def grid(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        """First samples and onsets in seconds, ``(windows,)`` each, of the windows that fit into the recording."""
+        pieces = []
+        for segment, (_, count) in zip(self.segments, self._bounds, strict=True):
+            most = math.floor((count - self.format.samples) / (self.format.stride * self.format.rate) + 1e-6) + 1
+            pieces.append(segment.onset + np.arange(max(most, 0)) * self.format.stride)
+        onsets = np.concatenate(pieces)
+        return self.at(onsets)
+
+    def at(self, onsets: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        """First samples and onsets of the windows that begin at these times, where the recording has them whole."""
+        starts, kept = [], []
+        for segment, (first, count) in zip(self.segments, self._bounds, strict=True):
+            ahead = np.rint((onsets - segment.onset) * self.format.rate).astype(np.int64)
+            inside = (ahead >= 0) & (ahead + self.format.samples <= count)
+            starts.append(first + ahead[inside])
+            kept.append(onsets[inside])
+        return np.concatenate(starts), np.concatenate(kept)
+
+    def windows(self, starts: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        """``(windows, channels, samples)`` float32 in microvolts, of windows in rising order."""
+        samples = self.format.samples
+        if self.as_recorded:
+            signal = read_windows(self.header, self.channels, starts, samples, self._content)
+            self._amplitudes.add(signal)
+            return signal
+        cut = [_cut_float(row, starts, samples) for row in self._whole]
+        return np.stack(cut, axis=1)
+
+    def warn_of_amplitudes(self) -> None:
+        """Warn of each channel that was read so far and is not plausible."""
+        self._amplitudes.warn()
+
+    @cached_property
+    def _whole(self) -> npt.NDArray[np.float32]:
+        """All of the recording, ``(channels, samples)``, resampled, derived and filtered segment by segment."""
+        shape = (len(self.derivations), sum(count for _, count in self._bounds))
+        if 4 * shape[0] * shape[1] <= _IN_MEMORY:
+            whole = np.empty(shape, np.float32)
+        else:
+            with tempfile.TemporaryFile(dir=self._scratch) as file:
+                whole = np.memmap(file, np.float32, "w+", shape=shape)
+        for segment, (first, count) in zip(self.segments, self._bounds, strict=True):
+            shared = _shared_labels(self.derivations)
+            cache: dict[str, npt.NDArray[np.float32]] = {}
+            for row, derivation in enumerate(self.derivations):
+                signal = self._mean(derivation.plus, segment, count, cache, shared)
+                if derivation.minus:
+                    signal = signal - self._mean(derivation.minus, segment, count, cache, shared)
+                whole[row, first : first + count] = _filtered(signal, self.format)
+        return whole
+
+    def _mean(
+        self,
+        labels: tuple[str, ...],
+        segment: Segment,
+        count: int,
+        cache: dict[str, npt.NDArray[np.float32]],
+        shared: set[str],
+    ) -> npt.NDArray[np.float32]:
+        key = "\0".join(labels)
+        if key in cache:
+            return cache[key]
+        total = self._resampled(labels[0], segment, count)
+        for label in labels[1:]:
+            total = total + self._resampled(label, segment, count)
+        mean = total / np.float32(len(labels)) if len(labels) > 1 else total
+        if key in shared:
+            cache[key] = mean
+        return mean
+
+    def _resampled(self, label: str, segment: Segment, count: int) -> npt.NDArray[np.float32]:
+        """A channel at the format's rate; the polyphase filter keeps what is above the new limit from folding down."""
+        channel = next(channel for channel in self.channels if channel.label == label)
+        size = channel.samples_per_record
+        starts = np.arange(segment.first, segment.first + segment.records) * size
+        recorded = read_windows(self.header, [channel], starts, size, self._content)[:, 0]
+        self._amplitudes.add_channel(channel, recorded)
+        whole = recorded.reshape(-1)
+        rate = self.header.rate(channel)
+        if abs(rate - self.format.rate) > 1e-6 * rate:
+            from scipy.signal import resample_poly
+
+            ratio = Fraction(self.format.rate / rate).limit_denominator(1000)
+            whole = resample_poly(whole, ratio.numerator, ratio.denominator)
+        return np.pad(whole[:count], (0, max(0, count - len(whole))), mode="edge").astype(np.float32, copy=False)
+
+
+def _shared_labels(derivations: Sequence[Derivation]) -> set[str]:
+    """Sides that occur in several derivations, such as a common reference."""
+    sides = ["\0".join(side) for each in derivations for side in (each.plus, each.minus) if side]
+    return {side for side in sides if sides.count(side) > 1}
+
+
+def _cut_float(values: npt.NDArray[np.float32], starts: npt.NDArray[np.int64], samples: int) -> npt.NDArray[np.float32]:
+    first = int(starts[0])
+    return np.asarray(_cut(values[first : int(starts[-1]) + samples], starts - first, samples), np.float32)
+
+
+def _filtered(signal: npt.NDArray[np.float32], format: SignalFormat) -> npt.NDArray[np.float32]:
+    """Without what is outside the band and at the notch: Butterworth of order 4 and a notch of Q 30, without delay."""
+    if format.low is None and format.high is None and format.notch is None:
+        return signal
+    from scipy.signal import butter, iirnotch, sosfiltfilt, tf2sos
+
+    stages = []
+    if format.low is not None and format.high is not None:
+        stages.append(butter(4, (format.low, format.high), "bandpass", fs=format.rate, output="sos"))
+    elif format.low is not None:
+        stages.append(butter(4, format.low, "highpass", fs=format.rate, output="sos"))
+    elif format.high is not None:
+        stages.append(butter(4, format.high, "lowpass", fs=format.rate, output="sos"))
+    if format.notch is not None:
+        stages.append(tf2sos(*iirnotch(format.notch, 30, fs=format.rate)))
+    sections = np.concatenate(stages)
+    ends = min(6 * len(sections) + 3, len(signal) - 1)
+    filtered: npt.NDArray[np.float32] = sosfiltfilt(sections, signal.astype(np.float64), padlen=ends).astype(np.float32)
+    return filtered

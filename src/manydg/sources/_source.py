@@ -314,6 +314,8 @@ class Source(ABC, Generic[O, P]):
         Whether files can be read by several processes.
     self_explanatory : bool
         Whether raw files can be prepared without asking anyone (see :meth:`options_for`).
+    general : bool
+        Whether other sources read some of the same files more specifically; they are asked first whose files some are.
     published : PublishedCounts or None
         What the paper counted in these data.
     docs : SourceDocs or None
@@ -325,6 +327,7 @@ class Source(ABC, Generic[O, P]):
     raw: ClassVar[RawArgument] = RawArgument()
     parallel: ClassVar[bool] = True
     self_explanatory: ClassVar[bool] = True
+    general: ClassVar[bool] = False
     published: ClassVar[PublishedCounts | None] = None
     docs: ClassVar[SourceDocs | None] = None
 
@@ -486,9 +489,8 @@ def synthesize(source: str, out: str | Path, **options: object) -> Path:
 
 def recognize(folder: Path) -> AnySource | None:
     """The source whose raw files a folder holds; ``None`` where it holds none, or only further down."""
-    for name in SOURCES.names():
+    for source in sorted(_importable(), key=lambda source: source.general):
         try:
-            source = find_source(name)
             if source.looks_like(folder):
                 return source
         except (ManyDGError, OSError):
@@ -496,12 +498,24 @@ def recognize(folder: Path) -> AnySource | None:
     return None
 
 
+def _importable() -> Iterator[AnySource]:
+    """Every source; a plug-in that cannot be imported is passed by."""
+    for name in SOURCES.names():
+        try:
+            source = find_source(name)
+        except ManyDGError:
+            continue
+        yield source
+
+
 def _cell(value: str | None) -> str | None:
     return None if value is None else csv_text(value)
 
 
-def write_prediction_table(folder: Path, rows: pl.DataFrame, predictions: SamplePredictions) -> Path:
-    """Write ``predictions.csv``, a line per sample.
+def write_prediction_table(
+    folder: Path, rows: pl.DataFrame, predictions: SamplePredictions, file: str = "predictions.csv"
+) -> Path:
+    """Write a table of predictions, a line per sample.
 
     Its columns are those of ``rows``, then ``predicted``, ``threshold`` where there is one, ``p_NAME`` for each class
     or label, and how far to trust it. Text that a spreadsheet would compute is kept text
@@ -521,6 +535,6 @@ def write_prediction_table(folder: Path, rows: pl.DataFrame, predictions: Sample
     )
     texts = [column.name for column in table if column.dtype == pl.String]
     table = table.with_columns(pl.Series(name, list(map(_cell, table[name])), dtype=pl.String) for name in texts)
-    path = folder / "predictions.csv"
+    path = folder / file
     table.rename({name: csv_text(name) for name in table.columns}).write_csv(path)
     return path
