@@ -12,7 +12,7 @@ import pytest
 from manydg.data.dataset import DomainDataset, open_dataset
 from manydg.errors import ConfigError, DataError, ManyDGWarning, StorageError
 from manydg.predict import predict_raw
-from manydg.sources import _dense, prepare
+from manydg.sources import _preparing, prepare
 from manydg.training.run import train
 
 X = np.arange(24.0).reshape(6, 4)
@@ -41,7 +41,7 @@ def test_arrays_become_a_dataset(tmp_path: Path) -> None:
 
 def test_pieces_smaller_than_the_array_make_the_same_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = prepared(tmp_path).content_hash()
-    monkeypatch.setattr(_dense, "_PIECE_BYTES", 40)
+    monkeypatch.setattr(_preparing, "_PIECE_BYTES", 40)
     pieces = prepared(tmp_path, overwrite=True)
     assert pieces.column("x").tolist() == X.tolist()
     assert pieces.content_hash() == whole

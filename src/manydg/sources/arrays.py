@@ -15,8 +15,7 @@ import torch
 from manydg.data.info import DatasetInfo
 from manydg.errors import DataError, StorageError
 from manydg.files import DAMAGED_NPY, Json
-from manydg.sources._dense import MISSING, check_finite, write_dense
-from manydg.sources._preparing import CohortFlow, with_provenance
+from manydg.sources._preparing import MISSING, CohortFlow, check_finite, with_provenance, write_dense
 from manydg.sources._source import NewSamples, Options, RawArgument, Source, SourceDocs, TrainedOn, option
 
 

@@ -21,8 +21,7 @@ import torch
 from manydg.data.info import DatasetInfo
 from manydg.errors import ConfigError, DataError, StorageError
 from manydg.files import Json
-from manydg.sources._dense import MISSING, check_finite, naming, write_dense
-from manydg.sources._preparing import CohortFlow, with_provenance
+from manydg.sources._preparing import MISSING, CohortFlow, check_finite, naming, with_provenance, write_dense
 from manydg.sources._source import NewSamples, Options, RawArgument, Source, SourceDocs, TrainedOn, option
 from manydg.sources._tables import check_unpacked_rows, check_whole, ids_of
 
