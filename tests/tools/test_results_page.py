@@ -6,7 +6,6 @@ import re
 from typing import Any
 
 import pytest
-
 from tools.results import DATASETS, PAGE, STUDIES, block, claims, page, read_evidence
 
 found = read_evidence()
