@@ -1,4 +1,4 @@
-"""``manydg train``, ``show`` and ``export``: one run, the settings it may have, and its model in one file."""
+"""``manydg train``, ``show``, ``export`` and ``audit``: one run, its settings, its model as a file, whom it knows."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ def register(app: typer.Typer) -> None:
     """Add the other commands."""
     app.command()(show)
     app.command()(export)
+    app.command()(audit)
 
 
 def train(
@@ -126,3 +127,33 @@ def export(
     names = written.metadata["target"]["names"]
     show_line(f"output probabilities: float32 (batch, {len(names)}): {', '.join(names)}")
     console.print(f"wrote {written.path}; it agrees with the model within {written.difference:.1e}")
+
+
+def audit(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.", show_default=False)],
+    dataset: Annotated[Path, typer.Argument(help="The dataset folder it was trained on.", show_default=False)],
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    backbone: UsedBackbone = None,
+    algorithm: UsedAlgorithm = None,
+) -> None:
+    """Ask whether a trained model is an identity detector.
+
+    How well its features, its domain factor (where it has one) and its logits identify patients, those of the training
+    and unseen ones, beside chance; and how its score changes when the directions in which patients differ are erased.
+    """
+    from json import dumps
+
+    from manydg.cli._progress import console, show_line
+    from manydg.data.dataset import open_dataset
+    from manydg.data.splits import load_split
+    from manydg.studies.catalogue.audit import audit_run
+    from manydg.training.run import SPLIT, open_run
+
+    opened, data = open_run(run, backbone=backbone, algorithm=algorithm), open_dataset(dataset)
+    found = audit_run(opened, data, load_split(run / SPLIT, data))
+    if json:
+        typer.echo(dumps(found.to_json(), indent=1))
+        return
+    console.print(f"{found.algorithm} on {opened.record.dataset}:")
+    for sentence in found.words:
+        show_line(sentence)

@@ -26,6 +26,7 @@ from manydg.evaluation.metrics import divide, group_sums
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 _SLICE = 65_536
+_EXCHANGES, _SIGNIFICANT, _RIDGE = 999, 0.05, 1e-2
 
 PARTS = ("v", "parallel", "orthogonal")
 ROWS = (
@@ -167,6 +168,103 @@ class Retrieval:
     rate: float
     chance: float
     queries: int
+
+
+@dataclass(frozen=True)
+class Identification:
+    """How well something tells whose a session is, beside the same with the owners of sessions exchanged at random.
+
+    Attributes
+    ----------
+    rate : float
+        Share that is right; NaN if no patient has two sessions.
+    chance : float
+        Mean of that share over random exchanges.
+    p : float
+        One-sided: how often a random exchange is at least as right.
+    patients : int
+        How many there are to tell apart.
+    """
+
+    rate: float
+    chance: float
+    p: float
+    patients: int
+
+    @property
+    def above_chance(self) -> bool:
+        return self.p < _SIGNIFICANT
+
+
+def identify_sessions(
+    embeddings: npt.NDArray[Any], patients: npt.NDArray[Any], sessions: npt.NDArray[Any], seed: int = 0
+) -> Identification:
+    """How often the nearest other session by mean embedding (cosine) is of the same patient; each patient counts once.
+
+    Parameters
+    ----------
+    embeddings : (samples, dim)
+    patients, sessions : (samples,)
+        As for :func:`patient_retrieval`.
+    """
+    means, owners = _session_means(embeddings, patients, sessions)
+    kept = np.bincount(owners, minlength=int(owners.max(initial=-1)) + 1)[owners] > 1
+    means, owners = means[kept], _codes(owners[kept])
+    number = int(owners.max(initial=-1)) + 1
+    if number < 2:
+        return Identification(math.nan, math.nan, math.nan, number)
+    likeness = means @ means.T
+    np.fill_diagonal(likeness, -np.inf)
+    nearest = likeness.argmax(axis=1)
+
+    def rate(of: IntArray) -> float:
+        right = (of[nearest] == of).astype(float)
+        return float((np.bincount(of, right) / np.bincount(of)).mean())
+
+    rng = np.random.default_rng(seed)
+    draws = np.array([rate(rng.permutation(owners)) for _ in range(_EXCHANGES)])
+    return _identification(rate(owners), draws, number)
+
+
+def identify_samples(
+    embeddings: npt.NDArray[Any], patients: npt.NDArray[Any], sessions: npt.NDArray[Any], seed: int = 0
+) -> Identification:
+    """How often a linear model that learnt each patient's first session names the patient of a sample of another one.
+
+    The model is a linear discriminant in closed form: the patient with the nearest mean, in units of the spread within
+    patients. Patients with a single session are left out, and each patient counts once.
+
+    Parameters
+    ----------
+    embeddings : (samples, dim)
+    patients, sessions : (samples,)
+        Sessions are counted within the patient, from 0.
+    """
+    values, who, first = np.asarray(embeddings, float), _codes(patients), np.asarray(sessions) == 0
+    both = np.intersect1d(who[first], who[~first])
+    kept = np.isin(who, both)
+    values, who, first = values[kept], _codes(who[kept]), first[kept]
+    number = len(both)
+    if number < 2:
+        return Identification(math.nan, math.nan, math.nan, number)
+    learnt = who[first]
+    means = group_sums(values[first], learnt, number) / np.bincount(learnt, minlength=number)[:, None]
+    spread = values[first] - means[learnt]
+    covariance = spread.T @ spread / len(spread)
+    ridge = _RIDGE * max(float(np.trace(covariance)) / len(covariance), 1e-12)
+    weights = np.linalg.solve(covariance + ridge * np.eye(len(covariance)), means.T)
+    scores = values[~first] @ weights - 0.5 * np.einsum("pd,dp->p", means, weights)
+    named = np.zeros((number, number))
+    np.add.at(named, (who[~first], scores.argmax(axis=1)), 1.0)
+    named /= named.sum(axis=1, keepdims=True)
+    rng, every = np.random.default_rng(seed), np.arange(number)
+    draws = np.array([named[every, rng.permutation(number)].mean() for _ in range(_EXCHANGES)])
+    return _identification(float(named.diagonal().mean()), draws, number)
+
+
+def _identification(rate: float, draws: FloatArray, patients: int) -> Identification:
+    p = (1 + int((draws >= rate - 1e-12).sum())) / (1 + len(draws))
+    return Identification(rate, float(draws.mean()), p, patients)
 
 
 def half_sessions(patients: npt.NDArray[Any]) -> IntArray:

@@ -26,6 +26,12 @@ _EXPERIMENTS = {
         "z is meant to hold what is particular to a patient. If it does, two samples of one patient have a more "
         "similar z than samples of two patients.",
     ),
+    "audit": (
+        "Is the model an identity detector",
+        "How well the model's features, domain factors and logits identify patients from another of their sessions, "
+        "beside chance, and how the score changes when the directions in which training patients differ most are "
+        "erased from the features (LEACE, Belrose et al. 2023, in closed form).",
+    ),
     "norms": (
         "How large the two parts are",
         "Length of the part of v along z against the length of the part across it, a dot per sample.",

@@ -86,8 +86,11 @@ def embedded_sides(
         for side in sides:
             rows = np.asarray(getattr(split, side))
             rng = np.random.default_rng([record.seed, 5])
-            part = prepared.select(np.sort(rng.permutation(rows)[:MOST_SAMPLES]))
-            embeddings = {name: tensor.numpy() for name, tensor in embed_dataset(run.algorithm, part).items()}
+            chosen = np.sort(rng.permutation(len(rows))[:MOST_SAMPLES])
+            part, whole = prepared.select(rows[chosen]), run.algorithm.backbone.crop is not None
+            # A sequence model reads whole sessions.
+            found = embed_dataset(run.algorithm, prepared.select(rows) if whole else part)
+            embeddings = {name: (tensor[chosen] if whole else tensor).numpy() for name, tensor in found.items()}
             labels = target_of(part.target).truth(part.targets).numpy()
             yield Embedded(record.seed, side, embeddings, part.domains.numpy(), part.pseudonyms(), labels)
 
@@ -102,6 +105,12 @@ def sessions_of(part: DomainDataset) -> npt.NDArray[np.int64] | None:
     sessions = torch.empty_like(number)
     sessions[timeline.order] = number - number[timeline.patient]
     return np.asarray(sessions.cpu().numpy(), np.int64)
+
+
+def sessions_or_halves(data: DomainDataset) -> npt.NDArray[np.int64]:
+    """The session of each sample, counted within the patient; the halves of each patient where none are known."""
+    known = sessions_of(data)
+    return _halves(data) if known is None else known
 
 
 def retrieval_rates(
@@ -122,8 +131,7 @@ def retrieval_rates(
     dict
         The inputs themselves, where they are measurements, count as an embedding.
     """
-    who, known = data.domains.cpu().numpy(), sessions_of(data)
-    sessions = _halves(data) if known is None else known
+    who, sessions = data.domains.cpu().numpy(), sessions_or_halves(data)
     embeddings = embed_dataset(run.algorithm, run.prepare(sessions_apart(data, sessions)))
     shown = {name: embeddings[name].numpy() for name in EMBEDDINGS if name in embeddings}
     if (table := _measurements(data)) is not None:
