@@ -63,6 +63,12 @@ class Erasure(Base):
         self.register_buffer("removed", torch.zeros(backbone.output_size, backbone.output_size))
         self.register_buffer("centre", torch.zeros(backbone.output_size))
 
+    @classmethod
+    def refuses(cls, target: Target, backbone: Backbone) -> str | None:
+        if backbone.crop is not None:
+            return "it is fitted to samples drawn at random, and a sequence model reads whole sessions"
+        return None
+
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         return {"supervised": self.target.loss(self.predict(batch.inputs), batch.targets)}
 
