@@ -167,13 +167,14 @@ def test_labels_and_inputs_of_test_patients_change_nothing(dataset: Path, whole:
 
 
 def test_no_test_patient_reaches_the_training(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data, seen, original = open_dataset(dataset), set(), module.fit
+    data, seen, original = open_dataset(dataset), set(), module.with_context
 
-    def watching(config: TrainingConfig, train: DomainDataset, val: DomainDataset, *rest: Any, **more: Any) -> Any:
-        seen.update((config.seed, str(name)) for side in (train, val) for name in side.patients)
-        return original(config, train, val, *rest, **more)
+    def watching(given: DomainDataset, config: TrainingConfig, *rest: Any) -> DomainDataset:
+        seen.update((config.seed, str(name)) for name in given.patients)
+        return original(given, config, *rest)
 
-    monkeypatch.setattr(module, "fit", watching)
+    # All that is computed from the data begins with this call.
+    monkeypatch.setattr(module, "with_context", watching)
     tune(dataset, ["manydg-context"], tmp_path / "out", trials=2, seeds=2, options=OPTIONS)
     for seed in (0, 1):
         test = draw_split(data, TrainingConfig(seed=seed)).patients("test")
@@ -193,7 +194,7 @@ def test_a_search_with_hopeless_trials_stops_them(
     hopeless = {"training.lr": Range(1e-9, 2e-9, log=True)}
     monkeypatch.setattr(module, "search_space", lambda config: {"training.lr": hopeless["training.lr"].including(5e-3)})
     options = Options(TrainingConfig(epochs=6, lr=5e-3, batch_size=32))
-    (search,) = tune(dataset, ["base"], tmp_path / "out", trials=14, seeds=1, options=options).searches
+    (search,) = tune(dataset, ["base"], tmp_path / "out", trials=10, seeds=1, options=options).searches
     pruned = [trial for trial in search.trials if trial.state == "pruned"]
     assert pruned
     assert all(2 <= trial.epochs < 6 for trial in pruned)
@@ -249,6 +250,7 @@ def test_a_killed_search_goes_on_as_if_nothing_had_happened(
     assert tried(folder) == tried(whole)
 
 
+@pytest.mark.slow
 def test_a_search_killed_before_each_of_its_writes_ends_with_the_same_trials(
     commands: Any, dataset: Path, whole: Path, tmp_path: Path
 ) -> None:
@@ -361,6 +363,17 @@ def test_a_search_that_was_not_finished_is_refused(dataset: Path, whole: Path, t
     dataclasses.replace(tuning, trials=4).write(tmp_path / "tuning.json")
     with pytest.raises(ConfigError, match="the search of base split 0 has only 3 of 4 trials"):
         with_tuned(OPTIONS, tmp_path, open_dataset(dataset), NAMES, (0,))
+
+
+def test_a_search_over_other_settings_is_refused(dataset: Path, whole: Path, tmp_path: Path) -> None:
+    tuning = Tuning.read(whole / "tuning.json")
+    first = tuning.searches[0]
+    wider = dataclasses.replace(first, space={**first.space, "training.lr": Range(1e-9, 1.0, log=True)})
+    unknown = dataclasses.replace(first.trials[0], values={**first.trials[0].values, "training.nonsense": 1}, score=9.0)
+    for search in (wider, dataclasses.replace(first, trials=(unknown, *first.trials[1:]))):
+        dataclasses.replace(tuning, searches=(search,)).write(tmp_path / "tuning.json")
+        with pytest.raises(ConfigError, match="the search of base split 0 was over other settings or ranges"):
+            with_tuned(OPTIONS, tmp_path, open_dataset(dataset), ["base"], (0,))
 
 
 # Records and bad input

@@ -343,6 +343,8 @@ def _chosen(tuning: Tuning, config: TrainingConfig, data: DomainDataset, path: P
         raise ConfigError(f"{path}: the search of {search.name} had other test patients: {again}")
     if search.chosen is None:
         raise ConfigError(f"{path}: no trial of {search.name} was complete: leave out {config.algorithm}")
+    if search.space != search_space(config) or set(search.chosen.values) != set(search.space):
+        raise ConfigError(f"{path}: the search of {search.name} was over other settings or ranges: {again}")
     return applied(config, search.chosen.values)
 
 
