@@ -37,12 +37,12 @@ SLEEP = "--epochs 10 --batch-size 1024 --lr 1e-3 --backbone mlp"
 KIDNEY = "--epochs 10 --batch-size 1024 --lr 1e-3 --backbone tabular"
 EEG = "--epochs 12 --batch-size 64 --lr 5e-4 --backbone seizure-cnn"
 DENSE = (
-    "base,prototype,manydg-random-pairs,manydg,condadv,dann,irm,pcl,mldg,simd1,simd2,boosting,ema,swad,coral,vrex,"
-    "groupdro,eqrm,arm,bn-adapt"
+    "base,prototype,manydg-random-pairs,manydg,condadv,dann,irm,pcl,mldg,simd1,simd2,boosting,lightgbm,ema,swad,coral,"
+    "vrex,groupdro,eqrm,arm,bn-adapt,erasure,tabm"
 )
 SIGNALS = (
     "base,prototype,manydg-random-pairs,manydg,condadv,dann,irm,sagnet,pcl,mldg,simd1,simd2,ema,swad,coral,vrex,"
-    "groupdro,eqrm,mixstyle,arm,bn-adapt"
+    "groupdro,eqrm,mixstyle,arm,bn-adapt,erasure"
 )
 
 DATASETS: dict[str, tuple[str, ...]] = {
@@ -55,7 +55,7 @@ DATASETS: dict[str, tuple[str, ...]] = {
         "manydg prepare table {work}/kidney.parquet --patient uniquepid --target label --session stay --time hour "
         "--features 'value_*' 'measured_*' 'static_*' --missing keep --out {work}/kidney",
     ),
-    "eegmat": ("manydg prepare edf {data}/eegmat_bids --window 10 --out {work}/eegmat",),
+    "eegmat": ("manydg prepare edf {data}/eegmat_bids --window 10 --classes rest,arithmetic --out {work}/eegmat",),
     "twin-iiic": (
         "manydg synthesize iiic --patients 100 --samples-per-patient 20 --out {work}/raw-iiic",
         "manydg prepare iiic {work}/raw-iiic --out {work}/twin-iiic",
