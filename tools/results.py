@@ -79,8 +79,8 @@ STUDIES = (
     StudyPlan("sleep-rivals", "Every algorithm, without and with the night as context", "sleep",
               f"experiment context-rivals sleep --algorithms {DENSE} --seeds 5 {SLEEP}", "base (no context)"),
     StudyPlan("sleep-sequence", "Reading the night in order", "sleep",
-              "compare sleep --algorithms base,ema,manydg --sequence gru --context offline --seeds 5 --epochs 20 --batch-size 3200 "
-              "--lr 2e-3 --backbone mlp"),
+              "compare sleep --algorithms base,ema,manydg --sequence gru --context offline --seeds 5 --epochs 20 "
+              "--batch-size 3200 --lr 2e-3 --backbone mlp"),
     StudyPlan("sleep-objectives", "Without each objective", "sleep",
               f"experiment objectives sleep --seeds 5 {SLEEP}", "manydg (all four objectives)"),
     StudyPlan("sleep-limited", "Fewer patients to train on", "sleep",
