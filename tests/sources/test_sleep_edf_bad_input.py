@@ -282,6 +282,9 @@ def test_a_damaged_night_after_good_ones_leaves_no_work_folder(tmp_path: Path) -
     *_, last = sorted(raw.glob("*-PSG.edf"))
     last.write_bytes(last.read_bytes()[:-5000])
     fails(raw, tmp_path, DataError, f"{last.name} is truncated")
+    last.unlink()
+    last.mkdir()
+    fails(raw, tmp_path, StorageError, f"{last.name}: Is a directory")
 
 
 def test_a_disk_that_fills_up_while_copying_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

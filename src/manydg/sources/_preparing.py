@@ -8,6 +8,7 @@ files and options are unchanged; the folder is deleted once the dataset is compl
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import io
 import json
@@ -44,6 +45,7 @@ A = TypeVar("A")
 R = TypeVar("R", bound="DataclassInstance")
 
 _CHUNK = 1 << 22
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 # Cohort flow and provenance
@@ -230,7 +232,7 @@ def run_jobs(
 def work_folder(out: Path, source: str, options: Mapping[str, object]) -> Iterator[WorkFolder]:
     """A work folder that is deleted when the block ends, or fails because of the data.
 
-    It stays after a kill, an interrupt, the loss of a worker, and an error of the system, such as a full disk.
+    It stays after a kill, an interrupt, the loss of a worker, and on a full disk.
     """
     work = WorkFolder(out, source, options)
     try:
@@ -238,7 +240,7 @@ def work_folder(out: Path, source: str, options: Mapping[str, object]) -> Iterat
     except WorkerLostError:
         raise
     except ManyDGError as error:
-        if not isinstance(error.__cause__, OSError):
+        if getattr(error.__cause__, "errno", None) not in _NO_SPACE:
             work.remove()
         raise
     work.remove()
