@@ -391,10 +391,10 @@ class Soak:
             self._server.preload()
             self._wholes[reader.name] = (out, contents(folder))
 
-    def run(self, inputs: int, only: int | None = None) -> Outcome:
-        """Damage so many inputs, or only the one of a number."""
+    def run(self, inputs: int, only: Sequence[int] = ()) -> Outcome:
+        """Damage so many inputs, or only those of some numbers."""
         weights = [reader.weight for reader in self.readers]
-        for number in range(inputs) if only is None else (only,):
+        for number in only or range(inputs):
             rng = random.Random(f"{self.seed} {number}")
             self._one(number, rng.choices(self.readers, weights)[0], rng)
         return self.outcome
@@ -482,7 +482,7 @@ def _name(path: Path, folder: Path) -> str:
 
 
 def soak(
-    inputs: int, seed: int, names: Sequence[str] = (), only: int | None = None, keep: Path | None = None
+    inputs: int, seed: int, names: Sequence[str] = (), only: Sequence[int] = (), keep: Path | None = None
 ) -> Outcome:
     """Damage ``inputs`` inputs, print the counts, and return them."""
     start = time.monotonic()
@@ -504,7 +504,9 @@ def main() -> int:
     parser.add_argument("--inputs", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
     parser.add_argument("--reader", action="append", default=[], help="only this reader; may be repeated")
-    parser.add_argument("--only", type=int, help="only the input of this number")
+    parser.add_argument(
+        "--only", type=int, action="append", default=[], help="only the input of this number; may be repeated"
+    )
     parser.add_argument("--keep", type=Path, help="folder to work in, which stays")
     given = parser.parse_args()
     return int(bool(soak(given.inputs, given.seed, given.reader, given.only, given.keep).failures))
