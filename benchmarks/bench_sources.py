@@ -1,4 +1,4 @@
-"""Preparing the four datasets against merely reading the same files, on twins of a twentieth of the real size.
+"""Preparing raw files against merely reading the same files, on twins of a twentieth of the real size.
 
 ``python -m benchmarks.sources --scale 1`` does the same at full size.
 """

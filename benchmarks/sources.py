@@ -1,11 +1,12 @@
-"""Preparing the four datasets against merely reading the same files, on synthetic twins of any size.
+"""Preparing recordings and tables against merely reading the same files, on synthetic twins of any size.
 
     python -m benchmarks.sources --scale 1 --temporary /big/disk
 
 At scale 1 the twins have the size of the originals: 4.1 million prescriptions, 39 million laboratory rows, 153 nights
-of 20 hours, 165,000 samples of 16 x 2000; the last needs 42 GB of disk while it runs. Each step runs in a process of
-its own, so that its peak memory is its own. "Reading" counts the cells of the needed columns with polars' streaming
-engine, the finite values of the arrays with numpy, or reads the two channels with edfio.
+of 20 hours, 165,000 samples of 16 x 2000, which need 42 GB of disk while it runs, and a BIDS dataset of 109 people, two
+minutes of 64 channels at 160 Hz each. Each step runs in a process of its own, so that its peak memory is its own.
+"Reading" counts the cells of the needed columns with polars' streaming engine, the finite values of the arrays with
+numpy, or reads the two channels, or all 64, with edfio.
 
 Both are measured twice over: from the disk, for which the raw files are dropped from the file cache before each step
 (what a small machine does with files larger than its memory), and from the cache, as far as they stay there. Reading is
@@ -29,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-FULL = {"mimic3": 41_000, "eicu": 144_500, "sleep-edf": 78, "iiic": 2_702}
+FULL = {"mimic3": 41_000, "eicu": 144_500, "sleep-edf": 78, "iiic": 2_702, "edf": 109}
 COLUMNS = {
     "mimic3": {
         "ADMISSIONS": ["SUBJECT_ID", "HADM_ID", "ADMITTIME", "DISCHTIME"],
@@ -48,7 +49,10 @@ COLUMNS = {
 }
 # The first rows of a small twin may all be numbers here, from which polars would conclude that the others are.
 TEXTS = {"labresulttext"}
-MORE: dict[str, dict[str, Any]] = {"iiic": {"samples_per_patient": 63}}
+MORE: dict[str, dict[str, Any]] = {
+    "iiic": {"samples_per_patient": 63},
+    "edf": {"channels": 64, "rate": 160, "minutes": 2, "recordings": 1},
+}
 ROWS_AT_ONCE = 128
 PROBES = 16
 
@@ -62,8 +66,8 @@ def synthesize(source: str, raw: Path, patients: int) -> dict[str, int]:
 
 def read(source: str, raw: Path) -> dict[str, int]:
     """Merely read what preparing needs; returns how much it was."""
-    if source == "sleep-edf":
-        return _read_edf(raw)
+    if source in ("edf", "sleep-edf"):
+        return _read_edf(raw, ("EEG Fpz-Cz", "EEG Pz-Oz") if source == "sleep-edf" else None)
     if source == "iiic":
         return {"values": sum(_count_finite(raw / name) for name in ("signals.npy", "votes.npy"))}
     import polars as pl
@@ -77,15 +81,16 @@ def read(source: str, raw: Path) -> dict[str, int]:
     return rows
 
 
-def _read_edf(raw: Path) -> dict[str, int]:
+def _read_edf(raw: Path, labels: tuple[str, ...] | None) -> dict[str, int]:
+    """Read some channels of every recording, or all of them."""
     import edfio
 
-    nights = sorted(raw.glob("*-PSG.edf"))
-    for path in nights:
+    recordings = sorted(path for path in raw.rglob("*.edf") if not path.name.endswith("-Hypnogram.edf"))
+    for path in recordings:
         recording = edfio.read_edf(path)
-        for label in ("EEG Fpz-Cz", "EEG Pz-Oz"):
+        for label in labels or recording.labels:
             assert len(recording.get_signal(label).data)
-    return {"nights": len(nights)}
+    return {"recordings": len(recordings)}
 
 
 def _count_finite(path: Path) -> int:

@@ -14,10 +14,12 @@ import mne
 import numpy as np
 import polars as pl
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from manydg import sources
 from manydg.data.dataset import DomainDataset, open_dataset
-from manydg.errors import ConfigError, DataError, ManyDGWarning
+from manydg.errors import ConfigError, DataError, ManyDGError, ManyDGWarning
 from manydg.predict import predict_raw
 from manydg.sources import edf
 from manydg.sources._edf import Montage, SignalFormat, SignalReader, read_header, read_segments
@@ -609,6 +611,31 @@ def test_which_of_two_files_holds_the_labels_is_asked(tmp_path: Path) -> None:
     assert [data.target.names[code] for code in data.subset(["anna"]).targets.tolist()] == NIGHT[::-1]
     with pytest.raises(DataError, match=r"there is no file 'night-third.csv' with the labels of"):
         prepared(raw, tmp_path / "out", scoring="{name}-third.csv", overwrite=True)
+
+
+damaged = st.one_of(
+    st.binary(max_size=200),
+    st.text(alphabet="onsetduri,;\t\n\r0123456789.:-W<>/eE\"'", max_size=200).map(str.encode),
+    st.lists(
+        st.tuples(st.sampled_from(["0", "30", "nan", "1e999", "-5", "22:00:00", ""]), st.sampled_from(["W", "", "N2"])),
+        max_size=5,
+    ).map(lambda rows: "\n".join(["onset,duration,stage", *(f"{a},{a},{b}" for a, b in rows)]).encode()),
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(content=damaged, name=st.sampled_from(["a.csv", "a.xml", "a.txt"]), start=st.sampled_from([START, None]))
+def test_no_file_of_labels_brings_out_a_foreign_error(
+    content: bytes, name: str, start: datetime | None, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    try:
+        notes = read_scoring(tmp_path / name, ScoringFormat(), start)
+    except ManyDGError as error:
+        if not str(error).isprintable():
+            raise AssertionError(f"not one printable line: {error!r}") from error
+    else:
+        assert all(np.isfinite([note.onset, note.duration]).all() for note in notes)
 
 
 # People and sessions

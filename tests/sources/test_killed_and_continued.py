@@ -17,7 +17,7 @@ import pytest
 from manydg import sources
 from manydg.data.storage import read_description
 from manydg.errors import StorageError
-from manydg.sources import eicu, meds, mimic3
+from manydg.sources import edf, eicu, meds, mimic3
 
 # Dies by SIGKILL when it begins its n-th piece of work.
 PROGRAM = """
@@ -38,6 +38,7 @@ WORK: dict[str, tuple[ModuleType, str, int]] = {
     "mimic3": (mimic3, "keep_table", 3),
     "meds": (meds, "_read_file", 3),
     "eicu": (eicu, "_read_table", 5),
+    "edf": (edf, "survey", 4),
 }
 
 
@@ -52,6 +53,9 @@ def synthesize(source: str, raw: Path) -> dict[str, Any]:
         for shard, (_, part) in enumerate(rows.group_by(pl.col("subject_id") % 3, maintain_order=True)):
             part.write_parquet(raw / "data" / f"{shard}.parquet")
         return {"labels": str(raw / "labels" / "readmission.parquet")}
+    if source == "edf":
+        sources.synthesize("edf", raw, patients=2, seed=1, minutes=2)
+        return {}
     sources.synthesize("eicu", raw, patients=40, seed=1)
     return {}
 

@@ -19,7 +19,7 @@ import math
 import re
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import date, datetime
 from fnmatch import fnmatchcase
@@ -147,11 +147,11 @@ def read_header(path: str | Path) -> EdfHeader:
 
 def _check_text(file: Path, header: bytes) -> None:
     """Raise if a header is not text throughout: it is shorter or longer than it says, or line ends were converted."""
-    control = [at for at, byte in enumerate(header) if 0 < byte < 32 or byte == 127]
+    control = re.search(rb"[\x01-\x1f\x7f]", header)
     if control:
         raise DataError(
-            f"{file} is damaged: its header is not text at byte {control[0]}, as if bytes were inserted or left out "
-            "(line ends converted?). Download it again, as a binary file"
+            f"{file} is damaged: its header is not text at byte {control.start()}, as if bytes were inserted or left "
+            "out (line ends converted?). Download it again, as a binary file"
         )
 
 
@@ -221,6 +221,8 @@ def _channels(file: Path, block: bytes, signals: int) -> tuple[EdfChannel, ...]:
 
 def _text(field: bytes) -> str:
     text = field.decode("latin1").strip("\0 ")
+    if text.isprintable():
+        return text
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
@@ -376,20 +378,23 @@ class AmplitudeCheck:
         self._low, self._high = low - margin, high + margin
 
     def add(self, signal: npt.NDArray[np.float32]) -> None:
-        """Count some epochs ``(epochs, channels, samples)`` in microvolts."""
-        for number in range(len(self._channels)):
-            self._add(number, signal[:, number])
+        """Count some epochs ``(epochs, channels, samples)`` in microvolts; one sample of four is looked at."""
+        self._add(np.arange(len(self._channels)), signal)
 
     def add_channel(self, channel: EdfChannel, records: npt.NDArray[np.float32]) -> None:
         """Count some data records ``(records, samples)`` of one channel in microvolts."""
-        self._add(self._channels.index(channel), records)
+        self._add(np.array([self._channels.index(channel)]), records[:, None])
 
-    def _add(self, number: int, part: npt.NDArray[np.float32]) -> None:
+    def _add(self, numbers: npt.NDArray[np.int64], signal: npt.NDArray[np.float32]) -> None:
+        part = np.ascontiguousarray(signal[..., ::4])
         with np.errstate(over="ignore", invalid="ignore"):
-            self._deviations[number].append(part.std(axis=1))
-        if part.min() < self._low[number] or part.max() > self._high[number]:
-            self._outside[number] += ((part < self._low[number]) | (part > self._high[number])).sum()
-        self._samples[number] += part.size
+            deviations = part.std(axis=2)
+        low, high = self._low[numbers], self._high[numbers]
+        if (part.min(axis=(0, 2)) < low).any() or (part.max(axis=(0, 2)) > high).any():
+            self._outside[numbers] += ((part < low[:, None]) | (part > high[:, None])).sum(axis=(0, 2))
+        self._samples[numbers] += part.shape[0] * part.shape[2]
+        for column, number in enumerate(numbers):
+            self._deviations[number].append(deviations[:, column])
 
     def warn(self) -> None:
         """Warn of each channel that is not plausible."""
@@ -398,7 +403,8 @@ class AmplitudeCheck:
             if not self._samples[number]:
                 continue
             outside = self._outside[number] / self._samples[number]
-            rms, doubt = np.median(np.concatenate(self._deviations[number])), ""
+            typical = np.sort(np.concatenate(self._deviations[number]))
+            rms, doubt = typical[len(typical) // 2], ""
             if outside > MOST_OUT_OF_RANGE:
                 doubt = f"{outside:.0%} of its samples are outside the range that the header states"
             elif rms > high or 0 < rms < low:
@@ -416,7 +422,7 @@ def _records_in(header: EdfHeader, content: npt.NDArray[np.uint8]) -> npt.NDArra
     start, size = 256 * (len(header.channels) + 1), header.records * header.record_samples * header.sample_bytes
     if len(content) < start + size:
         raise StorageError(f"{header.path} has changed while it was read: run the same command again")
-    stored = content[start : start + size].reshape(header.records, -1)
+    stored = np.asarray(content)[start : start + size].reshape(header.records, -1)
     return stored.view("<i2") if header.sample_bytes == 2 else stored
 
 
@@ -425,7 +431,7 @@ def memory_map(header: EdfHeader) -> npt.NDArray[np.int16 | np.uint8]:
     kind, width = ("<i2", 1) if header.sample_bytes == 2 else ("u1", 3)
     shape = (header.records, header.record_samples * width)
     try:
-        return np.memmap(header.path, kind, "r", offset=256 * (len(header.channels) + 1), shape=shape)
+        return np.asarray(np.memmap(header.path, kind, "r", offset=256 * (len(header.channels) + 1), shape=shape))
     except (OSError, ValueError) as error:
         raise StorageError(f"cannot read {header.path}: {error}") from error
 
@@ -616,7 +622,8 @@ class Montage:
 
     def derive(self, header: EdfHeader) -> list[Derivation]:
         """What is wanted, made of the channels of a recording; patterns become as many as fit them."""
-        derivations = [derivation for text in self.wanted for derivation in self._derive(header, text)]
+        labels = _Labels(header)
+        derivations = [derivation for text in self.wanted for derivation in self._derive(labels, text)]
         names = [derivation.name for derivation in derivations]
         for name in names:
             if names.count(name) > 1:
@@ -625,59 +632,71 @@ class Montage:
                 )
         return derivations
 
-    def _derive(self, header: EdfHeader, text: str) -> list[Derivation]:
-        whole = self._side(header, text)
+    def _derive(self, labels: _Labels, text: str) -> list[Derivation]:
+        whole = self._side(labels, text)
         if whole:
-            return [Derivation(name, labels) for name, labels in whole]
+            return [Derivation(name, sources) for name, sources in whole]
         name, equals, expression = text.partition("=")
         if equals and name.strip() and expression.strip():
-            derived = self._derive_or_alias(header, name.strip(), expression.strip())
+            derived = self._derive_or_alias(labels, name.strip(), expression.strip())
             if len(derived) != 1:
                 raise ConfigError(f"'{text}' gives one name to {len(derived)} channels: leave '{name.strip()}=' out")
             return [replace(derived[0], name=name.strip())]
         for dash in re.finditer("-", text):
             left, right = text[: dash.start()].strip(), text[dash.end() :].strip()
-            plus, minus = self._side(header, left), self._side(header, right)
+            plus, minus = self._side(labels, left), self._side(labels, right)
             if plus and len(minus) == 1:
                 one = len(plus) == 1
-                return [Derivation(text if one else f"{each}-{right}", labels, minus[0][1]) for each, labels in plus]
-        raise _no_channel(header, text)
+                return [Derivation(text if one else f"{name}-{right}", side, minus[0][1]) for name, side in plus]
+        raise _no_channel(labels.header, text)
 
-    def _derive_or_alias(self, header: EdfHeader, name: str, expression: str) -> list[Derivation]:
+    def _derive_or_alias(self, labels: _Labels, name: str, expression: str) -> list[Derivation]:
         """A derivation or, where its channels are not there, what the aliases of its name say."""
         try:
-            return self._derive(header, expression)
+            return self._derive(labels, expression)
         except DataError:
-            if _plain(name) in self._aliases and (label := self._label(header, name)) is not None:
+            if _plain(name) in self._aliases and (label := self._label(labels, name)) is not None:
                 return [Derivation(name, (label,))]
             raise
 
-    def _side(self, header: EdfHeader, text: str) -> list[tuple[str, tuple[str, ...]]]:
+    def _side(self, labels: _Labels, text: str) -> list[tuple[str, tuple[str, ...]]]:
         """Channels by what they are called; none where the text names none."""
         mean = _MEAN.fullmatch(text.strip())
         if mean:
-            sides = [self._side(header, part) for part in mean["names"].split(",")]
-            labels = tuple(label for side in sides for _, part in side for label in part)
-            return [(text, labels)] if all(sides) else []
-        label = self._label(header, text)
+            sides = [self._side(labels, part) for part in mean["names"].split(",")]
+            averaged = tuple(label for side in sides for _, part in side for label in part)
+            return [(text, averaged)] if all(sides) else []
+        label = self._label(labels, text)
         if label is not None:
             return [(text, (label,))]
-        fitting = [label for label in header.labels if _fits(label, text)] if any(c in text for c in "*?[") else []
-        return [(label, (label,)) for label in fitting]
+        if not any(letter in text for letter in "*?["):
+            return []
+        return [(label, (label,)) for label in labels.header.labels if _fits(label, text)]
 
-    def _label(self, header: EdfHeader, name: str) -> str | None:
+    def _label(self, labels: _Labels, name: str) -> str | None:
         """The label that a name means: the very same, the same but for case and ``EEG``, an alias, or a like one."""
         for candidate in (name, *self._aliases.get(_plain(name), ())):
-            for form in (str.strip, _plain, _bare):
-                fitting = [label for label in header.labels if form(label) == form(candidate)]
+            for form, known in labels.by_form.items():
+                fitting = known.get(form(candidate), [])
                 if len(fitting) > 1:
                     raise DataError(
-                        f"{header.path} has {len(fitting)} channels that '{name}' may mean ({', '.join(fitting)}): "
-                        "name one as the file does, or use a file in which their names differ"
+                        f"{labels.header.path} has {len(fitting)} channels that '{name}' may mean "
+                        f"({', '.join(fitting)}): name one as the file does, or use a file in which their names differ"
                     )
                 if fitting:
                     return fitting[0]
         return None
+
+
+class _Labels:
+    """The labels of a recording by each of the forms in which they are compared, the strictest first."""
+
+    def __init__(self, header: EdfHeader) -> None:
+        self.header, labels = header, header.labels
+        self.by_form: dict[Callable[[str], str], dict[str, list[str]]] = {str.strip: {}, _plain: {}, _bare: {}}
+        for form, known in self.by_form.items():
+            for label in labels:
+                known.setdefault(form(label), []).append(label)
 
 
 def _fits(label: str, pattern: str) -> bool:

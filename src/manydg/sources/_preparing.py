@@ -34,7 +34,7 @@ from manydg.data.encoding import encode_patients, encode_targets
 from manydg.data.info import CohortStep, DatasetInfo, Provenance, SourceFile, TargetSpec
 from manydg.data.storage import DatasetWriter, link_refused
 from manydg.errors import ConfigError, DataError, ManyDGError, ManyDGWarning, StorageError
-from manydg.files import Json, disk_errors, read_ahead, reading_errors, recover_folder, write_json
+from manydg.files import Json, disk_errors, read_ahead, reading_errors, recover_folder, write_json, write_unsynced
 from manydg.jobs import Job, WorkerLostError, current_engine
 from manydg.sources._source import recognize
 
@@ -290,7 +290,8 @@ class WorkFolder:
         field ``kept``.
         """
         content = {"key": self._key(job.name, job.files), "result": asdict(result)}
-        write_json(self._result_file(job), content, indent=None)
+        # Not flushed to the disk: after a crash of the machine the job is done again, and many small ones would wait.
+        write_unsynced(self._result_file(job), json.dumps(content))
 
     def path_for(self, name: str, files: tuple[Path, ...]) -> Path:
         """A path, to which endings are added, for files of the job of this name.

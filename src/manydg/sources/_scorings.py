@@ -173,7 +173,10 @@ def _open_table(path: Path) -> _Table:
     if not lines:
         raise DataError(f"{path} is empty: it has no labels")
     mark = max("\t,;", key=lines[0].count)
-    rows = list(csv.reader(io.StringIO("\n".join(lines)), delimiter=mark))
+    try:
+        rows = list(csv.reader(io.StringIO("\n".join(lines)), delimiter=mark))
+    except csv.Error as error:
+        raise DataError(f"{path} is not a table that can be read ({error}): save it as CSV again") from None
     known = {*_ONSETS, *_DURATIONS, *_ENDS, *_LABELS, *_NUMBERS} - {""}
     first = [_column_name(cell) for cell in rows[0]]
     if known & set(first):

@@ -284,7 +284,7 @@ class Edf(Source[EdfOptions, RecordingOptions]):
         with work_folder(out, self.name, {"scoring": repr(scoring), "unusable": options.unusable}) as work:
             jobs = [Job(each.name, each.files, (each, scoring, options.unusable == "skip")) for each in chosen]
             surveys = run_jobs(survey, jobs, work, Survey, workers=workers, title="checking recordings")
-            plans = _plan(chosen, surveys, options)
+            plans = _plan(chosen, cohort.headers, surveys, options)
             skipped = cohort.damaged + len(chosen) - len(plans.recordings)
             limited = len(cohort.recordings) - len(chosen)
             flow = cohort_flow(plans, WORDS, found=cohort.recordings, left_out=skipped, limited=limited)
@@ -348,6 +348,7 @@ class Cohort:
     """The recordings of a folder by person and session, how many files are damaged, and what tells people apart."""
 
     recordings: tuple[RawRecording, ...]
+    headers: Mapping[Path, EdfHeader]
     damaged: int
     rule: str
 
@@ -377,7 +378,7 @@ def find_cohort(raw: Path, options: EdfOptions) -> Cohort:
     if bids:
         _warn_of_participants(raw, recordings)
     ordered = sorted(recordings, key=lambda each: (natural(each.patient), natural(each.session), natural(each.name)))
-    return Cohort(tuple(ordered), damaged, rule)
+    return Cohort(tuple(ordered), headers, damaged, rule)
 
 
 @dataclass(frozen=True)
@@ -427,7 +428,7 @@ def _headers(raw: Path, *, skip: bool) -> tuple[dict[Path, EdfHeader], int]:
     headers, damaged = {}, 0
     for path in _edf_files(raw):
         try:
-            headers[path] = read_header(path)
+            headers[path] = open_header(path)
         except DataError as error:
             if not skip:
                 raise
@@ -764,8 +765,7 @@ class Plan:
     Parameters
     ----------
     recording : RawRecording
-    start : datetime, optional
-        When it began, where that is known.
+    header : EdfHeader
     seconds : float
         How long it lasts, gaps included.
     starts, onsets, codes : arrays ``(samples,)``
@@ -775,7 +775,7 @@ class Plan:
     """
 
     recording: RawRecording
-    start: datetime | None
+    header: EdfHeader
     seconds: float
     starts: npt.NDArray[np.int64]
     onsets: npt.NDArray[np.float64]
@@ -794,9 +794,9 @@ class Plans:
         return sum(plan.counts[reason] for plan in self.recordings)
 
 
-def plan_recording(recording: RawRecording, notes: Sequence[Annotation], recipe: Recipe) -> Plan:
+def plan_recording(recording: RawRecording, header: EdfHeader, notes: Sequence[Annotation], recipe: Recipe) -> Plan:
     """Choose the windows of one recording."""
-    reader = SignalReader(open_header(recording.path), recipe.format)
+    reader = SignalReader(header, recipe.format)
     if not reader.at_rate and not recipe.format.resample:
         raise _wrong_rate(reader)
     spans = _checked_spans(recording, notes, recipe)
@@ -829,8 +829,7 @@ def plan_recording(recording: RawRecording, notes: Sequence[Annotation], recipe:
         "without_signal": _windows_after(end, spans, recipe),
     }
     codes = np.array([recipe.classes.index(name) for name in names[kept].tolist()], np.int64)
-    start = reader.header.start if reader.header.start_is_known else None
-    return Plan(recording, start, end, starts[kept], onsets[kept], codes, counts)
+    return Plan(recording, header, end, starts[kept], onsets[kept], codes, counts)
 
 
 def _checked_spans(recording: RawRecording, notes: Sequence[Annotation], recipe: Recipe) -> list[Span]:
@@ -892,7 +891,12 @@ def _two_labels(source: Path, labels: WindowLabels, window: int, onsets: npt.NDA
     )
 
 
-def _plan(recordings: Sequence[RawRecording], surveys: Sequence[Survey], options: EdfOptions) -> Plans:
+def _plan(
+    recordings: Sequence[RawRecording],
+    headers: Mapping[Path, EdfHeader],
+    surveys: Sequence[Survey],
+    options: EdfOptions,
+) -> Plans:
     """What the recordings have in common, and the windows of each."""
     skip = options.unusable == "skip"
     usable: list[tuple[RawRecording, Survey]] = []
@@ -905,13 +909,13 @@ def _plan(recordings: Sequence[RawRecording], surveys: Sequence[Survey], options
         raise DataError("not one recording has labels; the lines above say why")
     texts = Counter(text for _, found in usable for text in found.texts)
     labels = options.label_map(texts)
-    format = _format([recording for recording, _ in usable], options)
+    format = _format([headers[recording.path] for recording, _ in usable], options)
     classes = _classes(labels, texts, options)
     recipe = Recipe(format, labels, classes, options.align, options.overlaps, options.wake_margin)
     plans = []
     for recording, found in usable:
         try:
-            plans.append(plan_recording(recording, found.notes, recipe))
+            plans.append(plan_recording(recording, headers[recording.path], found.notes, recipe))
         except DataError as error:
             if not skip:
                 raise
@@ -993,9 +997,9 @@ def _warn_of_labels(texts: Mapping[str, int], plans: Sequence[Plan], recipe: Rec
         )
 
 
-def _format(recordings: Sequence[RawRecording], options: EdfOptions) -> SignalFormat:
+def _format(recorded: Sequence[EdfHeader], options: EdfOptions) -> SignalFormat:
     """The signals that all recordings have: what was asked for, or all voltages they have in common."""
-    headers = [open_header(recording.path).with_unit(options.unit) for recording in recordings]
+    headers = [header.with_unit(options.unit) for header in recorded]
     wanted = options.channels or _common_channels(headers)
     montage, named = Montage(wanted, aliases(options.alias)), aliases(options.alias)
     derived = None
@@ -1047,10 +1051,9 @@ def _voltages(header: EdfHeader) -> list[str]:
 def _warn_of_bad_channels(plans: Sequence[Plan], format: SignalFormat) -> None:
     bad: Counter[str] = Counter()
     for plan in plans:
-        rows = bids_channels(plan.recording.path)
-        derived = format.montage.derive(open_header(plan.recording.path).with_unit(format.assumed_unit))
-        used = {label for each in derived for label in (*each.plus, *each.minus)}
-        bad.update(label for label, row in rows.items() if row.status == "bad" and label in used)
+        marked = {label for label, row in bids_channels(plan.recording.path).items() if row.status == "bad"}
+        derived = format.montage.derive(plan.header) if marked else []
+        bad.update(marked & {label for each in derived for label in (*each.plus, *each.minus)})
     if bad:
         warnings.warn(f"channels.tsv calls channels bad that are used: {listed(bad)}", ManyDGWarning, stacklevel=4)
 
@@ -1139,7 +1142,8 @@ def lay_out_sessions(plans: Sequence[Plan], format: SignalFormat) -> Layout:
     offsets: dict[str, float] = {}
     for patient in dict.fromkeys(plan.recording.patient for plan in plans):
         own = [plan for plan in plans if plan.recording.patient == patient]
-        for name, offset in _follow([(p.recording.name, p.start, p.seconds) for p in own], gap):
+        moments = [(p.recording.name, p.header.start if p.header.start_is_known else None, p.seconds) for p in own]
+        for name, offset in _follow(moments, gap):
             offsets[name] = offset
     return Layout([offsets[plan.recording.name] for plan in plans], gap)
 
@@ -1212,7 +1216,7 @@ def write_dataset(
 def _copy(
     writer: DatasetWriter, plan: Plan, format: SignalFormat, offset: float, content: npt.NDArray[np.uint8] | None
 ) -> None:
-    reader = SignalReader(open_header(plan.recording.path), format, content, writer.folder.absolute().parent)
+    reader = SignalReader(plan.header, format, content, writer.folder.absolute().parent)
     # A few megabytes at a time stay in the processor's cache between reading, hashing and writing.
     step = max(1, _BLOCK_BYTES // (4 * len(format.channels) * format.samples))
     for first in range(0, len(plan.starts), step):

@@ -18,7 +18,7 @@ from manydg.data.info import DatasetInfo
 from manydg.errors import ConfigError, DataError
 from manydg.files import Json, disk_error, write_atomically
 from manydg.jobs import Job
-from manydg.sources._edf import SignalFormat, write_annotations
+from manydg.sources._edf import SignalFormat, read_header, write_annotations
 from manydg.sources._preparing import make_ready, run_jobs, with_provenance, work_folder, wrong_folder
 from manydg.sources._scorings import LabelMap, ScoringFormat
 from manydg.sources._source import (
@@ -200,8 +200,10 @@ def find_nights(raw: Path, study: str) -> RawFolder:
 
 def _plan(nights: Sequence[RawRecording], surveys: Sequence[Survey], wake_margin: float | None) -> Plans:
     recipe = Recipe(SignalFormat.of(SETTINGS), LabelMap(preset="aasm"), STAGES, wake_margin=wake_margin)
-    planned = (plan_recording(night, found.notes, recipe) for night, found in zip(nights, surveys, strict=True))
-    return Plans(recipe, tuple(planned))
+    pairs = zip(nights, surveys, strict=True)
+    return Plans(
+        recipe, tuple(plan_recording(night, read_header(night.path), found.notes, recipe) for night, found in pairs)
+    )
 
 
 def night_offsets(nights: Sequence[Plan]) -> list[float]:
