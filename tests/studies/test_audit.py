@@ -13,7 +13,12 @@ from manydg.config import TrainingConfig
 from manydg.data.dataset import DomainDataset, from_arrays
 from manydg.data.splits import load_split
 from manydg.evaluation.probes import identify_samples, identify_sessions
-from manydg.studies.catalogue.audit import Audit, audit_run
+from manydg.report.sections.representation import Representation
+from manydg.studies.catalogue.audit import Audit, IdentityAudit, audit_run
+from manydg.studies.experiment import Request
+from manydg.studies.figure_data import parse_figure
+from manydg.studies.settings import Options
+from manydg.studies.study import Study
 from manydg.training.run import Run, train
 
 PATIENTS, NIGHT = 40, 20
@@ -109,6 +114,24 @@ def test_a_sequence_model_and_boosting_are_audited(tmp_path: Path) -> None:
         audit = audit_run(run, data, load_split(tmp_path / name / "split.json", data))
         assert len(audit.erased) == erased
         json.dumps(audit.to_json(), allow_nan=False)
+
+
+def test_the_experiment_leaves_tables_that_the_report_shows(tmp_path: Path) -> None:
+    data = people(2.0)
+    config = TrainingConfig(
+        epochs=1, backbone="mlp", backbone_options={"hidden": 8, "width": 8}, ratios=(0.5, 0.25, 0.25)
+    )
+    request = Request(data, Options(config), 1, ("base", "manydg"))
+    experiment, results = IdentityAudit(), tmp_path / "results"
+    records = Study(results, data.save(tmp_path / "data"), experiment.plan(request), "people", "cpu").execute()
+    figures = experiment.aggregate(request, records, results)
+    identity, score = (figures[name] for name in ("audit-identity", "audit-score"))
+    assert all(parse_figure(figure.to_json()) == figure for figure in (identity, score))
+    assert [row[:3] for row in identity.data.rows if row[0] == "manydg"][3:] == [  # type: ignore[union-attr]
+        ["manydg", "unseen patients", space] for space in ("features v", "domain factor z", "logits")
+    ]
+    assert [row[1] for row in score.data.rows] == [1, 4, 1, 4]  # type: ignore[union-attr]
+    assert experiment.name in Representation.experiments
 
 
 def test_the_command_prints_words_or_json_and_refuses_another_dataset(

@@ -332,10 +332,8 @@ class IdentityAudit(Experiment):
         note = "Sessions are shown to the model one by one. The last sentence of each method is of its first split. "
         note += " ".join(f"{name}: {found[0].words[-1]}" for name, found in audits.items())
         return {
-            "audit": FigureData(self.title, _identity_table(audits), self.name, note=note),
-            "audit-erasure": FigureData(
-                "What the score owes to knowing the patient", _erasure_table(audits), self.name
-            ),
+            "audit-identity": FigureData(self.title, _identity_table(audits), self.name, note=note),
+            "audit-score": FigureData("What the score owes to knowing the patient", _erasure_table(audits), self.name),
         }
 
 
