@@ -75,10 +75,12 @@ CASES = (
     _case("prepare arrays", f"prepare arrays --x {IN}/x.npy --y {IN}/y.npy --patient {IN}/who.npy --out out"),
     _case("prepare sleep-edf", f"prepare sleep-edf {IN}/raw-sleep --out out"),
     _case("prepare mimic3", f"prepare mimic3 {IN}/raw-mimic --ndc-map {IN}/raw-mimic/ndc_to_atc.csv --out out"),
+    _case("prepare meds", f"prepare meds {IN}/raw-meds --labels {IN}/raw-meds/labels/readmission.parquet --out out"),
     _case("synthesize sleep-edf", "synthesize sleep-edf --patients 2 --nights 1 --hours 1 --out out", 0.5),
     _case("synthesize mimic3", "synthesize mimic3 --patients 30 --out out", 0.5),
     _case("train", f"train {IN}/table --epochs 4 --batch-size 32 --out out", 1.5),
     _case("compare", f"compare {IN}/table --algorithms base,manydg --seeds 1 SMALL --out out"),
+    _case("tune", f"tune {IN}/table --algorithms base --trials 2 --seeds 1 SMALL --out out", 0.5),
     _case("experiment", f"experiment weights {IN}/table --seeds 1 SMALL --out out", 0.5),
     _case("predict", f"predict {IN}/run {IN}/table.csv --out out"),
     _case("report", f"report {IN}/results --out out.html"),
@@ -243,6 +245,7 @@ def write_inputs(folder: Path, run: object) -> None:
     for command in (
         "synthesize sleep-edf --patients 3 --nights 1 --hours 1 --out raw-sleep",
         "synthesize mimic3 --patients 40 --out raw-mimic",
+        "synthesize meds --patients 30 --out raw-meds",
     ):
         run(command.split(), folder)
     run(["prepare", "table", "table.csv", *TABLE, "--out", "table"], folder)
