@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 RUN := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 
-.PHONY: demo test test-slow lint bench results clean
+.PHONY: demo test test-slow test-mutants lint bench results clean
 
 demo: $(RUN)
 	$(BIN)/manydg demo --out demo-results
@@ -19,6 +19,11 @@ test: lint
 test-slow: $(DEV)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow
 	OMP_NUM_THREADS=1 HYPOTHESIS_PROFILE=default $(BIN)/pytest -n 2 -m "hypothesis and not slow"
+	$(MAKE) test-mutants
+
+# Whether the tests notice small wrong changes of the source: tests/mutants.toml, tools/mutants.py.
+test-mutants: $(DEV)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.mutants
 
 lint: $(DEV)
 	$(BIN)/ruff check .

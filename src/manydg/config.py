@@ -104,6 +104,11 @@ class TrainingConfig:
         Decides split, initial weights, order and dropout.
     ratios : tuple of float
         Shares of the patients in training, validation and test.
+    stratify : bool
+        Whether every side gets its share of the patients of each label (:func:`manydg.data.splits.patient_labels`).
+    folds : int
+        0 draws a random split for each seed. With K folds, at least 3, seed ``s`` is fold ``s % K`` of repeat
+        ``s // K``, in which the patients are dealt into K groups: K seeds test everyone once. ``ratios`` do not count.
     selection : str, optional
         Validation metric that chooses the epoch; the target's own if not given.
     context : {"auto", "none", "offline", "causal"}
@@ -133,6 +138,8 @@ class TrainingConfig:
     weight_decay: float = _searched(1e-5, Range(1e-7, 1e-2, log=True))
     seed: int = 0
     ratios: tuple[float, float, float] = (0.8, 0.1, 0.1)
+    stratify: bool = False
+    folds: int = 0
     selection: str | None = None
     context: str = "auto"
     context_options: Mapping[str, Json] = field(default_factory=dict)
@@ -147,6 +154,10 @@ class TrainingConfig:
         _check_count("batch_size", self.batch_size)
         _check_number("lr", self.lr)
         _check_number("weight_decay", self.weight_decay)
+        if not isinstance(self.stratify, bool):
+            raise ConfigError(f"stratify is {self.stratify!r}; it must be true or false")
+        if isinstance(self.folds, bool) or not isinstance(self.folds, int) or self.folds < 0 or self.folds in (1, 2):
+            raise ConfigError(f"folds is {self.folds!r}; it must be 0, or 3 or more: to test, validate and train")
         if self.lr == 0:
             raise ConfigError("lr is 0; it must be above 0")
         _check_name("kind of context", self.context, CONTEXTS)

@@ -174,6 +174,16 @@ def test_a_tenth_of_the_patients_and_at_least_one_is_meta_test() -> None:
         assert len(train) + len(test) == patients
 
 
+def test_any_patient_may_be_meta_test() -> None:
+    domains = torch.arange(10).repeat_interleave(3)
+    tested = set()
+    for _ in range(100):
+        parts = split_episode(domains, 0.1)
+        assert parts is not None
+        tested |= set(domains[parts[1]].tolist())
+    assert len(tested) == 10
+
+
 def test_no_part_of_an_episode_is_a_single_row() -> None:
     for seed in range(20):
         torch.manual_seed(seed)

@@ -206,6 +206,17 @@ def test_an_objective_that_is_off_is_not_computed(
     assert set(terms) == {"supervised", "mmd", "reconstruction", "similarity"} - {off}
 
 
+def test_prediction_is_the_head_s_of_the_orthogonal_part(given: Callable[[int], Backbone]) -> None:
+    """What training minimises is what prediction gives: the supervised term is the loss of the predicted logits."""
+    model, batch = make("classes", given)
+    embeddings = model.embed(batch.inputs)
+    logits = model.predict(batch.inputs)
+    torch.testing.assert_close(logits, model.predictor(embeddings["orthogonal"]))
+    assert not torch.allclose(logits, model.predictor(embeddings["v"]))
+    loss = model.settings.supervised * model.target.loss(logits, batch.targets)
+    torch.testing.assert_close(model.losses(batch)["supervised"], loss)
+
+
 def test_parameters_do_not_grow_with_the_number_of_patients(given: Callable[[int], Backbone]) -> None:
     target = target_of(TargetSpec("classes", ("a", "b", "c")))
     sizes = {n: sum(p.numel() for p in ManyDG(given(WIDTH), target, n).parameters()) for n in (1, 10, 100_000)}

@@ -108,6 +108,29 @@ def test_the_statistics_are_those_of_the_averaged_weights_and_of_no_others() -> 
     assert outputs.std().item() == pytest.approx(1.0, abs=1e-3)
 
 
+@pytest.mark.parametrize("name", ["ema", "swad"])
+def test_every_step_updates_the_average_s_own_batch_statistics(name: str, build: Build, dataset_of: DatasetOf) -> None:
+    """They are what a pass of each batch under the averaged weights of its step leaves, and no other pass."""
+    dataset = dataset_of("classes")
+    algorithm = build(name, dataset).train()
+    by_hand = copy.deepcopy(algorithm.backbone)
+    norms = [part for part in by_hand.modules() if isinstance(part, nn.BatchNorm1d)]
+    assert norms
+    optimizers, average = algorithm.optimizers(1e-2, 0.0), algorithm.get_submodule("averages.backbone")
+    assert isinstance(average, Average)
+    for step in range(5):
+        algorithm.progress.fill_(step / 5)
+        batch = dataset.take(torch.arange(step, 96, 3))
+        algorithm.step(batch, optimizers)
+        with torch.no_grad():
+            for weight, key in average.weights.items():
+                by_hand.get_parameter(weight).copy_(average.get_buffer(key))
+            by_hand(batch.inputs)
+    for statistic, key in average.statistics.items():
+        torch.testing.assert_close(average.get_buffer(key), by_hand.get_buffer(statistic))
+    assert any(bool((part.running_mean != 0).any()) for part in norms if part.running_mean is not None)
+
+
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()

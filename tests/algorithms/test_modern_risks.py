@@ -90,15 +90,22 @@ def test_groupdro_raises_the_weight_of_the_worst_group(given: Given) -> None:
 def test_groupdro_finds_patients_that_look_alike(given: Given) -> None:
     rng = np.random.default_rng(0)
     who = np.repeat(np.arange(12), 20)
-    kind = np.arange(12) % 3
+    kind = np.arange(12) // 4
     x = 10 * np.eye(3)[kind][who] + rng.normal(size=(240, 3))
     dataset = from_arrays(x.astype(np.float32), rng.integers(0, 3, 240), who, kind="classes")
     model = GroupDRO(given(3), TARGET, 12, GroupDROSettings(groups=3))
     model.fit_inputs(dataset)
     alike = model.group[:, None] == model.group[None, :]
-    order = np.array([int(name) for name in dataset.patients]) % 3
+    order = np.array([int(name) for name in dataset.patients]) // 4
     assert torch.equal(alike, torch.from_numpy(order[:, None] == order[None, :]))
     assert patient_means(given(3), dataset, torch.device("cpu")).shape == (12, 3)
+
+
+def test_no_feature_decides_the_clusters_by_its_unit() -> None:
+    kind = torch.arange(20) % 2
+    noise = 1000 * torch.randn(20, 1, generator=torch.Generator().manual_seed(0))
+    groups = cluster_patients(torch.cat([noise, kind[:, None].repeat(1, 4).float()], dim=1), 2)
+    assert torch.equal(groups == groups[0], kind == kind[0])
 
 
 def test_patients_all_alike_are_one_cluster() -> None:

@@ -44,6 +44,13 @@ def context(data: DomainDataset, mode: str, **options: object) -> np.ndarray:
     return column.numpy()
 
 
+def weights(data: DomainDataset, mode: str) -> list[float]:
+    """The weight of each sample's context, with the default strength of 5."""
+    column = add_context(data, mode).columns["context_weight"]
+    assert isinstance(column, torch.Tensor)
+    return column[:, 0].tolist()
+
+
 def changed(data: DomainDataset, rows: np.ndarray, by: float = 1e6) -> DomainDataset:
     values = data.columns["x"].clone()  # type: ignore[union-attr]
     values[rows] = values[rows] * -3 + by
@@ -150,6 +157,44 @@ def test_samples_of_one_time_do_not_see_each_other() -> None:
     data = from_arrays(np.array([[1.0], [2.0], [50.0]]), [0, 1, 0], ["p"] * 3, times=np.array([0, 1, 1]))
     alone = from_arrays(np.array([[1.0], [2.0]]), [0, 1], ["p"] * 2, times=np.array([0, 1]))
     np.testing.assert_array_equal(context(data, "causal")[:2], context(alone, "causal"))
+    # Nor does the second of the two, in the order of rows, see the first.
+    other = from_arrays(np.array([[1.0], [50.0]]), [0, 1], ["p"] * 2, times=np.array([0, 1]))
+    np.testing.assert_array_equal(context(data, "causal")[[0, 2]], context(other, "causal"))
+    assert weights(data, "causal") == pytest.approx([0, 1 / 6, 1 / 6])
+
+
+def test_a_new_patient_begins_a_new_timeline_at_whatever_time() -> None:
+    """The second patient's first sample has the time of the first patient's last: nothing is known of him yet."""
+    values, times = np.array([[1.0], [2.0], [30.0], [40.0]]), np.array([0, 1, 1, 2])
+    both = from_arrays(values, [0, 1, 0, 1], ["a", "a", "b", "b"], times=times)
+    assert weights(both, "causal") == pytest.approx([0, 1 / 6, 0, 1 / 6])
+    for rows in ([0, 1], [2, 3]):
+        alone = from_arrays(values[rows], [0, 1], ["p", "p"], times=times[rows])
+        for mode in MODES:
+            np.testing.assert_array_equal(context(both, mode, gap=5.0)[rows], context(alone, mode, gap=5.0))
+
+
+def test_a_pause_as_long_as_the_gap_does_not_end_a_session() -> None:
+    data = from_arrays(np.array([[1.0], [2.0], [4.0]]), [0, 1, 0], ["p"] * 3, times=np.array([0, 10, 20.5]))
+    assert context(data, "causal", parts=("before",), scales=(1,), gap=10.0)[:, 0].tolist() == [0.0, -1.0, 0.0]
+
+
+def test_the_gap_is_the_dataset_s_where_none_is_given() -> None:
+    data = from_arrays(np.array([[1.0], [2.0]]), [0, 1], ["p"] * 2, times=np.array([0, 100]))
+    assert context(data, "causal", parts=("before",), scales=(1,))[:, 0].tolist() == [0.0, -1.0]
+    apart = dataclasses.replace(data, info=dataclasses.replace(data.info, settings={"session_gap": 50.0}))
+    assert context(apart, "causal", parts=("before",), scales=(1,))[:, 0].tolist() == [0.0, 0.0]
+
+
+def test_deviations_beyond_ten_of_the_patient_s_own_are_cut() -> None:
+    """One of 401 values differs: it is twenty deviations from the mean, of which a weight of 400/405 is left."""
+    values = np.zeros((401, 1))
+    values[-1] = 1e6
+    data = from_arrays(values, np.arange(401) % 2, ["p"] * 401, times=np.arange(401))
+    relative = context(data, "offline", parts=("relative",), strength=5.0)[:, 0]
+    assert relative[-1] == 10.0
+    level = context(data.select(np.arange(401)[::-1].copy()), "offline", parts=("after-level",), scales=(1,))[:, 0]
+    assert level.max() == 10.0
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -59,6 +59,14 @@ def test_a_pair_is_two_samples_of_one_patient_and_lone_samples_come_last(domains
         assert bool((counts[domains[lone]] == 1).all())
 
 
+def test_the_pairs_of_a_patient_are_spread_over_the_steps() -> None:
+    """Ten pairs of each of forty patients, twenty pairs a step: in the order of patients a step would hold two."""
+    domains = torch.arange(40).repeat_interleave(20)
+    patients = [len(torch.unique(domains[rows])) for rows, _ in plan_epoch("pairs", domains, 40, 0, 1)]
+    assert len(patients) == 20
+    assert min(patients) >= 10
+
+
 def test_random_pairs_mostly_join_different_patients() -> None:
     domains = torch.arange(40).repeat_interleave(5)
     ((rows, pairs),) = plan_epoch("random-pairs", domains, 400, 0, 1)

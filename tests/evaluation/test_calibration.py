@@ -146,3 +146,15 @@ def test_no_samples_are_undefined_and_bad_settings_are_refused() -> None:
         scale_temperature(target, np.ones((1, 2)) / 2, 0.0)
     with pytest.raises(DataError, match="at least one bin"):
         reliability(target, *nothing, bins=0)
+
+
+def test_a_probability_of_one_is_in_the_last_bin() -> None:
+    target, truth = _target("binary", 2), np.array([1, 1, 0, 0])
+    probabilities = np.array([[0.0, 1.0], [0.0, 1.0], [0.0, 1.0], [1.0, 0.0]])
+    curve = reliability(target, truth, probabilities, bins=4)
+    assert curve.counts.tolist() == [1, 0, 0, 3]
+    assert curve.observed[[0, 3]].tolist() == pytest.approx([0.0, 2 / 3])
+    assert curve.error == pytest.approx(1 / 4)
+    # Two patients who are next to one another in the count of cells: neither takes the other's.
+    both = patient_calibration(target, truth, probabilities, np.array([0, 0, 1, 1]))
+    assert (both[0]["ece"], both[1]["ece"]) == (0.0, 0.5)

@@ -182,3 +182,31 @@ def test_what_cannot_be_calibrated_is_refused() -> None:
         fit_on_average(target, np.zeros(0, int), np.zeros((0, 2)), np.zeros(0, int))
     with pytest.raises(DataError, match="lies between 0 and 1"):
         fit_on_average(target, np.zeros(1, int), np.ones((1, 2)), np.zeros(1, int), 1.0)
+
+
+def test_the_rule_for_most_patients_ranks_the_new_patient_too() -> None:
+    """One sample a patient, scores 0.1 to 0.5. Four fifths of five patients and a new one: the fifth of six ranks."""
+    target, scores = _target("classes", 2), np.array([0.1, 0.2, 0.3, 0.4, 0.5])
+    probabilities, truth = np.stack([1 - scores, scores], axis=1), np.zeros(5, int)
+    rule = fit_for_most_patients(target, truth, probabilities, np.arange(5), share=0.8)
+    assert rule.thresholds.tolist() == pytest.approx([0.5])
+    assert rule.share == 0.8
+    # Eight of ten ranks: the eighth of nine patients.
+    many = np.arange(1, 10) / 20
+    rule = fit_for_most_patients(target, np.zeros(9, int), np.stack([1 - many, many], axis=1), np.arange(9), share=0.8)
+    assert rule.thresholds.tolist() == pytest.approx([0.4])
+
+
+def test_two_patients_promise_two_thirds_at_most() -> None:
+    target, probabilities = _target("classes", 2), np.array([[0.9, 0.1], [0.7, 0.3]])
+    rule = fit_for_most_patients(target, np.zeros(2, int), probabilities, np.arange(2), share=0.8)
+    assert rule.thresholds.tolist() == pytest.approx([0.3])
+    assert rule.share == pytest.approx(2 / 3)
+    assert fit_on_average(target, np.zeros(2, int), probabilities, np.arange(2)).level == pytest.approx(2 / 3)
+
+
+def test_a_patient_s_own_threshold_covers_the_level_of_the_patient_s_samples() -> None:
+    """Three samples, 0.9 of them: all three, so the largest score."""
+    target, scores = _target("classes", 2), np.array([0.1, 0.2, 0.3])
+    rule = fit_for_most_patients(target, np.zeros(3, int), np.stack([1 - scores, scores], axis=1), np.zeros(3, int))
+    assert rule.thresholds.tolist() == pytest.approx([0.3])

@@ -140,6 +140,21 @@ def test_per_patient_metrics_equal_the_metrics_of_each_patient_alone(
         np.testing.assert_allclose([values[name] for name in alone], list(alone.values()), rtol=1e-9, atol=1e-12)
 
 
+def test_ties_count_half_within_each_patient_and_never_between_patients() -> None:
+    """Scores of one decimal, the same in both patients: values are scikit-learn's, and two of them by hand."""
+    rng = np.random.default_rng(2)
+    truth, scores, who = rng.integers(0, 2, 60), rng.integers(3, 7, 60) / 10, np.arange(60) % 2
+    found = score_patients(_target("binary", 2), truth, np.stack([1 - scores, scores], axis=1), who)
+    for code in (0, 1):
+        mine = who == code
+        assert found[code]["auroc"] == pytest.approx(sk.roc_auc_score(truth[mine], scores[mine]))
+        assert found[code]["auprc"] == pytest.approx(sk.average_precision_score(truth[mine], scores[mine]))
+    # One positive and one negative of the same score, then the same and a negative below: 1/2, and (1/2 + 1) / 2.
+    truth, scores, who = np.array([0, 1, 1, 0, 0]), np.array([0.6, 0.6, 0.6, 0.6, 0.2]), np.array([0, 0, 1, 1, 1])
+    by_hand = score_patients(_target("binary", 2), truth, np.stack([1 - scores, scores], axis=1), who)
+    assert (by_hand[0]["auroc"], by_hand[1]["auroc"]) == (0.5, 0.75)
+
+
 @pytest.mark.parametrize("seed", [0, 1, 2, 3])
 def test_the_binary_threshold_has_the_highest_f1_of_all(seed: int) -> None:
     truth, probabilities = _exclusive(seed, 80, 2)

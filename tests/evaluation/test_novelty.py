@@ -69,6 +69,9 @@ def test_a_little_known_patient_is_not_strange_for_that() -> None:
 def test_the_limit_is_a_rank_among_validation_patients() -> None:
     distances = np.arange(1.0, 40.0)
     assert novelty_threshold(distances) == (38.0, 0.05)
+    # Nineteen and a new one: 0.95 of twenty ranks is the nineteenth; with twenty it is the twentieth of twenty-one.
+    assert novelty_threshold(np.arange(1.0, 20.0)) == (19.0, 0.05)
+    assert novelty_threshold(np.arange(1.0, 21.0)) == (20.0, 0.05)
     # Eight patients can promise no better than one in nine.
     assert novelty_threshold(np.arange(1.0, 9.0)) == (8.0, pytest.approx(1 / 9))
 
@@ -88,3 +91,16 @@ def test_one_patient_is_too_few() -> None:
         fit_reference(np.zeros((5, 2)), np.zeros(5))
     with pytest.raises(DataError, match="at least one validation patient"):
         novelty_threshold(np.zeros(0))
+
+
+def test_the_distance_so_far_is_that_of_the_sample_and_strictly_earlier_ones() -> None:
+    rng = np.random.default_rng(5)
+    reference = fit_reference(*_patients(rng, 40, 10))
+    values, who = _patients(rng, 3, 6)
+    times = np.tile([0.0, 1.0, 1.0, 2.0, 5.0, 5.0], 3)
+    found = reference.distances_so_far(values, who, times)
+    for row in range(len(values)):
+        known = (who == who[row]) & (times < times[row])
+        known[row] = True
+        _, alone = reference.distances(values[known], np.zeros(int(known.sum()), int))
+        assert found[row] == pytest.approx(alone[0])

@@ -69,6 +69,7 @@ def test_the_jackknife_leaves_every_patient_out_once(patients: int, groups: int)
     left_out = plan.weights[6:]
     assert len(left_out) == groups
     assert ((left_out == 0).sum(axis=0) == 1).all()
+    assert (left_out == 0).any(axis=1).all()
     assert (plan.weights[0] == 1).all()
 
 
@@ -137,6 +138,16 @@ def test_a_person_tested_in_two_seeds_gets_one_weight() -> None:
     assert one["kappa"] == two["kappa"]
 
 
+def test_a_person_s_weight_is_the_same_in_runs_of_other_people() -> None:
+    """A run of the later half of the people has their columns of the weights, not the first ones."""
+    run = _predictions("classes", patients=6)
+    plan = PatientResampling(run.names, resamples=20)
+    late = np.isin(run.patients, run.names[3:])
+    part = Predictions(run.target, run.truth[late], run.probabilities[late], run.patients[late])
+    wanted = PatientMetrics(part).weighted(plan.weights[:, 3:])["accuracy"]
+    np.testing.assert_array_equal(plan.evaluate(part)["accuracy"], wanted)
+
+
 def test_the_paired_difference_of_a_model_with_itself_is_nothing() -> None:
     run = _predictions("binary", patients=10)
     interval = patient_difference([run], [run])["auprc"]
@@ -173,6 +184,20 @@ def test_a_metric_undefined_for_all_patients_has_no_interval() -> None:
 def test_draws_that_are_all_equal_give_an_interval_of_no_width() -> None:
     interval = bca_interval(np.ones(20), 1.0, np.ones(5))
     assert (interval.low, interval.high) == (1.0, 1.0)
+
+
+def test_draws_that_equal_the_estimate_count_half_for_the_bias() -> None:
+    """Ten draws below, eighty equal, ten above: no bias, so the interval is the plain one where nothing is skewed."""
+    draws = np.r_[np.zeros(10), np.ones(80), np.full(10, 2.0)]
+    found = bca_interval(draws, 1.0, np.array([0.9, 1.0, 1.0, 1.1]), level=0.9)
+    plain = percentile_interval(draws, 1.0, level=0.9)
+    assert (found.low, found.high) == (plain.low, plain.high) == (0.0, 2.0)
+    assert found.note == ""
+    # Forty below and sixty equal: the bias is that of 0.7, and the interval moves up.
+    skewed = np.r_[np.linspace(0, 0.9, 40), np.ones(60)]
+    moved = bca_interval(skewed, 1.0, np.array([0.9, 1.0, 1.0, 1.1]), level=0.9)
+    tails = stats.norm.cdf(2 * stats.norm.ppf(0.7) + stats.norm.ppf([0.05, 0.95]))
+    assert (moved.low, moved.high) == pytest.approx(tuple(np.quantile(skewed, tails)))
 
 
 def test_an_estimate_outside_all_draws_falls_back_to_percentiles() -> None:

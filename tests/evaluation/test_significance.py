@@ -70,6 +70,10 @@ def test_the_corrected_resampled_t_test_by_hand() -> None:
     t = 2 / math.sqrt(1 / 3 + 1 / 8)
     assert found.corrected_p == pytest.approx(2 * stats.t.sf(t, 2))
     assert found.corrected_p > found.t_p
+    # Twice as many test patients for each training patient: less certain.
+    assert compare_paired([1, 2, 3], [0, 0, 0], test_train_ratio=1 / 4).corrected_p == pytest.approx(
+        2 * stats.t.sf(2 / math.sqrt(1 / 3 + 1 / 4), 2)
+    )
     assert math.isnan(compare_paired([1, 2, 3], [0, 0, 0]).corrected_p)
 
 

@@ -100,6 +100,8 @@ def test_visits_stand_in_the_order_of_admission_not_of_their_numbers(raw: Path) 
 def test_history_holds_earlier_drugs_only_and_the_target_the_current_ones(raw: Path) -> None:
     data = prepare(raw)
     assert words(data, "history_drugs")[:3] == [[], [["A01A", "B02B"]], [["A01A", "B02B"], ["A01A"]]]
+    # The second patient's visits follow the first's in the table, and know nothing of them.
+    assert words(data, "history_drugs")[3:] == [[], [["A01A"]]]
     assert data.target.names == ("A01A", "B02B", "C03C")
     assert data.targets[:3].tolist() == [[1, 1, 0], [1, 0, 0], [0, 0, 1]]
 
@@ -113,6 +115,19 @@ def test_patients_with_one_complete_visit_are_left_out_and_every_step_is_counted
     assert flow["rows of prescriptions"]["left_out_repeated"] == 1
     names = {entry.name for entry in data.info.provenance.files}
     assert names == {"ADMISSIONS.csv", "DIAGNOSES_ICD.csv", "PROCEDURES_ICD.csv", "PRESCRIPTIONS.csv", "map.csv"}
+
+
+def test_a_prescription_under_another_patient_s_number_is_left_out_and_counted(tmp_path: Path) -> None:
+    raw = write_tables(tmp_path / "raw", PRESCRIPTIONS=PRESCRIPTIONS + "1,200,z,00000000033\n")
+    data = prepare(raw)
+    assert data.targets.tolist() == prepare(write_tables(tmp_path / "plain")).targets.tolist()
+    flow = {step.step: step.counts for step in data.info.cohort_flow}
+    assert flow["rows of prescriptions"]["left_out_unknown_admission"] == 1
+
+
+def test_the_first_row_of_a_mapping_counts(raw: Path) -> None:
+    (raw / "map.csv").write_text("ndc,atc\n11,none\n" + MAP.removeprefix("ndc,atc\n") + "00000000011,Z09ZZ09\n")
+    assert prepare(raw).target.names == ("A01A", "B02B", "C03C")
 
 
 def test_a_visit_without_procedures_is_not_complete(tmp_path: Path) -> None:

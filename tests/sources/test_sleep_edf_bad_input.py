@@ -207,6 +207,25 @@ def test_millivolts_become_microvolts(tmp_path: Path) -> None:
     np.testing.assert_allclose(signals[1], 1000 * signals[0], rtol=1e-5, atol=1e-2)
 
 
+def test_a_range_that_is_not_around_zero_is_calibrated_with_its_offset(tmp_path: Path) -> None:
+    values = np.linspace(120.0, 480.0, 2 * 3000)
+    signal = edfio.EdfSignal(values, 100, label="EEG Fpz-Cz", physical_dimension="uV", physical_range=(100, 500))
+    edfio.Edf([signal], data_record_duration=30).write(tmp_path / PSG)
+    header = read_header(tmp_path / PSG)
+    read = read_epochs(header, header.channels[:1], np.arange(2), 3000)
+    np.testing.assert_allclose(read.ravel(), values, atol=0.01)
+
+
+def test_a_discontinuous_recording_is_refused(tmp_path: Path) -> None:
+    raw = make_night(tmp_path / "raw")
+    content = bytearray((raw / PSG).read_bytes())
+    content[192:197] = b"EDF+D"
+    (raw / PSG).write_bytes(content)
+    header = read_header(raw / PSG)
+    with pytest.raises(DataError, match=r"discontinuous recording \(EDF\+D\)"):
+        read_epochs(header, header.channels[:2], np.arange(2), 3000)
+
+
 def test_a_hypnogram_of_another_night_is_refused(tmp_path: Path) -> None:
     raw = make_night(tmp_path / "raw", hypnogram_start=datetime(1990, 3, 8, 21, 0))
     fails(raw, tmp_path, DataError, "they do not belong together")

@@ -155,6 +155,27 @@ def test_a_failure_that_a_later_run_made_good_is_not_mentioned(tmp_path: Path) -
     assert not any("failed" in note for note in summarize([failure("dann", 2), *write_study(tmp_path)]).notes)
 
 
+def test_of_a_run_that_was_made_twice_the_last_counts_and_it_is_said(tmp_path: Path) -> None:
+    records = write_study(tmp_path)
+    first = next(record for record in records if record.run == "base-1")
+    again = first.replace(run="base-1-again", test={**first.test, "kappa": 0.123})
+    summary = summarize([*records, again])
+    assert summary.entries["base", "kappa"].values[1] == 0.123
+    assert "base, seed 1 was run more than once: the last run counts" in summary.notes
+    older = summarize([again, *records])
+    assert older.entries["base", "kappa"].values[1] == first.test["kappa"]
+
+
+def test_the_corrected_test_knows_the_ratio_of_test_to_training_patients(tmp_path: Path) -> None:
+    """Ten test patients and sixteen training patients: 10 / 16, validation patients not counted."""
+    entry = summarize(write_study(tmp_path)).entries["base", "kappa"]
+    ours = [record.test["kappa"] for record in write_study(tmp_path) if record.algorithm == "manydg"]
+    gaps = np.array(ours, float) - np.array(list(entry.values.values()))
+    t = gaps.mean() / (gaps.std(ddof=1) * math.sqrt(1 / 4 + 10 / 16))
+    assert entry.comparison is not None
+    assert entry.comparison.corrected_p == pytest.approx(2 * stats.t.sf(abs(t), 3))
+
+
 def test_a_missing_seed_is_said(tmp_path: Path) -> None:
     records = [r for r in write_study(tmp_path) if r.run not in ("base-1", "base-3")]
     assert "base has no run for seeds 1, 3" in summarize(records).notes

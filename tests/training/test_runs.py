@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +16,12 @@ from torch import Tensor, nn
 
 from manydg.algorithms import ALGORITHMS
 from manydg.algorithms.base import Base
+from manydg.config import TrainingConfig
 from manydg.data.dataset import Batch, DomainDataset, InputSchema, from_arrays
 from manydg.data.splits import load_split
 from manydg.errors import ConfigError, DataError, StorageError, TrainingError
 from manydg.training.record import RunRecord
-from manydg.training.run import open_run, train
+from manydg.training.run import draw_split, open_run, train
 
 FIELDS = {
     "schema", "run", "experiment", "variant", "algorithm", "seed", "dataset", "dataset_hash", "target", "samples",
@@ -90,6 +92,17 @@ class CountsPredictions(Base):
         if not self.training:
             CountsPredictions.seen += inputs["x"][:, 0].tolist()
         return super().predict(inputs)
+
+
+def test_patients_that_a_dataset_reserves_for_the_test_are_tested_and_no_others(small_dataset: DomainDataset) -> None:
+    names = small_dataset.patients.tolist()
+    info = dataclasses.replace(small_dataset.info, test_patients=tuple(names[:4]))
+    dataset = dataclasses.replace(small_dataset, info=info)
+    for seed in range(3):
+        split = draw_split(dataset, TrainingConfig(seed=seed))
+        assert split.patients("test").tolist() == sorted(names[:4])
+        others = {*split.patients("train").tolist(), *split.patients("val").tolist()}
+        assert others == set(names[4:])
 
 
 def test_the_test_patients_are_scored_once(small_dataset: DomainDataset, tmp_path: Path) -> None:

@@ -30,6 +30,14 @@ NO_PRESET = "none"
 Dataset = Annotated[Path, typer.Argument(help="Dataset folder, as 'manydg prepare' makes it.", show_default=False)]
 Results = Annotated[Path, typer.Option(help="Results folder; runs already there are not repeated.")]
 Seeds = Annotated[int, typer.Option(min=1, help="Number of patient splits.")]
+Repeats = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Cross-validation: deal the patients into SEEDS groups so often; each time everyone is tested once.",
+        show_default="random splits",
+    ),
+]
 Algorithms = Annotated[
     str | None, typer.Option(help="Names, separated by commas.", show_default="base, the controls and manydg")
 ]
@@ -85,6 +93,9 @@ class RunSettings:
     batch_size: Annotated[int | None, typer.Option(min=2, help="Samples per step.", show_default="256")] = None
     lr: Annotated[float | None, typer.Option("--lr", help="Learning rate of Adam.", show_default="5e-4")] = None
     weight_decay: Annotated[float | None, typer.Option(help="Weight decay.", show_default="1e-5")] = None
+    stratify: Annotated[
+        bool, typer.Option("--stratify", help="Give each side its share of the patients of every label.")
+    ] = False
     context: Annotated[
         str | None,
         typer.Option(
@@ -145,6 +156,8 @@ class RunSettings:
             for name in ("epochs", "batch_size", "lr", "weight_decay", "context", "sequence")
             if getattr(self, name) is not None
         }
+        if self.stratify:
+            training["stratify"] = True
         if self.sequence_option:
             training["sequence_options"] = {**base.common.sequence_options, **parse_settings(self.sequence_option)}
         sets = {_full_name(name, algorithm): value for name, value in parse_settings(self.set_).items()}

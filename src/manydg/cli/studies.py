@@ -15,6 +15,7 @@ from manydg.cli._options import (
     Device,
     DryRun,
     EngineOptions,
+    Repeats,
     Results,
     RunSettings,
     Seeds,
@@ -53,6 +54,7 @@ def compare(
     *,
     algorithms: Algorithms = None,
     seeds: Seeds = 5,
+    repeats: Repeats = None,
     settings: RunSettings,
     tuned: Tuned = None,
     device: Device = "auto",
@@ -64,7 +66,7 @@ def compare(
     Every algorithm is trained on every split, each run with a record in OUT/results.jsonl. The table gives means over
     splits, intervals over patients and paired tests. If the command is stopped, run it again: no run is repeated.
     """
-    _conduct("compare", dataset, out, compared(algorithms), seeds, settings, engine, device, dry_run, tuned)
+    _conduct("compare", dataset, out, compared(algorithms), seeds, repeats, settings, engine, device, dry_run, tuned)
 
 
 def tune(
@@ -137,6 +139,7 @@ def experiment(
         typer.Option(help="Algorithms to compare, where the experiment does.", show_default="those of the paper"),
     ] = None,
     seeds: Seeds = 5,
+    repeats: Repeats = None,
     settings: RunSettings,
     device: Device = "auto",
     engine: EngineOptions,
@@ -148,7 +151,7 @@ def experiment(
     command is stopped, run it again.
     """
     chosen = None if algorithms is None else names_in(algorithms)
-    _conduct(name, dataset, out, chosen, seeds, settings, engine, device, dry_run)
+    _conduct(name, dataset, out, chosen, seeds, repeats, settings, engine, device, dry_run)
 
 
 def _conduct(
@@ -157,6 +160,7 @@ def _conduct(
     out: Path,
     algorithms: Sequence[str] | None,
     seeds: int,
+    repeats: int | None,
     settings: RunSettings,
     engine: EngineOptions,
     device: str,
@@ -168,11 +172,14 @@ def _conduct(
     from manydg.cli._progress import console, study_board
     from manydg.files import claimed
     from manydg.studies.conduct import conduct, fitting, make_request
+    from manydg.studies.settings import changed
     from manydg.studies.tuning import with_tuned
 
     for algorithm in algorithms or ():
         ALGORITHMS.trust(algorithm)
     options = settings.options(dataset)
+    if repeats is not None:
+        options, seeds = changed(options, training={"folds": seeds}, backbone=None, sets={}), seeds * repeats
     request = make_request(name, dataset, options, seeds, paper_methods() if algorithms is None else algorithms)
     if algorithms is None:
         request = fitting(request, console.print)

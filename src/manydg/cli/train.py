@@ -75,6 +75,8 @@ def train(
 def _show_result(record: RunRecord, out: Path) -> None:
     """Print which epoch was chosen, how it did on the test patients, and what was written."""
     from manydg.cli._progress import console, show_line
+    from manydg.studies.summary import cautions
+    from manydg.targets import target_of
 
     chosen = f"epoch {record.epoch}, {record.selection_rule}" if record.epoch else record.selection_rule
     console.print(f"chosen: {chosen}")
@@ -82,6 +84,9 @@ def _show_result(record: RunRecord, out: Path) -> None:
     metrics = "  ".join(f"{name} {value:.4f}" for name, value in record.test.items() if value is not None)
     people = "unseen synthetic patients" if record.synthetic else "unseen patients"
     show_line(f"{patients} {people}, {samples} samples:  {metrics}")
+    metric = record.config.selection or (target_of(record.target).selection if record.target else "")
+    for note in cautions([record], metric):
+        console.print(f"note: {note}")
     console.print(f"wrote {out}/run.json (the record), model.safetensors, predictions.npz and split.json")
 
 

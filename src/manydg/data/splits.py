@@ -96,7 +96,12 @@ class Split:
         return Path(path)
 
 
-def split_patients(domains: Domains, ratios: tuple[float, float, float] = (0.8, 0.1, 0.1), seed: int = 0) -> Split:
+def split_patients(
+    domains: Domains,
+    ratios: tuple[float, float, float] = (0.8, 0.1, 0.1),
+    seed: int = 0,
+    labels: Indices | None = None,
+) -> Split:
     """Split samples into training, validation and test so that each patient is on one side only.
 
     Patients are ranked by a hash of the seed and their id, so that the split depends on nothing else: not on the order
@@ -109,6 +114,9 @@ def split_patients(domains: Domains, ratios: tuple[float, float, float] = (0.8, 
     ratios : three numbers
         Shares of the patients (not of the samples), rounded; a side with a share gets at least one patient.
     seed : int
+    labels : array ``(patients,)`` of int, optional
+        A label per patient, in the order of their codes (:func:`patient_labels`): then the sides are as large as
+        without, and each has its share of the patients of every label, to the nearest patient or two.
 
     Returns
     -------
@@ -122,8 +130,31 @@ def split_patients(domains: Domains, ratios: tuple[float, float, float] = (0.8, 
     """
     codes, names = _patients_of(domains)
     sizes = _sizes(len(names), ratios)
-    side_of_rank = np.repeat(np.arange(len(SIDES)), sizes)
-    return _split_from_sides(side_of_rank, _ranking(names, seed), codes, names)
+    if labels is None:
+        return _split_from_sides(np.repeat(np.arange(len(SIDES)), sizes), _ranking(names, seed), codes, names)
+    return _split_from_sides(_spread(sizes), _ranking(names, seed, labels), codes, names)
+
+
+def patient_labels(dataset: DomainDataset) -> Indices:
+    """The label of each patient for stratified splits, ``(patients,)``: the class that most of the samples have, the
+    first of several; of a binary target, whether any sample is positive.
+
+    Examples
+    --------
+    >>> from manydg.data.dataset import from_arrays
+    >>> x, who = torch.arange(6.0)[:, None], ["a", "a", "a", "b", "b", "b"]
+    >>> patient_labels(from_arrays(x, [0, 1, 0, 0, 0, 0], who, kind="binary")).tolist()
+    [1, 0]
+    >>> patient_labels(from_arrays(x, [0, 1, 0, 2, 1, 2], who, kind="classes")).tolist()
+    [0, 2]
+    """
+    if dataset.target.kind == "multilabel":
+        raise ConfigError("patients of a multi-label target have no single label to stratify by: leave --stratify out")
+    targets, codes = dataset.targets.cpu(), dataset.domains.cpu().numpy()
+    classes = (targets.argmax(dim=1) if targets.ndim == 2 else targets).numpy().astype(np.int64)
+    counts = np.zeros((dataset.n_patients, dataset.target.size), np.int64)
+    np.add.at(counts, (codes, classes), 1)
+    return (counts[:, 1] > 0).astype(np.int64) if dataset.target.kind == "binary" else counts.argmax(axis=1)
 
 
 def split_named(domains: Domains, *, train: Iterable[Any], val: Iterable[Any], test: Iterable[Any]) -> Split:
@@ -148,7 +179,7 @@ def split_named(domains: Domains, *, train: Iterable[Any], val: Iterable[Any], t
     return split
 
 
-def patient_folds(domains: Domains, folds: int = 5, seed: int = 0) -> list[Split]:
+def patient_folds(domains: Domains, folds: int = 5, seed: int = 0, labels: Indices | None = None) -> list[Split]:
     """Splits for cross-validation by patient.
 
     The ranked patients (see :func:`split_patients`) are dealt into ``folds`` groups of nearly equal size. Split ``i``
@@ -162,6 +193,8 @@ def patient_folds(domains: Domains, folds: int = 5, seed: int = 0) -> list[Split
     folds : int
         At least 3: one group to test, one to validate, one to train.
     seed : int
+    labels : array ``(patients,)`` of int, optional
+        As for :func:`split_patients`: patients of each label are spread over the groups.
 
     Returns
     -------
@@ -172,7 +205,7 @@ def patient_folds(domains: Domains, folds: int = 5, seed: int = 0) -> list[Split
     codes, names = _patients_of(domains)
     if len(names) < folds:
         raise DataError(f"{folds} folds need at least {folds} patients; there are {len(names)}")
-    ranking = _ranking(names, seed)
+    ranking = _ranking(names, seed, labels)
     group = np.arange(len(names)) % folds
     splits = []
     for fold in range(folds):
@@ -233,13 +266,29 @@ def _patients_of(domains: Domains) -> tuple[Indices, npt.NDArray[np.str_]]:
     return codes.numpy(), names
 
 
-def _ranking(names: npt.NDArray[np.str_], seed: int) -> Indices:
-    """Patient codes in the order of a keyed hash of their names."""
+def _ranking(names: npt.NDArray[np.str_], seed: int, labels: Indices | None = None) -> Indices:
+    """Patient codes in the order of a keyed hash of their names; those of one label together, where there are any."""
     key = str(int(seed)).encode()
     if len(key) > hashlib.blake2b.MAX_KEY_SIZE:
         raise ConfigError(f"the seed {seed} is too long: use a smaller number")
     digests = [hashlib.blake2b(name.encode(), key=key, digest_size=16).digest() for name in names.tolist()]
-    return np.array(sorted(range(len(names)), key=digests.__getitem__), dtype=np.int64)
+    ranking = np.array(sorted(range(len(names)), key=digests.__getitem__), dtype=np.int64)
+    return ranking if labels is None else ranking[np.argsort(labels[ranking], kind="stable")]
+
+
+def _spread(sizes: Indices) -> Indices:
+    """The side of each rank, so that every run of ranks has its share of each side: the side that is furthest behind.
+
+    Examples
+    --------
+    >>> _spread(np.array([3, 1, 1])).tolist()
+    [0, 1, 2, 0, 0]
+    """
+    sides, given = [], np.zeros(len(sizes))
+    for rank in range(1, int(sizes.sum()) + 1):
+        sides.append(int(np.argmax(sizes * rank / sizes.sum() - given)))
+        given[sides[-1]] += 1
+    return np.array(sides, dtype=np.int64)
 
 
 def _sizes(patients: int, ratios: Sequence[float]) -> Indices:

@@ -304,6 +304,52 @@ def load_predictions(folder: str | Path, record: Record) -> Predictions | None:
 
 
 FloatArray = npt.NDArray[np.float64]
+FEW_PATIENTS = 10
+PLAUSIBLE_EFFECT = 0.1
+"""What methods on the same data may plausibly differ by, of metrics from 0 to 1."""
+
+
+def cautions(records: Sequence[Record], metric: str, differences: Mapping[str, Interval] | None = None) -> list[str]:
+    """What is too small in some runs to conclude much from, a sentence each; none where nothing is.
+
+    Parameters
+    ----------
+    records : sequence of RunRecord
+        Runs that ended well, on one dataset.
+    metric : str
+        The metric that the runs are judged by.
+    differences : mapping of str to Interval, optional
+        By row, the interval of its difference from the reference.
+    """
+    sizes = [record.patients.test for record in records if record.patients.test]
+    notes = []
+    if sizes and min(sizes) < FEW_PATIENTS:
+        people = "1 patient" if min(sizes) == 1 else f"{min(sizes)} patients"
+        notes.append(
+            f"a test side has {people}, fewer than {FEW_PATIENTS}: its figures depend on who happens to be in it. Test "
+            "each patient with compare --repeats, or get more patients"
+        )
+    tested = {name for record in records for name in record.per_patient}
+    defined = {
+        name
+        for record in records
+        for name, values in record.per_patient.items()
+        if (value := values.get(metric)) is not None and math.isfinite(value)
+    }
+    if 2 * len(defined) < len(tested):
+        notes.append(
+            f"{metric} is undefined within {len(tested) - len(defined)} of {len(tested)} test patients (one class "
+            f"alone, say): figures per patient are of the other {len(defined)}"
+        )
+    for row, interval in (differences or {}).items():
+        if interval.high - interval.low > 2 * PLAUSIBLE_EFFECT:
+            notes.append(
+                f"{row}: the interval of the difference in {metric}, {interval.low:.2f} to {interval.high:.2f}, is "
+                f"wider than methods plausibly differ by ({PLAUSIBLE_EFFECT:g} either way): these patients cannot tell"
+            )
+    return notes
+
+
 SAMPLE_MEANS = ("accuracy", "jaccard", "f1_samples")
 """Metrics that are means over samples, so that per-patient values give back the whole without predictions."""
 
@@ -411,6 +457,9 @@ def summarize(
     draws, missing = resample_runs(chosen, predictions or {}, resamples, seed)
     notes += missing
     entries = _entries(chosen, against, draws, notes)
+    primary = chosen.target.selection
+    gaps = {row: gap for row in chosen.rows if (gap := entries[row, primary].difference) is not None}
+    notes += cautions(chosen.records, primary, gaps)
     return Summary(
         experiment=chosen.experiment,
         dataset=chosen.dataset,

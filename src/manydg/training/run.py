@@ -30,7 +30,15 @@ from manydg.config import TrainingConfig, pick_device
 from manydg.data.context import ContextOptions
 from manydg.data.dataset import DomainDataset, InputSchema, from_arrays
 from manydg.data.info import TargetSpec
-from manydg.data.splits import Split, check_split, split_named, split_patients, warn_of_overlap
+from manydg.data.splits import (
+    Split,
+    check_split,
+    patient_folds,
+    patient_labels,
+    split_named,
+    split_patients,
+    warn_of_overlap,
+)
 from manydg.data.storage import refuse_dataset_folder
 from manydg.data.timeline import SequenceOptions
 from manydg.errors import ConfigError, DataError, ManyDGError, StorageError
@@ -251,11 +259,17 @@ def draw_split(dataset: DomainDataset, config: TrainingConfig) -> Split:
     """The split of a seed. A dataset may name its test patients (``info.test_patients``); then only training and
     validation are drawn."""
     reserved = dataset.info.test_patients
+    if config.folds and reserved:
+        raise ConfigError("the dataset names its test patients: there are no folds to test the others in")
+    if config.folds:
+        repeat, fold = divmod(config.seed, config.folds)
+        return patient_folds(dataset, config.folds, repeat, patient_labels(dataset) if config.stratify else None)[fold]
     if not reserved:
-        return split_patients(dataset, config.ratios, config.seed)
+        return split_patients(dataset, config.ratios, config.seed, patient_labels(dataset) if config.stratify else None)
     others = dataset.subset(sorted(set(dataset.patients.tolist()) - set(reserved)))
     train_share, val_share, _ = config.ratios
-    drawn = split_patients(others, (train_share, val_share, 0.0), config.seed)
+    labels = patient_labels(others) if config.stratify else None
+    drawn = split_patients(others, (train_share, val_share, 0.0), config.seed, labels)
     return split_named(dataset, train=drawn.patients("train"), val=drawn.patients("val"), test=reserved)
 
 
