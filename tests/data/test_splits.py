@@ -15,7 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manydg.data.dataset import DomainDataset, from_arrays, open_dataset
-from manydg.data.splits import SIDES, Split, check_split, load_split, patient_folds, split_named, split_patients
+from manydg.data.splits import (
+    SIDES,
+    Split,
+    check_split,
+    load_split,
+    patient_folds,
+    patient_labels,
+    split_named,
+    split_patients,
+)
 from manydg.errors import ConfigError, DataError, StorageError
 
 few = settings(max_examples=50, deadline=None)
@@ -259,3 +268,62 @@ def test_named_patients_go_where_they_are_named_and_the_rest_is_left_out() -> No
 def test_an_unknown_side_is_refused() -> None:
     with pytest.raises(ConfigError, match="not 'testing'"):
         split_patients(np.arange(5)).patients("testing")
+
+
+def _labelled(counts: list[int], kind: str = "classes") -> DomainDataset:
+    """Patients of each label in turn, two samples each; of a binary target, one sample of a positive is negative."""
+    label = np.repeat(np.arange(len(counts)), counts)
+    y = np.stack([label, np.zeros_like(label) if kind == "binary" else label], axis=1).ravel()
+    who = np.repeat(np.arange(len(label)), 2)
+    names = ("no", "yes") if kind == "binary" else None
+    return from_arrays(np.arange(len(y), dtype=np.float32)[:, None], y, who, kind=kind, names=names)
+
+
+def _per_side(split: Split, dataset: DomainDataset) -> list[list[int]]:
+    """Patients of each label on each side."""
+    labels, codes = patient_labels(dataset), dataset.domains.numpy()
+    return [np.bincount(labels[np.unique(codes[side])], minlength=int(labels.max()) + 1).tolist() for side in split]
+
+
+def test_a_stratified_split_gives_every_side_its_share_of_each_label() -> None:
+    """Ten of thirty patients are positive: of the 18, 6 and 6 patients of the sides, 6, 2 and 2."""
+    dataset = _labelled([20, 10], "binary")
+    for seed in range(5):
+        split = split_patients(dataset, (0.6, 0.2, 0.2), seed, patient_labels(dataset))
+        check_split(split, dataset)
+        assert _per_side(split, dataset) == [[12, 6], [4, 2], [4, 2]]
+    plain = [_per_side(split_patients(dataset, (0.6, 0.2, 0.2), seed), dataset) for seed in range(5)]
+    assert any(sides != [[12, 6], [4, 2], [4, 2]] for sides in plain)
+
+
+@few
+@given(st.lists(st.integers(1, 15), min_size=2, max_size=4), st.integers(0, 100))
+def test_a_stratified_split_has_the_sizes_of_a_plain_one(counts: list[int], seed: int) -> None:
+    if sum(counts) < 3:
+        return
+    dataset = _labelled(counts)
+    stratified, plain = (split_patients(dataset, seed=seed, labels=each) for each in (patient_labels(dataset), None))
+    sizes = [[len(split.patients(side)) for side in SIDES] for split in (stratified, plain)]
+    assert sizes[0] == sizes[1]
+    for side, found in zip(sizes[0], _per_side(stratified, dataset), strict=True):
+        # Ranks of one label stand together, and every run of ranks has its share of each side.
+        assert np.abs(np.array(found) - np.array(counts) * side / sum(counts)).max() < 2
+
+
+def test_stratified_folds_spread_each_label_over_the_groups() -> None:
+    dataset = _labelled([10, 5])
+    splits = patient_folds(dataset, 5, seed=2, labels=patient_labels(dataset))
+    assert [_per_side(split, dataset)[2] for split in splits] == [[2, 1]] * 5
+    assert sorted(row for split in splits for row in split.test) == list(range(len(dataset)))
+
+
+def test_a_split_by_label_is_random_within_the_label() -> None:
+    dataset = _labelled([20, 10])
+    drawn = {tuple(split_patients(dataset, seed=s, labels=patient_labels(dataset)).patients("test")) for s in range(8)}
+    assert len(drawn) == 8
+
+
+def test_patients_of_several_labels_at_once_are_not_stratified() -> None:
+    dataset = from_arrays(np.zeros((4, 1)), np.eye(4, 3, dtype=int), ["a", "a", "b", "b"], kind="multilabel")
+    with pytest.raises(ConfigError, match="multi-label target have no single label"):
+        patient_labels(dataset)

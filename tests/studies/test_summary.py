@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import math
@@ -19,9 +20,9 @@ from manydg.config import TrainingConfig
 from manydg.data.info import TargetSpec
 from manydg.errors import DataError, StorageError
 from manydg.evaluation.metrics import null_for_nan, score, score_patients
-from manydg.evaluation.statistics import patient_difference, patient_intervals
+from manydg.evaluation.statistics import Interval, patient_difference, patient_intervals
 from manydg.files import with_checksum
-from manydg.studies.summary import load_predictions, summarize, summarize_folder, write_summary
+from manydg.studies.summary import cautions, load_predictions, summarize, summarize_folder, write_summary
 from manydg.targets import target_of
 from manydg.training.record import RunRecord
 
@@ -174,6 +175,40 @@ def test_the_corrected_test_knows_the_ratio_of_test_to_training_patients(tmp_pat
     t = gaps.mean() / (gaps.std(ddof=1) * math.sqrt(1 / 4 + 10 / 16))
     assert entry.comparison is not None
     assert entry.comparison.corrected_p == pytest.approx(2 * stats.t.sf(abs(t), 3))
+
+
+def test_few_test_patients_are_said_and_ten_are_enough(tmp_path: Path) -> None:
+    records = write_study(tmp_path)
+    assert not any("a test side has" in note for note in summarize(records).notes)
+    few = [record.replace(patients=dataclasses.replace(record.patients, test=9)) for record in records]
+    summary = summarize(few)
+    (note,) = [note for note in summary.notes if "a test side has 9 patients, fewer than 10" in note]
+    assert note in summary.to_markdown()
+    text = io.StringIO()
+    Console(file=text, width=400).print(summary.to_rich(400))
+    assert "a test side has 9 patients" in text.getvalue()
+
+
+def test_a_metric_that_most_patients_do_not_have_is_said(tmp_path: Path) -> None:
+    """Ten patients: undefined for five is as good as for four, undefined for six is said."""
+    record = write_study(tmp_path, seeds=1)[0]
+    for missing, said in ((5, False), (6, True)):
+        people = {
+            name: {**values, "kappa": None if number < missing else 0.5}
+            for number, (name, values) in enumerate(record.per_patient.items())
+        }
+        notes = cautions([record.replace(per_patient=people)], "kappa")
+        assert (notes == []) is not said
+        if said:
+            assert notes[0].startswith("kappa is undefined within 6 of 10 test patients")
+            assert notes[0].endswith("figures per patient are of the other 4")
+
+
+def test_a_comparison_that_cannot_tell_is_said() -> None:
+    wide, narrow = Interval(0.02, -0.13, 0.08), Interval(0.02, -0.07, 0.12)
+    notes = cautions([], "kappa", {"base": wide, "dann": narrow, "irm": Interval(0.0, math.nan, math.nan)})
+    assert len(notes) == 1
+    assert notes[0].startswith("base: the interval of the difference in kappa, -0.13 to 0.08, is wider than")
 
 
 def test_a_missing_seed_is_said(tmp_path: Path) -> None:

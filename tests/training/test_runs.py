@@ -18,7 +18,7 @@ from manydg.algorithms import ALGORITHMS
 from manydg.algorithms.base import Base
 from manydg.config import TrainingConfig
 from manydg.data.dataset import Batch, DomainDataset, InputSchema, from_arrays
-from manydg.data.splits import load_split
+from manydg.data.splits import load_split, patient_labels, split_patients
 from manydg.errors import ConfigError, DataError, StorageError, TrainingError
 from manydg.training.record import RunRecord
 from manydg.training.run import draw_split, open_run, train
@@ -103,6 +103,25 @@ def test_patients_that_a_dataset_reserves_for_the_test_are_tested_and_no_others(
         assert split.patients("test").tolist() == sorted(names[:4])
         others = {*split.patients("train").tolist(), *split.patients("val").tolist()}
         assert others == set(names[4:])
+
+
+def test_the_seeds_of_a_repeat_test_every_patient_once_and_repeats_differ(small_dataset: DomainDataset) -> None:
+    splits = [draw_split(small_dataset, TrainingConfig(seed=seed, folds=4)) for seed in range(8)]
+    for repeat in (splits[:4], splits[4:]):
+        tested = [name for split in repeat for name in split.patients("test").tolist()]
+        assert sorted(tested) == sorted(small_dataset.patients.tolist())
+    assert splits[0] != splits[4]
+    reserved = dataclasses.replace(small_dataset.info, test_patients=(str(small_dataset.patients[0]),))
+    with pytest.raises(ConfigError, match="names its test patients"):
+        draw_split(dataclasses.replace(small_dataset, info=reserved), TrainingConfig(folds=4))
+
+
+def test_a_stratified_run_splits_by_the_patients_labels(dataset_of: Callable[..., DomainDataset]) -> None:
+    data = dataset_of("binary", patients=20, samples=2)
+    wanted = split_patients(data, (0.5, 0.25, 0.25), 3, patient_labels(data))
+    config = TrainingConfig(seed=3, ratios=(0.5, 0.25, 0.25), stratify=True)
+    assert draw_split(data, config) == wanted
+    assert draw_split(data, config.replace(stratify=False)) == split_patients(data, (0.5, 0.25, 0.25), 3)
 
 
 def test_the_test_patients_are_scored_once(small_dataset: DomainDataset, tmp_path: Path) -> None:
