@@ -282,7 +282,7 @@ def _spread(sizes: Indices) -> Indices:
     Examples
     --------
     >>> _spread(np.array([3, 1, 1])).tolist()
-    [0, 1, 2, 0, 0]
+    [0, 1, 0, 2, 0]
     """
     sides, given = [], np.zeros(len(sizes))
     for rank in range(1, int(sizes.sum()) + 1):
