@@ -20,14 +20,10 @@ from manydg.data.dataset import open_dataset
 from manydg.data.info import SourceFile
 from manydg.errors import ConfigError, DataError, StorageError
 from manydg.sources import sleep_edf
-<<<<<<< HEAD
-from manydg.sources._edf import read_annotations
-from manydg.sources._scorings import LabelMap, label_windows, spans_of
-from manydg.sources.sleep_edf import STAGES, find_nights
-=======
 from manydg.sources._edf import Annotation, read_annotations
-from manydg.sources.sleep_edf import MOVEMENT, STAGES, UNSCORED, choose_epochs, find_nights, stages_from_annotations
->>>>>>> a060ea5 (Tests that notice wrong changes: the best epoch, context, ties, ranks among n + 1; make test-mutants keeps it so)
+from manydg.sources._scorings import LabelMap, label_windows, spans_of
+from manydg.sources.edf import Recipe, SignalFormat, _near_sleep
+from manydg.sources.sleep_edf import SETTINGS, STAGES, find_nights
 
 CODE = {"Sleep stage W": 0, "Sleep stage 1": 1, "Sleep stage 2": 2, "Sleep stage 3": 3, "Sleep stage 4": 3,
         "Sleep stage R": 4}  # fmt: skip
@@ -138,32 +134,27 @@ def test_provenance_lists_every_file_with_size_and_checksum(twin: Path, prepared
 
 def test_the_margin_around_sleep_by_hand() -> None:
     """Six epochs awake, sleep from the seventh to the ninth with a movement in it, six awake: 1 minute is 2 epochs."""
-    stages = np.array([0] * 6 + [1, MOVEMENT, 2] + [0] * 6, np.int8)
-    kept, counts = choose_epochs(stages, 1.0)
-    assert kept.tolist() == [4, 5, 6, 8, 9, 10]
-    assert counts == {"overlap": 15, "movement": 1, "unscored": 0, "outside_margin": 8}
-    assert choose_epochs(stages, 0.0)[0].tolist() == [6, 8]
-    assert choose_epochs(stages, 0.99)[0].tolist() == [5, 6, 8, 9]
-    assert choose_epochs(stages, None)[0].tolist() == [*range(7), *range(8, 15)]
-    assert choose_epochs(stages, 1000.0)[0].tolist() == [*range(7), *range(8, 15)]
-    assert choose_epochs(np.zeros(5, np.int8), 1.0)[0].tolist() == []
+    names, onsets = np.array(["W"] * 6 + ["N1", "", "N2"] + ["W"] * 6), 30.0 * np.arange(15)
+
+    def near(margin: float | None, stages: np.ndarray = names) -> list[int]:
+        recipe = Recipe(SignalFormat.of(SETTINGS), LabelMap(preset="aasm"), STAGES, wake_margin=margin)
+        return np.flatnonzero(_near_sleep(onsets, stages, recipe)).tolist()
+
+    assert near(1.0) == list(range(4, 11))
+    assert near(0.0) == [6, 7, 8]
+    assert near(0.99) == [5, 6, 7, 8, 9]
+    assert near(None) == near(1000.0) == list(range(15))
+    assert near(1.0, np.full(15, "W")) == []
 
 
-def test_epochs_without_a_stage_are_left_out() -> None:
-    kept, counts = choose_epochs(np.array([0, UNSCORED, 2, MOVEMENT, UNSCORED, 4], np.int8), None)
-    assert kept.tolist() == [0, 2, 5]
-    assert (counts["unscored"], counts["movement"]) == (2, 1)
-
-
-def test_an_epoch_has_a_stage_only_if_one_annotation_covers_all_of_it() -> None:
+def test_an_epoch_has_a_stage_only_if_it_is_scored_throughout() -> None:
     notes = [
         Annotation(0, 45, "Sleep stage W"),
-        Annotation(45, 75, "Sleep stage 4"),
+        Annotation(50, 70, "Sleep stage 4"),
         Annotation(120, 30, "Sleep stage R"),
     ]
-    stages = stages_from_annotations(notes, Path("night.edf"))
-    assert stages.tolist() == [0, UNSCORED, 3, 3, 4]
-    assert STAGES[3] == "N3"
+    labels = label_windows(30.0 * np.arange(5), 30.0, spans_of(notes, LabelMap(preset="aasm")))
+    assert [[*labels.names, ""][code] for code in labels.codes] == ["W", "", "N3", "N3", "REM"]
 
 
 def test_a_wake_margin_keeps_that_much_wakefulness_around_sleep(twin: Path, tmp_path: Path) -> None:

@@ -216,16 +216,6 @@ def test_a_range_that_is_not_around_zero_is_calibrated_with_its_offset(tmp_path:
     np.testing.assert_allclose(read.ravel(), values, atol=0.01)
 
 
-def test_a_discontinuous_recording_is_refused(tmp_path: Path) -> None:
-    raw = make_night(tmp_path / "raw")
-    content = bytearray((raw / PSG).read_bytes())
-    content[192:197] = b"EDF+D"
-    (raw / PSG).write_bytes(content)
-    header = read_header(raw / PSG)
-    with pytest.raises(DataError, match=r"discontinuous recording \(EDF\+D\)"):
-        read_epochs(header, header.channels[:2], np.arange(2), 3000)
-
-
 def test_a_hypnogram_of_another_night_is_refused(tmp_path: Path) -> None:
     raw = make_night(tmp_path / "raw", hypnogram_start=datetime(1990, 3, 8, 21, 0))
     fails(raw, tmp_path, DataError, "they do not belong together")

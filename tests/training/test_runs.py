@@ -20,6 +20,7 @@ from manydg.config import TrainingConfig
 from manydg.data.dataset import Batch, DomainDataset, InputSchema, from_arrays
 from manydg.data.splits import load_split, patient_labels, split_patients
 from manydg.errors import ConfigError, DataError, StorageError, TrainingError
+from manydg.evaluation.metrics import choose_threshold
 from manydg.training.record import RunRecord
 from manydg.training.run import draw_split, open_run, train
 
@@ -122,6 +123,23 @@ def test_a_stratified_run_splits_by_the_patients_labels(dataset_of: Callable[...
     config = TrainingConfig(seed=3, ratios=(0.5, 0.25, 0.25), stratify=True)
     assert draw_split(data, config) == wanted
     assert draw_split(data, config.replace(stratify=False)) == split_patients(data, (0.5, 0.25, 0.25), 3)
+
+
+def test_the_threshold_is_the_validation_patients_best_and_not_the_test_patients(
+    dataset_of: Callable[..., DomainDataset],
+) -> None:
+    """On three seeds; on one of them at least the test patients would choose another."""
+    data, others = dataset_of("binary", patients=20, samples=6), 0
+    for seed in range(3):
+        run = train(data, algorithm="base", epochs=1, seed=seed, ratios=(0.5, 0.25, 0.25), device="cpu")
+        split = draw_split(data, run.config)
+        chosen = {}
+        for side in ("val", "test"):
+            part = data.select(getattr(split, side))
+            chosen[side] = choose_threshold(run.algorithm.target, part.targets.numpy(), run.predict_proba(part))[0]
+        assert run.record.threshold == pytest.approx(chosen["val"])
+        others += chosen["test"] != pytest.approx(chosen["val"])
+    assert others
 
 
 def test_the_test_patients_are_scored_once(small_dataset: DomainDataset, tmp_path: Path) -> None:
