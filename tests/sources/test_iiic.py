@@ -23,7 +23,7 @@ from manydg.data.dataset import open_dataset
 from manydg.errors import ConfigError, DataError, ManyDGError, StorageError
 from manydg.sources import iiic
 from manydg.sources._preparing import file_checksum
-from manydg.sources.iiic import CLASSES
+from manydg.sources.iiic import CLASSES, FLAT, KEPT, LOUD, IiicOptions, check_signals
 
 ROWS = 9
 VOTES = np.array(
@@ -153,6 +153,14 @@ def test_artefacts_are_left_out_only_on_request_and_counted_by_kind(raw: Path, t
         "amplitude up to 500 uV": 1,
     }
     assert len(data) == 3
+
+
+def test_limits_are_in_microvolts_whatever_the_files_are_in() -> None:
+    """Sine waves of 1, 50 and 200 microvolts, stored in volts: one is flat, one as it should be, one too loud."""
+    wave = np.sin(np.linspace(0, 60, 2000))
+    stored = np.stack([np.tile(size * 1e-6 * wave, (16, 1)) for size in (1, 50, 200)]).astype(np.float32)
+    options = IiicOptions(scale=1e6, flat_below=5.0, max_amplitude=100.0)
+    assert check_signals(stored, options).tolist() == [FLAT, KEPT, LOUD]
 
 
 def test_volts_are_noticed_and_scaled_when_told(raw: Path, tmp_path: Path) -> None:
