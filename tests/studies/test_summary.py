@@ -205,8 +205,10 @@ def test_a_metric_that_most_patients_do_not_have_is_said(tmp_path: Path) -> None
 
 
 def test_a_comparison_that_cannot_tell_is_said() -> None:
-    wide, narrow = Interval(0.02, -0.13, 0.08), Interval(0.02, -0.07, 0.12)
-    notes = cautions([], "kappa", {"base": wide, "dann": narrow, "irm": Interval(0.0, math.nan, math.nan)})
+    """The first interval is 0.21 wide and holds zero; the second is 0.19 wide; the third is wide, but above zero."""
+    wide, narrow, clear = Interval(0.02, -0.13, 0.08), Interval(0.02, -0.07, 0.12), Interval(0.2, 0.06, 0.30)
+    given = {"base": wide, "dann": narrow, "simd1": clear, "irm": Interval(0.0, math.nan, math.nan)}
+    notes = cautions([], "kappa", given)
     assert len(notes) == 1
     assert notes[0].startswith("base: the interval of the difference in kappa, -0.13 to 0.08, is wider than")
 

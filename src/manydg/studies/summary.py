@@ -342,7 +342,7 @@ def cautions(records: Sequence[Record], metric: str, differences: Mapping[str, I
             f"alone, say): figures per patient are of the other {len(defined)}"
         )
     for row, interval in (differences or {}).items():
-        if interval.high - interval.low > 2 * PLAUSIBLE_EFFECT:
+        if interval.low <= 0 <= interval.high and interval.high - interval.low > 2 * PLAUSIBLE_EFFECT:
             notes.append(
                 f"{row}: the interval of the difference in {metric}, {interval.low:.2f} to {interval.high:.2f}, is "
                 f"wider than methods plausibly differ by ({PLAUSIBLE_EFFECT:g} either way): these patients cannot tell"
