@@ -5,6 +5,7 @@ A step that cannot be captured after all is done as written, and training says w
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,13 +17,23 @@ from torch import Tensor
 
 from manydg.algorithms import ALGORITHMS, Algorithm, Optimizers, build_algorithm
 from manydg.algorithms.base import Base
-from manydg.backbones import build_backbone
+from manydg.backbones import Backbone, build_backbone
+from manydg.backbones._sequences import SequenceBackbone
 from manydg.data.columns import Ragged
 from manydg.data.dataset import Batch, DomainDataset, InputSchema, from_arrays
 from manydg.data.sampling import plan_epoch
+from manydg.data.timeline import SEQUENCES, SequenceOptions, add_order
 from manydg.errors import ManyDGWarning
 from manydg.targets import target_of
-from manydg.training.execution.batches import BatchSource, ResidentSource, Shapes, StreamedSource, lengths_of
+from manydg.training.execution.batches import (
+    BatchSource,
+    ResidentSource,
+    Shapes,
+    StreamedSource,
+    crops_of,
+    has_fixed_shapes,
+    lengths_of,
+)
 from manydg.training.execution.steps import CapturedSteps, PlainSteps, Steps
 
 CPU = torch.device("cpu")
@@ -42,7 +53,13 @@ def table() -> DomainDataset:
 
 def model(name: str, backbone: str, data: DomainDataset) -> Algorithm:
     torch.manual_seed(0)
-    network = build_backbone(backbone, InputSchema.of(data), {"dropout": 0.0})
+    if backbone in SEQUENCES:
+        inner = build_backbone("mlp", InputSchema.of(table()), {"dropout": 0.0})
+        options = SequenceOptions(backbone, crop=2, width=8, layers=2, dropout=0.0)
+        network: Backbone = SequenceBackbone(inner, options)
+        assert has_fixed_shapes(network, data, CPU)
+    else:
+        network = build_backbone(backbone, InputSchema.of(data), {"dropout": 0.0})
     if reason := ALGORITHMS.get(name).refuses(target_of(data.target), network):
         pytest.skip(reason)
     network.fit_inputs(data)
@@ -54,7 +71,8 @@ def train(algorithm: Algorithm, data: DomainDataset, steps: Steps) -> list[float
     found: list[float] = []
     for epoch in range(EPOCHS):
         torch.manual_seed(epoch)
-        for step in steps.run(plan_epoch(algorithm.sampling, data.domains, BATCH, 0, epoch, lengths_of(data))):
+        crops = crops_of(data, algorithm.backbone)
+        for step in steps.run(plan_epoch(algorithm.sampling, data.domains, BATCH, 0, epoch, lengths_of(data), crops)):
             algorithm.progress.fill_(epoch / EPOCHS)
             found += step().values.tolist()
     return found
@@ -80,6 +98,16 @@ def both(
     found = train(captured, data, steps)
     assert graph.replays > EPOCHS * len(data) / BATCH / 4
     return expected, found, written.state_dict(), captured.state_dict()
+
+
+@pytest.mark.parametrize(("name", "reader"), [("base", "conv"), ("manydg", "transformer")])
+def test_captured_steps_of_sequences_learn_what_steps_as_written_learn(
+    name: str, reader: str, graphs_on_a_cpu: Any
+) -> None:
+    timed = dataclasses.replace(table(), times=torch.arange(100, dtype=torch.float64))
+    data = add_order(timed, SequenceOptions(reader))
+    expected, found, weights, others = both(graphs_on_a_cpu, name, reader, data, lambda: ResidentSource(data))
+    assert_same(expected, found, weights, others)
 
 
 @pytest.mark.parametrize("name", STATIC)

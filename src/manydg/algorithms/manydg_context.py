@@ -51,7 +51,7 @@ class TwoViews(Backbone):
         super().__init__()
         self.informed, self.alone = backbone, backbone.for_samples_alone()
         self.output_size = 2 * backbone.output_size
-        self.crop = backbone.crop
+        self.crop, self.fixed_shapes = backbone.crop, backbone.fixed_shapes
         self.takes_padded, self.compiled_gain = backbone.takes_padded, 2 * backbone.compiled_gain
         self.fast_precision, self.compiled_precision = backbone.fast_precision, backbone.compiled_precision
         if hasattr(backbone, "spectrogram"):

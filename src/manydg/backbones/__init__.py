@@ -46,6 +46,8 @@ class Backbone(nn.Module):
     compiled_gain: float = 0.0
     """Seconds that a compiled step takes less than a captured one, on an H200 with the paper's batch size; 0 where
     compiling gains nothing or was not measured."""
+    fixed_shapes: bool = True
+    """Whether batches of as many rows are computed by the same kernels, whatever the rows are."""
     crop: int | None = None
     """How many consecutive samples training shows it at a time, where it reads samples in order, so that those of a
     session influence each other; ``None`` where each sample has its features alone."""

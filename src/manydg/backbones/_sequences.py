@@ -258,6 +258,8 @@ class SequenceBackbone(Backbone):
         super().__init__()
         self.samples, self.options, self.crop = backbone, options, options.crop
         self.reader = READERS[options.kind](backbone.output_size + 1, options)
+        self.fixed_shapes = backbone.fixed_shapes and self.reader.fixed_shapes
+        self.takes_padded = backbone.takes_padded
         self.output_size = self.reader.output_size
         self.with_context = backbone.with_context
         if hasattr(backbone, "spectrogram"):
@@ -268,7 +270,7 @@ class SequenceBackbone(Backbone):
         assert isinstance(order, Tensor)
         assert isinstance(pause, Tensor)
         features = torch.cat([self._features(without_order(inputs)), pause], dim=1)
-        states: Tensor = self.reader(features, sequences_in(order))
+        states: Tensor = self.reader(features, order)
         return states
 
     def _features(self, inputs: Inputs) -> Tensor:
@@ -308,8 +310,43 @@ def sequences_in(order: Tensor) -> Layout:
     return Layout(torch.cat([begins[: len(order)], begins.new_tensor([len(order)])]))
 
 
+@dataclass(frozen=True)
+class Steps:
+    """Where each row of a batch is in its sequence, found without waiting for the device.
+
+    Attributes
+    ----------
+    sequence, before, after : Tensor ``(rows,)``
+        Number of its sequence, and how many rows of it lie before and after.
+    """
+
+    sequence: Tensor
+    before: Tensor
+    after: Tensor
+
+    @staticmethod
+    def of(order: Tensor) -> Steps:
+        """By the numbers of the rows.
+
+        Examples
+        --------
+        >>> steps = Steps.of(torch.tensor([4, 5, 6, 9, 10, 2]))
+        >>> steps.sequence.tolist(), steps.before.tolist(), steps.after.tolist()
+        ([0, 0, 0, 1, 1, 2], [0, 1, 2, 0, 1, 0], [2, 1, 0, 1, 0, 0])
+        """
+        rows = torch.arange(len(order), device=order.device)
+        border = torch.diff(order) != 1
+        edge = border.new_ones(min(1, len(order)))
+        begins, ends = torch.cat([edge, border]), torch.cat([border, edge])
+        start = torch.cummax(torch.where(begins, rows, 0), 0).values
+        stop = torch.cummin(torch.where(ends, rows, len(order)).flip(0), 0).values.flip(0)
+        return Steps(torch.cumsum(begins, 0) - 1, rows - start, stop - rows)
+
+
 class GRUReader(nn.Module):
     """A gated recurrent network: forwards, and for offline reading backwards too."""
+
+    fixed_shapes = False
 
     def __init__(self, width: int, options: SequenceOptions) -> None:
         super().__init__()
@@ -319,9 +356,9 @@ class GRUReader(nn.Module):
         self.dropout = nn.Dropout(options.dropout)
         self.output_size = options.width * (2 if both else 1)
 
-    def forward(self, vectors: Tensor, layout: Layout) -> Tensor:
+    def forward(self, vectors: Tensor, order: Tensor) -> Tensor:
         """States ``(rows, output_size)`` after the vectors ``(rows, width)`` of each sequence."""
-        states: Tensor = self.dropout(layout.run(self.network, vectors))
+        states: Tensor = self.dropout(sequences_in(order).run(self.network, vectors))
         return states
 
 
@@ -331,6 +368,8 @@ class ConvReader(nn.Module):
     Offline one lies before and one after; causally both lie before. With 7 layers an output draws on 127 samples to
     each side, or on the 254 before. Beyond the ends of a session lie zeros.
     """
+
+    fixed_shapes = True
 
     def __init__(self, width: int, options: SequenceOptions) -> None:
         super().__init__()
@@ -342,26 +381,28 @@ class ConvReader(nn.Module):
         self.end = nn.LayerNorm(size)
         self.output_size = size
 
-    def forward(self, vectors: Tensor, layout: Layout) -> Tensor:
+    def forward(self, vectors: Tensor, order: Tensor) -> Tensor:
         """Features ``(rows, output_size)`` of the vectors ``(rows, width)`` of each sequence."""
         states: Tensor = self.start(vectors)
+        steps = Steps.of(order)
         for number, (norm, layer) in enumerate(zip(self.norms, self.layers, strict=True)):
             shifts = (-2, -1, 0) if self.causal else (-1, 0, 1)
             normal = norm(states)
-            seen = torch.cat([shifted(normal, layout, shift * 2**number) for shift in shifts], dim=1)
+            seen = torch.cat([shifted(normal, steps, shift * 2**number) for shift in shifts], dim=1)
             states = states + self.dropout(functional.elu(layer(seen)))
         features: Tensor = functional.elu(self.end(states))
         return features
 
 
-def shifted(vectors: Tensor, layout: Layout, by: int) -> Tensor:
+def shifted(vectors: Tensor, steps: Steps, by: int) -> Tensor:
     """The vector that lies so many steps after each step of its sequence (before it, where negative), or zero."""
     if by == 0:
         return vectors
-    steps, reached = len(vectors), layout.position + by
-    inside = (reached >= 0) & (reached < layout.lengths[layout.row])
-    far = min(abs(by), steps)
-    moved = functional.pad(vectors, (0, 0, far, 0))[:steps] if by < 0 else functional.pad(vectors, (0, 0, 0, far))[far:]
+    far = min(abs(by), len(vectors))
+    if by < 0:
+        moved, inside = functional.pad(vectors, (0, 0, far, 0))[: len(vectors)], steps.before >= -by
+    else:
+        moved, inside = functional.pad(vectors, (0, 0, 0, far))[far:], steps.after >= by
     return moved * inside.unsqueeze(-1)
 
 
@@ -371,6 +412,8 @@ class TransformerReader(nn.Module):
     Each layer reaches 64 samples further. What a distance is worth is learnt for each head (relative positions), so
     that sessions may have any length.
     """
+
+    fixed_shapes = True
 
     def __init__(self, width: int, options: SequenceOptions) -> None:
         super().__init__()
@@ -382,11 +425,12 @@ class TransformerReader(nn.Module):
         self.end = nn.LayerNorm(size)
         self.output_size = size
 
-    def forward(self, vectors: Tensor, layout: Layout) -> Tensor:
+    def forward(self, vectors: Tensor, order: Tensor) -> Tensor:
         """Features ``(rows, output_size)`` of the vectors ``(rows, width)`` of each sequence."""
         states: Tensor = self.start(vectors)
+        sequence = Steps.of(order).sequence
         for layer in self.layers:
-            states = layer(states, layout.row)
+            states = layer(states, sequence)
         features: Tensor = functional.elu(self.end(states))
         return features
 

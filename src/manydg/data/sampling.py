@@ -7,7 +7,6 @@ consecutive samples of one session (:class:`Crops`).
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
@@ -185,9 +184,9 @@ def plan_epoch(
     lengths : array ``(samples,)``, optional
         How long each sample is: its number of visits or events.
     crops : Crops, optional
-        Steps are made of crops then: whole ones, eight at least, so that steps differ in their number of rows. Episodes
-        are crops of several patients. Pairs are two crops of one patient, sample by sample; where one is longer, the
-        rest of it is unpaired. A patient with a single crop has its two halves paired.
+        Steps are made of crops then, about eight at least; where a step is full, a crop is cut in two. Episodes and
+        environments are crops of several patients. Pairs are two crops of one patient, sample by sample; where one is
+        longer, the rest of it is unpaired. A patient with a single crop has its two halves paired.
     """
     if batch_size < 2:
         raise ConfigError(f"batch_size is {batch_size}; a step needs at least two samples")
@@ -222,26 +221,38 @@ def _plan_pairs(who: Indices, batch_size: int, lengths: Indices | None, rng: np.
     lone = rng.permutation(lone_samples(who))
     shuffled = rng.permutation(len(first))
     first, second = first[shuffled], second[shuffled]
-    rows = 2 * len(first) + len(lone)
-    # An even number of rows, half of which at most are pairs: then every step can have the same number of rows.
-    row_bounds = _equal_bounds(rows, max(2, batch_size - batch_size % 2))
-    pair_bounds = row_bounds * len(first) // max(rows, 1)
-    lone_bounds = np.maximum.accumulate((row_bounds - 2 * pair_bounds).clip(0, len(lone)))
+    pair_bounds, lone_bounds = _pair_bounds(len(first), len(lone), batch_size)
     if lengths is not None:
         order = _by_length(np.arange(len(first)), np.maximum(lengths[first], lengths[second]), pair_bounds)
         first, second = first[order], second[order]
         lone = _by_length(lone, lengths[lone], lone_bounds)
-    parts: list[Indices] = []
-    for step in range(len(row_bounds) - 1):
-        of_pairs = slice(pair_bounds[step], pair_bounds[step + 1])
-        lone_part = lone[lone_bounds[step] : lone_bounds[step + 1]]
-        parts.append(np.concatenate([first[of_pairs], second[of_pairs], lone_part]))
-    counts = np.diff(pair_bounds)
+    parts, counts = _cut_pairs(first, second, lone, pair_bounds, lone_bounds)
     if lengths is not None:
         order = _step_order(len(parts), rng)
         parts, counts = [parts[step] for step in order], counts[order]
     bounds = np.cumsum([0, *map(len, parts)])
     return EpochPlan(torch.from_numpy(np.concatenate(parts)), tuple(bounds.tolist()), tuple(counts.tolist()))
+
+
+def _pair_bounds(pairs: int, lone: int, batch_size: int) -> tuple[Indices, Indices]:
+    """Where each step begins among the pairs, and among the unpaired rows."""
+    rows = 2 * pairs + lone
+    # An even number of rows, half of which at most are pairs: then every step can have the same number of rows.
+    row_bounds = _equal_bounds(rows, max(2, batch_size - batch_size % 2))
+    pair_bounds = row_bounds * pairs // max(rows, 1)
+    return pair_bounds, np.maximum.accumulate((row_bounds - 2 * pair_bounds).clip(0, lone))
+
+
+def _cut_pairs(
+    first: Indices, second: Indices, lone: Indices, pair_bounds: Indices, lone_bounds: Indices
+) -> tuple[list[Indices], Indices]:
+    """The rows of each step, and how many pairs it holds."""
+    parts: list[Indices] = []
+    for step in range(len(pair_bounds) - 1):
+        of_pairs = slice(pair_bounds[step], pair_bounds[step + 1])
+        lone_part = lone[lone_bounds[step] : lone_bounds[step + 1]]
+        parts.append(np.concatenate([first[of_pairs], second[of_pairs], lone_part]))
+    return parts, np.diff(pair_bounds)
 
 
 def _by_length(order: Indices, lengths: Indices, bounds: Indices) -> Indices:
@@ -314,40 +325,23 @@ def _plan_crops(sampling: str, who: Indices, batch_size: int, crops: Crops, rng:
     pieces = np.split(rows, bounds[1:-1])
     step_rows = max(batch_size, round(CROPS_PER_STEP * len(rows) / len(pieces)))
     if sampling in ("samples", "episodes", "environments"):
-        units: list[tuple[Indices, ...]] = [(pieces[number], rows[:0]) for number in rng.permutation(len(pieces))]
-    elif sampling in ("pairs", "random-pairs"):
-        owners = who[rows[bounds[:-1]]] if sampling == "pairs" else np.zeros(len(pieces), np.int64)
-        first, second = fold_pairs(owners, int(rng.integers(2**31)))
-        units = [(pieces[a], pieces[b]) for a, b in zip(first, second, strict=True)]
-        # A patient with a single crop has its halves paired.
-        units += [tuple(np.split(pieces[number], [len(pieces[number]) // 2])) for number in lone_samples(owners)]
-        units = [units[number] for number in rng.permutation(len(units))]
-    else:
+        order = np.concatenate([pieces[number] for number in rng.permutation(len(pieces))])
+        return _plan_samples(order, step_rows, None, rng)
+    if sampling not in ("pairs", "random-pairs"):
         raise ConfigError(f"unknown kind of sampling '{sampling}'")
-    parts: list[Indices] = []
-    pairs: list[int] = []
-    for group in _in_steps(units, step_rows):
-        common = [min(len(one), len(other)) for one, other in group]
-        ones = [one[:count] for (one, _), count in zip(group, common, strict=True)]
-        others = [other[:count] for (_, other), count in zip(group, common, strict=True)]
-        rest = [side[count:] for unit, count in zip(group, common, strict=True) for side in unit]
-        parts.append(np.concatenate([*ones, *others, *rest]))
-        pairs.append(sum(common))
+    owners = who[rows[bounds[:-1]]] if sampling == "pairs" else np.zeros(len(pieces), np.int64)
+    ones, others = fold_pairs(owners, int(rng.integers(2**31)))
+    units: list[tuple[Indices, ...]] = [(pieces[a], pieces[b]) for a, b in zip(ones, others, strict=True)]
+    # A patient with a single crop has its halves paired.
+    units += [tuple(np.split(pieces[number], [len(pieces[number]) // 2])) for number in lone_samples(owners)]
+    units = [units[number] for number in rng.permutation(len(units))]
+    common = [min(len(one), len(other)) for one, other in units]
+    first = np.concatenate([one[:count] for (one, _), count in zip(units, common, strict=True)])
+    second = np.concatenate([other[:count] for (_, other), count in zip(units, common, strict=True)])
+    rest = np.concatenate([side[count:] for unit, count in zip(units, common, strict=True) for side in unit])
+    parts, counts = _cut_pairs(first, second, rest, *_pair_bounds(len(first), len(rest), step_rows))
     ends = np.cumsum([0, *map(len, parts)])
-    return EpochPlan(torch.from_numpy(np.concatenate(parts)), tuple(ends.tolist()), tuple(pairs))
-
-
-def _in_steps(units: list[tuple[Indices, ...]], step_rows: int) -> list[list[tuple[Indices, ...]]]:
-    """Crops or pairs of crops in groups of about so many rows, none of a single row."""
-    sizes = np.array([len(one) + len(other) for one, other in units])
-    ends = np.cumsum(sizes)
-    wanted = _even_bounds(int(ends[-1]), _steps(int(ends[-1]), step_rows))[1:-1]
-    borders = np.r_[0, ends]
-    after = np.searchsorted(borders, wanted)
-    nearest = np.where(borders[after] - wanted <= wanted - borders[after - 1], borders[after], borders[after - 1])
-    bounds = _without_single_rows(np.unique(np.r_[0, nearest, ends[-1]]))
-    cuts = np.searchsorted(borders, bounds)
-    return [units[start:stop] for start, stop in itertools.pairwise(cuts.tolist())]
+    return EpochPlan(torch.from_numpy(np.concatenate(parts)), tuple(ends.tolist()), tuple(counts.tolist()))
 
 
 def _without_single_rows(bounds: Indices) -> Indices:

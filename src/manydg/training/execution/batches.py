@@ -369,8 +369,8 @@ def has_fixed_shapes(backbone: Backbone, train: DomainDataset, device: torch.dev
 
     Rows can be padded where all of them are on the device and the backbone can tell padding from data.
     """
-    if backbone.crop is not None:
-        return False  # Sessions differ in length.
+    if not backbone.fixed_shapes:
+        return False
     ragged = _ragged(train)
     can_be_padded = backbone.takes_padded and train.rows is None and all(len(column.values) for column in ragged)
     return not ragged or (can_be_padded and train.device.type == device.type)
