@@ -21,12 +21,12 @@ from manydg import sources
 from manydg.data.dataset import DomainDataset, open_dataset
 from manydg.errors import ConfigError, DataError, ManyDGError, ManyDGWarning
 from manydg.predict import predict_raw
-from manydg.sources import edf
+from manydg.sources import _edf, edf
 from manydg.sources._edf import Montage, SignalFormat, SignalReader, read_header, read_segments
 from manydg.sources._scorings import ScoringFormat, read_scoring
 from manydg.training.run import train
 
-START = datetime(2022, 3, 1, 23, 50)
+START = datetime(2022, 3, 1, 23, 58)
 STAGES = ("W", "N1", "N2", "N3", "REM")
 NIGHT = ["W", "W", "N1", "N2", "N2", "N3", "N3", "REM", "W", "N2"]
 
@@ -295,6 +295,16 @@ def test_a_filter_takes_out_what_is_outside_its_band_and_at_the_notch(tmp_path: 
     for options in ({"low": 1.0}, {"high": 70.0}, {"notch": 50.0}):
         some = SignalReader(read_header(path), SignalFormat(("Cz",), 256.0, 20.0, **options))
         assert np.abs(some.windows(some.grid()[0])[1, 0] - middle).max() > 20
+
+
+def test_a_long_recording_is_filtered_through_a_temporary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_edf(tmp_path / "a.edf")
+    format = SignalFormat(("C4-M1", "EMG"), 50.0, 10.0, low=1.0, resample=True)
+    expected, there = (SignalReader(read_header(path), format, scratch=tmp_path) for _ in range(2))
+    signal = expected.windows(expected.grid()[0])
+    monkeypatch.setattr(_edf, "_IN_MEMORY", 0)
+    np.testing.assert_array_equal(there.windows(there.grid()[0]), signal)
+    assert [file.name for file in tmp_path.iterdir()] == ["a.edf"]
 
 
 def test_a_recording_is_resampled_without_folding(tmp_path: Path) -> None:
@@ -727,6 +737,22 @@ def test_bids_people_sessions_units_and_bad_channels_are_read(tmp_path: Path) ->
     assert data.patients.tolist() == ["01", "02"]
     assert data.info.settings["channels"] == ["C4", "M1"]
     assert data.subset(["01"]).targets.tolist() == [1, 0, 0]
+
+
+def test_anonymised_bids_recordings_are_ordered_by_their_scans(tmp_path: Path) -> None:
+    raw, hidden = tmp_path / "raw", datetime(1985, 1, 1)
+    for person in ("01", "02"):
+        folder = raw / f"sub-{person}" / "eeg"
+        for task, label in (("a", "late"), ("b", "early")):
+            write_edf(folder / f"sub-{person}_task-{task}_eeg.edf", start=hidden, seconds=60)
+            (folder / f"sub-{person}_task-{task}_events.tsv").write_text(
+                f"onset\tduration\ttrial_type\n0\t60\t{label}\n"
+            )
+        rows = [f"eeg/sub-{person}_task-{task}_eeg.edf\t2020-01-0{day}T10:00:00" for task, day in (("a", 3), ("b", 2))]
+        (folder.parent / f"sub-{person}_scans.tsv").write_text("\n".join(["filename\tacq_time", *rows]))
+    own = prepared(raw, tmp_path / "out").subset(["01"])
+    assert own.times is not None
+    assert dict(zip(own.times.tolist(), own.targets.tolist(), strict=True)) == {0: 0, 30: 0, 86_400: 1, 86_430: 1}
 
 
 # Recordings that cannot be used

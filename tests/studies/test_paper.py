@@ -175,3 +175,9 @@ def test_the_whole_paper_on_twins_ends_in_one_report(commands: Any, tmp_path: Pa
     code, _, err = commands.run(*arguments)
     assert code == 0, err
     assert stamps == {path: path.stat().st_mtime_ns for path in stamps}
+
+
+def test_a_recording_beside_the_folders_does_not_hide_them(tmp_path: Path) -> None:
+    sources.synthesize("sleep-edf", tmp_path / "nights", patients=1, hours=0.25, nights=1)
+    (tmp_path / "stray.edf").write_bytes(next((tmp_path / "nights").glob("*-PSG.edf")).read_bytes())
+    assert [entry.name for entry in find_datasets(tmp_path)] == ["sleep-edf"]

@@ -6,6 +6,7 @@ TXT scorings, and the XML of the NSRR and of Compumedics.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import hashlib
 import io
@@ -392,29 +393,47 @@ class BidsChannel:
 
 def bids_channels(path: Path) -> dict[str, BidsChannel]:
     """The rows of the ``channels.tsv`` of a recording by label; none where there is no such file."""
-    file = path.with_name(f"{path.stem.rpartition('_')[0]}_channels.tsv")
-    if not _SUBJECT.match(path.stem) or not file.is_file():
+    if not _SUBJECT.match(path.stem):
         return {}
-    with reading_errors(file), file.open(encoding="utf-8-sig", errors="replace", newline="") as stream:
-        rows = list(csv.DictReader(stream, delimiter="\t", quoting=csv.QUOTE_NONE))
-    cells = [{name: (cell or "").strip() for name, cell in row.items() if isinstance(cell, str)} for row in rows]
+    rows = _bids_rows(path.with_name(f"{path.stem.rpartition('_')[0]}_channels.tsv"))
     return {
         row["name"]: BidsChannel(row.get("type", "").lower(), row.get("units", ""), row.get("status", "").lower())
-        for row in cells
+        for row in rows
         if row.get("name")
     }
 
 
+def _bids_start(path: Path) -> datetime | None:
+    """When a recording began, by the ``scans.tsv`` of its session."""
+    folder = path.parent.parent
+    for row in (row for file in folder.glob("sub-*_scans.tsv") for row in _bids_rows(file)):
+        if row.get("filename") == f"{path.parent.name}/{path.name}":
+            with contextlib.suppress(ValueError):
+                return datetime.fromisoformat(row.get("acq_time", "")).replace(tzinfo=None)
+    return None
+
+
+def _bids_rows(file: Path) -> list[dict[str, str]]:
+    """The cells of a BIDS table by column; none where there is no such file."""
+    if not file.is_file():
+        return []
+    with reading_errors(file), file.open(encoding="utf-8-sig", errors="replace", newline="") as stream:
+        rows = list(csv.DictReader(stream, delimiter="\t", quoting=csv.QUOTE_NONE))
+    return [{name: cell.strip() for name, cell in row.items() if name and isinstance(cell, str)} for row in rows]
+
+
 def open_header(path: Path) -> EdfHeader:
-    """The header of a recording; of BIDS recordings with the units of ``channels.tsv`` where it states none."""
-    header, rows = read_header(path), bids_channels(path)
-    if not rows:
+    """The header of a recording; of BIDS recordings with units and start from the tables beside it if it has none."""
+    header = read_header(path)
+    if not _SUBJECT.match(path.stem):
         return header
+    rows = bids_channels(path)
+    start = header.start if header.start_is_known else _bids_start(path) or header.start
     channels = [
         replace(each, unit=rows[each.label].unit) if each.label in rows and not is_voltage(each) else each
         for each in header.channels
     ]
-    return replace(header, channels=tuple(channels))
+    return replace(header, channels=tuple(channels), start=start)
 
 
 def natural(text: str) -> tuple[str | int, ...]:

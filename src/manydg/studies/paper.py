@@ -67,7 +67,7 @@ def _walk(folder: Path, depth: int) -> Iterator[DataFolder]:
         yield DataFolder(folder.resolve().name, PREPARED, folder)
         return
     source = recognize(folder)
-    if source is not None:
+    if source is not None and not source.general:
         if source.self_explanatory:
             yield DataFolder(source.name, RAW, folder)
         return
