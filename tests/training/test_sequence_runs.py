@@ -255,3 +255,19 @@ def test_through_the_command_a_later_row_changes_no_earlier_prediction(commands:
     is_late = table.select(late).to_series().to_numpy()
     assert not moved[~is_late].any()
     assert moved[is_late].all()
+
+
+@pytest.mark.parametrize(("short", "warned"), [(6, True), (16, False)])
+def test_sessions_whose_length_tells_the_class_are_warned_of(short: int, warned: bool) -> None:
+    rng, rows = np.random.default_rng(0), []
+    for patient in range(12):
+        for label in (0, 1):
+            length = short if label else int(rng.integers(14, 19))
+            rows += [(patient, label, 1000 * label + second) for second in range(length)]
+    who, labels, times = np.array(rows).T
+    settings: Any = {"settings": {"session_gap": 100.0}}
+    data = from_arrays(rng.normal(size=(len(who), 2)), labels, who, times=times.astype(float), info=settings)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ManyDGWarning)
+        train(data, CONFIG.replace(epochs=1), device="cpu")
+    assert any("by counting" in str(warning.message) for warning in caught) == warned

@@ -11,13 +11,14 @@ import dataclasses
 import itertools
 import math
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +34,7 @@ from manydg.config import TrainingConfig
 from manydg.data.dataset import DomainDataset, InputSchema
 from manydg.data.sampling import EpochPlan, plan_epoch
 from manydg.data.timeline import ORDER, PAUSE, SequenceOptions
-from manydg.errors import ConfigError, DataError, ManyDGError, StorageError, TrainingError, unknown_name
+from manydg.errors import ConfigError, DataError, ManyDGError, ManyDGWarning, StorageError, TrainingError, unknown_name
 from manydg.evaluation.metrics import choose_threshold, score
 from manydg.files import Json
 from manydg.targets import Target, target_of
@@ -50,6 +51,7 @@ CHECKPOINT = "checkpoint.safetensors"
 _STEPS_BETWEEN_CHECKS = 200
 _BATCHES_WATCHED = 16
 _SAMPLES_AT_START = 256
+_SESSIONS_TO_JUDGE, _TELLING = 5, 0.45
 _MOST_BUFFER_BYTES = 1 << 28
 
 
@@ -135,6 +137,7 @@ def fit(
     reporter = reporter or Silent()
     target = target_of(train.target)
     check_training_labels(target, train)
+    warn_of_telling_lengths(target, train)
     metric = selection_metric(config, target)
     algorithm = _build(config, target, train, backbone)
     if current_team() is not None:
@@ -366,6 +369,32 @@ def validation_metrics(
             "(--set training.ratios=[0.6,0.2,0.2])"
         )
     return metrics
+
+
+def warn_of_telling_lengths(target: Target, train: DomainDataset) -> None:
+    """Warn where the length of a training session tells its class: a model that reads sessions could simply count."""
+    if ORDER not in train.columns or not target.exclusive:
+        return
+    order = cast("Tensor", train.column(ORDER)).cpu().numpy()
+    rows = np.argsort(order)
+    session = np.cumsum(np.diff(order[rows], prepend=-1) != 1) - 1
+    classes = np.zeros((session[-1] + 1, target.size))
+    np.add.at(classes, (session, target.truth(train.targets).cpu().numpy()[rows]), 1)
+    lengths, commonest = classes.sum(axis=1), classes.argmax(axis=1)
+    for code, name in enumerate(target.spec.names):
+        own, others = np.sort(lengths[commonest == code]), np.sort(lengths[commonest != code])
+        if min(len(own), len(others)) < _SESSIONS_TO_JUDGE:
+            continue
+        below = (np.searchsorted(others, own) + np.searchsorted(others, own, side="right")) / 2
+        if abs(float(below.mean()) / len(others) - 0.5) > _TELLING:
+            warnings.warn(
+                f"training sessions of mostly '{name}' have {np.median(own):g} samples, others {np.median(others):g} "
+                "(medians): a sequence model can tell the class by counting, which is worth nothing on sessions of "
+                "other lengths. Cut recordings into sessions of one length before you prepare them",
+                ManyDGWarning,
+                stacklevel=2,
+            )
+            return
 
 
 class TrainingLoop:
