@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 RUN := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 
-.PHONY: demo test test-slow test-mutants lint bench results clean
+.PHONY: demo test test-slow test-mutants lint docs bench results clean
 
 demo: $(RUN)
 	$(BIN)/manydg demo --out demo-results
@@ -32,6 +32,10 @@ lint: $(DEV)
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.house
 
+# The documentation site, in site/. A broken link or an undocumented public name is an error.
+docs: $(DEV)
+	$(BIN)/python -m mkdocs build --strict
+
 bench: $(DEV)
 	$(BIN)/python -m benchmarks
 
@@ -50,4 +54,4 @@ $(DEV): $(RUN)
 	touch $(DEV)
 
 clean:
-	rm -rf $(VENV) build dist .coverage .import_linter_cache .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) build dist site .coverage .import_linter_cache .mypy_cache .ruff_cache .pytest_cache

@@ -177,6 +177,7 @@ class TrainingConfig:
         return TrainingConfig(**{**given, **({"ratios": tuple(given["ratios"])} if "ratios" in given else {})})
 
     def to_json(self) -> dict[str, Json]:
+        """As a run's record keeps it."""
         return {**dataclasses.asdict(self), "ratios": list(self.ratios)}
 
     def replace(self, **changes: Any) -> TrainingConfig:

@@ -65,6 +65,7 @@ class Ragged:
 
     @property
     def device(self) -> torch.device:
+        """Where the values are."""
         return self.offsets.device
 
     def take(self, indices: Tensor) -> Ragged:
@@ -117,6 +118,7 @@ class Ragged:
         return codes, bounds
 
     def to(self, device: torch.device | str) -> Ragged:
+        """The same rows on a device."""
         return Ragged(self.values.to(device), self.offsets.to(device), self.longest)
 
     def row_of_item(self) -> Tensor:

@@ -40,6 +40,7 @@ class Batch:
         return int(self.domains.shape[0])
 
     def to(self, device: torch.device | str) -> Batch:
+        """The same rows on a device."""
         inputs = {name: column.to(device) for name, column in self.inputs.items()}
         return replace(self, inputs=inputs, targets=self.targets.to(device), domains=self.domains.to(device))
 
@@ -107,10 +108,12 @@ class DomainDataset:
 
     @property
     def n_patients(self) -> int:
+        """Number of patients."""
         return len(self.patients)
 
     @property
     def device(self) -> torch.device:
+        """Where the columns are."""
         return self.domains.device
 
     def take(self, indices: Tensor, pairs: int = 0) -> Batch:
@@ -378,6 +381,7 @@ class InputSchema:
         return replace(self, columns={n: column for n, column in self.columns.items() if not n.startswith(CONTEXT)})
 
     def to_json(self) -> dict[str, Json]:
+        """As :meth:`from_json` reads it."""
         columns: dict[str, Json] = {
             name: {"dtype": column.dtype, "shape": list(column.shape), "nesting": column.nesting}
             for name, column in self.columns.items()

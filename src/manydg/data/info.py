@@ -42,16 +42,19 @@ class TargetSpec:
 
     @property
     def size(self) -> int:
+        """Number of classes or labels."""
         return len(self.names)
 
     @staticmethod
     def from_json(value: ParsedJson) -> TargetSpec:
+        """Read it from a dataset's description."""
         names = value["names"]
         if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
             raise ValueError("the names of the classes are not a list of text")
         return TargetSpec(str(value["kind"]), tuple(names))
 
     def to_json(self) -> dict[str, Json]:
+        """As :meth:`from_json` reads it."""
         return {"kind": self.kind, "names": list(self.names)}
 
 
@@ -190,6 +193,7 @@ class DatasetInfo:
 
     @staticmethod
     def from_json(value: ParsedJson) -> DatasetInfo:
+        """Read it from a dataset's description."""
         known = {entry.name for entry in fields(DatasetInfo)} - {"other"}
         provenance = value.get("provenance")
         return DatasetInfo(

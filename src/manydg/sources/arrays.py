@@ -51,7 +51,7 @@ class Arrays(Source[ArraysOptions, Options]):
     raw = RawArgument("Samples, (rows, ...) .npy.", "x", flag="--x")
     parallel = False
     self_explanatory = False
-    docs = SourceDocs(predicts="your own", target="any kind", page="`manydg prepare arrays --help`")
+    docs = SourceDocs(predicts="your own", target="any kind", page="[arrays](datasets/arrays.md)")
 
     def looks_like(self, folder: Path) -> bool:
         """Never: any array may be one of samples."""
