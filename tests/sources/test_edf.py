@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import edfio
 import mne
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 
 from manydg import sources
 from manydg.data.dataset import DomainDataset, open_dataset
-from manydg.errors import ConfigError, DataError, ManyDGError, ManyDGWarning
+from manydg.errors import ConfigError, DataError, ManyDGError, ManyDGWarning, StorageError
 from manydg.predict import predict_raw
 from manydg.sources import _edf, edf
 from manydg.sources._edf import Montage, SignalFormat, SignalReader, read_header, read_segments
@@ -305,6 +306,9 @@ def test_a_long_recording_is_filtered_through_a_temporary_file(tmp_path: Path, m
     monkeypatch.setattr(_edf, "_IN_MEMORY", 0)
     np.testing.assert_array_equal(there.windows(there.grid()[0]), signal)
     assert [file.name for file in tmp_path.iterdir()] == ["a.edf"]
+    monkeypatch.setattr(_edf.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    with pytest.raises(StorageError, match=r"a.edf needs 0.0 GB in .* while it is resampled or filtered: free some"):
+        SignalReader(read_header(path), format, scratch=tmp_path).windows(np.zeros(1, np.int64))
 
 
 def test_a_recording_is_resampled_without_folding(tmp_path: Path) -> None:
@@ -512,8 +516,9 @@ def test_what_maps_to_no_class_is_counted_and_listed(tmp_path: Path) -> None:
     with pytest.warns(
         ManyDGWarning, match="6 labels map to no class and are left out: 'Arousal' .4., 'Lights off' .2."
     ):
-        data = prepared(raw, tmp_path / "out", labels="aasm")
+        data = prepared(raw, tmp_path / "out")
     assert len(data) == 20
+    assert data.target.names == STAGES
     mapped = prepared(
         raw, tmp_path / "two", label=["Sleep stage W=wake", "Sleep stage *=sleep", "Arousal=", "Lights*="]
     )

@@ -17,6 +17,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
+import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,7 +33,7 @@ import numpy.typing as npt
 from pydantic import TypeAdapter
 
 from manydg.errors import ConfigError, DataError, ManyDGWarning, StorageError
-from manydg.files import Json
+from manydg.files import Json, disk_error
 
 MICROVOLTS = {"uv": 1.0, "µv": 1.0, "μv": 1.0, "mv": 1e3, "v": 1e6, "nv": 1e-3}
 PLAUSIBLE_MICROVOLTS = (0.05, 2000.0)
@@ -891,12 +892,7 @@ class SignalReader:
     @cached_property
     def _whole(self) -> npt.NDArray[np.float32]:
         """All of the recording, ``(channels, samples)``, resampled, derived and filtered segment by segment."""
-        shape = (len(self.derivations), sum(count for _, count in self._bounds))
-        if 4 * shape[0] * shape[1] <= _IN_MEMORY:
-            whole = np.empty(shape, np.float32)
-        else:
-            with tempfile.TemporaryFile(dir=self._scratch) as file:
-                whole = np.memmap(file, np.float32, "w+", shape=shape)
+        whole = self._room(len(self.derivations), sum(count for _, count in self._bounds))
         for segment, (first, count) in zip(self.segments, self._bounds, strict=True):
             shared = _shared_labels(self.derivations)
             cache: dict[str, npt.NDArray[np.float32]] = {}
@@ -906,6 +902,23 @@ class SignalReader:
                     signal = signal - self._mean(derivation.minus, segment, count, cache, shared)
                 whole[row, first : first + count] = _filtered(signal, self.format)
         return whole
+
+    def _room(self, channels: int, samples: int) -> npt.NDArray[np.float32]:
+        """An empty array ``(channels, samples)``, in memory or, if it is large, in a temporary file."""
+        size, folder = 4 * channels * samples, self._scratch or Path(tempfile.gettempdir())
+        if size <= _IN_MEMORY:
+            return np.empty((channels, samples), np.float32)
+        # A mapped file that the disk has no room for would end the process.
+        if shutil.disk_usage(folder).free < size:
+            raise StorageError(
+                f"{self.header.path} needs {size / 1e9:.1f} GB in {folder} while it is resampled or filtered: free "
+                "some space, or take fewer channels or a lower rate"
+            )
+        try:
+            with tempfile.TemporaryFile(dir=folder) as file:
+                return np.memmap(file, np.float32, "w+", shape=(channels, samples))
+        except OSError as error:
+            raise disk_error(error, folder) from error
 
     def _mean(
         self,

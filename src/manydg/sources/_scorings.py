@@ -350,12 +350,15 @@ class LabelMap:
 
 
 def suggest_preset(texts: Iterable[str]) -> str | None:
-    """The preset for texts that are all sleep stages: ``aasm``, which takes stages 3 and 4 for one."""
+    """``aasm`` where texts name sleep stages: at least two and nothing else, or three beside other remarks.
+
+    Numbers alone suggest nothing. ``aasm`` takes stages 3 and 4 for one.
+    """
     plain = {" ".join(text.lower().split()) for text in texts}
     known = PRESETS["aasm"]
-    stages = {known[text] for text in plain if text in known} - {MOVEMENT, UNSCORED}
-    words = any(not text.lstrip("-").isdigit() for text in plain)
-    return "aasm" if plain and plain <= set(known) and len(stages) > 1 and words else None
+    words = {text for text in plain & set(known) if not text.lstrip("-").isdigit()}
+    stages = {known[text] for text in words} - {MOVEMENT, UNSCORED}
+    return "aasm" if len(stages) >= (2 if plain <= set(known) else 3) else None
 
 
 def listed(counts: Mapping[str, int]) -> str:

@@ -149,7 +149,7 @@ class EdfOptions(Options):
         shown_default="each text is a class",
     )
     labels: str = option(
-        "auto", help="Known labels: aasm or rk (sleep stages), none, or auto: aasm where all labels are sleep stages.",
+        "auto", help="Known labels: aasm or rk (sleep stages), none, or auto: aasm where labels name sleep stages.",
         choices=("auto", "aasm", "rk", "none"),
     )  # fmt: skip
     label_column: str | None = option(
