@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from tools.results import DATASETS, PAGE, STUDIES, block, claims, page, read_evidence
 
+from manydg.evaluation.statistics import compare_paired
+
 found = read_evidence()
 
 
@@ -62,12 +64,21 @@ def made_up() -> dict[str, dict[str, Any]]:
     return {"sleep-rivals": {"summaries": [summary], "figures": []}}
 
 
-def test_claims_say_who_wins_who_loses_and_what_is_chance(made_up: dict[str, dict[str, Any]]) -> None:
-    table = claims(made_up)
-    assert "no, it loses: -0.040 Kappa [-0.050, -0.030], p 0.010" in table
-    assert "yes: +0.110 Kappa [+0.100, +0.120], p 0.001" in table
-    assert "-0.080 Kappa ± 0.000 over splits, ahead in 0 of 2" in table
-    assert table.count("not run") == 11
+def test_claims_are_tested_over_the_splits_and_corrected_for_their_number(made_up: dict[str, dict[str, Any]]) -> None:
+    rows = made_up["sleep-rivals"]["summaries"][0]["rows"]
+    gains = {"base (no context)": (0.0, 0.0, 0.0), "manydg (no context)": (-0.051, -0.05, -0.049),
+             "prototype (no context)": (-0.05, -0.051, -0.049), "manydg-random-pairs (no context)": (0.1, -0.3, 0.2),
+             "base (offline context)": (0.1, 0.11, 0.12)}  # fmt: skip
+    for row, values in gains.items():
+        rows[row]["metrics"]["kappa"]["values"] = {str(at): 0.7 + value for at, value in enumerate(values)}
+    lines = claims(made_up).splitlines()[2:]
+    ratio = 8 / 62
+    alone = compare_paired(gains["base (offline context)"], gains["base (no context)"], ratio).corrected_p
+    assert f"yes: +0.110 Kappa, p {3 * alone:.3f} | not run | not run |" in lines[3]
+    assert "no, the reverse: -0.050 Kappa" in lines[0]
+    assert "within chance: -0.050 Kappa" in lines[1]
+    assert "within chance: +0.000 Kappa" in lines[2]
+    assert "\n".join(lines).count("not run") == 11
 
 
 def test_a_table_marks_the_best_and_shows_what_each_row_gains(made_up: dict[str, dict[str, Any]]) -> None:

@@ -289,7 +289,7 @@ def demo(
     workers: Workers = 2,
     device: Device = "auto",
 ) -> None:
-    """Compare learners on synthetic patients whose best possible score is known.
+    """Compare learners on synthetic patients of known truth.
 
     Base, boosting and ManyDG are trained with and without the unlabelled samples of each patient, and tested on
     patients that none of them has seen. A report page is written at the end. Nothing is downloaded, and it takes about
