@@ -605,6 +605,14 @@ def test_a_file_of_labels_that_cannot_be_read_is_named_with_the_reason(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["raw"]
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-16-be"])
+def test_xml_that_defines_entities_is_refused_in_any_encoding(tmp_path: Path, encoding: str) -> None:
+    text = '<!DOCTYPE x [<!ENTITY a "aaaa">]><PSGAnnotation><ScoredEvents>&a;</ScoredEvents></PSGAnnotation>'
+    (tmp_path / "a.xml").write_bytes(text.encode(encoding))
+    with pytest.raises(DataError, match=r"a.xml defines entities, which no scoring needs: it is not read"):
+        read_scoring(tmp_path / "a.xml", ScoringFormat())
+
+
 def test_a_column_of_labels_may_have_any_name(tmp_path: Path) -> None:
     raw = two_people(tmp_path / "raw")
     for person in ("anna", "ben"):
