@@ -234,7 +234,7 @@ def paper(
     device: Device = "auto",
     dry_run: DryRun = False,
 ) -> None:
-    """Run all of the paper's experiments on every dataset of a folder.
+    """Run all of the paper's experiments on all datasets.
 
     Raw files are recognised by what they hold and prepared first. Everything ends in one report, OUT/report.html. If
     the command is stopped, run it again: nothing that is done is done again.
