@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from manydg.backbones import _sequences as sequences
-from manydg.backbones import build_backbone
+from manydg.backbones import auto_backbone, build_backbone
 from manydg.backbones._sequences import SequenceBackbone
-from manydg.data.dataset import ColumnSchema, InputSchema
-from manydg.data.timeline import DIRECTIONS, ORDER, PAUSE, SEQUENCES, SequenceOptions
+from manydg.data.dataset import ColumnSchema, DomainDataset, InputSchema
+from manydg.data.timeline import DIRECTIONS, ORDER, PAUSE, SEQUENCES, SequenceOptions, add_order
+from manydg.errors import ConfigError
 
 LENGTHS = (9, 1, 230)
 
@@ -95,3 +99,27 @@ def test_every_weight_learns(kind: str) -> None:
     still = [name for name, weight in model.named_parameters() if weight.grad is None or not weight.grad.any()]
     # A bias before a batch norm has no effect.
     assert [name for name in still if "network" not in name or "samples" not in name] == []
+
+
+@pytest.mark.parametrize("shape", ["gaps", "visits", "events", "seizure"])
+def test_any_backbone_may_be_read_in_order(make: Callable[[str], DomainDataset], shape: str) -> None:
+    given = make(shape)
+    timed = dataclasses.replace(given, times=torch.arange(len(given), dtype=torch.float64))
+    data, schema = add_order(timed, SequenceOptions("conv", layers=1)), InputSchema.of(given)
+    inner = build_backbone(auto_backbone(schema), schema)
+    model = SequenceBackbone(inner, SequenceOptions("conv", width=8, layers=1, dropout=0.0))
+    model.fit_inputs(data)
+    model.eval()
+    inputs = data.take(torch.arange(len(data))).inputs
+    with torch.no_grad():
+        features = model(inputs)
+        # Patients have two samples each: a sample reaches its neighbour and nobody else.
+        first = model(data.take(torch.tensor([0, 1])).inputs)
+    assert features.shape == (len(data), 8)
+    torch.testing.assert_close(features[:2], first, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(("name", "value"), [("layers", 10**6), ("width", 10**9), ("crop", 1), ("dropout", 1.0)])
+def test_impossible_sizes_are_refused_before_anything_is_built(name: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=f"the {name} of a sequence is"):
+        SequenceOptions.from_mapping("conv", {name: value})

@@ -26,7 +26,7 @@ SEQUENCES = {"gru": 1, "transformer": 2, "conv": 7}
 """The networks that read a session's samples in order, and how many layers they have by default."""
 MOST = 10_000.0
 _LONGEST_PAUSE = 10.0
-_LARGEST = 1 << 20
+_SIZES = {"crop": (2, 1 << 20), "width": (1, 1 << 14), "layers": (1, 32)}
 _ROWS = 500_000
 _COLUMNS_AT_ONCE = 16
 
@@ -196,10 +196,12 @@ class SequenceOptions:
         for name, known in (("kind", tuple(SEQUENCES)), ("direction", DIRECTIONS)):
             if getattr(self, name) not in known:
                 raise unknown_name(f"{name} of sequence", str(getattr(self, name)), known)
-        for name, fewest in (("crop", 2), ("width", 1), ("layers", 1)):
+        for name, (fewest, most) in _SIZES.items():
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not fewest <= value < _LARGEST:
-                raise ConfigError(f"the {name} of a sequence is {value!r}; it must be a whole number from {fewest} on")
+            if isinstance(value, bool) or not isinstance(value, int) or not fewest <= value <= most:
+                raise ConfigError(
+                    f"the {name} of a sequence is {value!r}; it must be a whole number from {fewest} to {most}"
+                )
         for name, low, high in (("dropout", 0.0, 1.0), ("gap", 0.0, math.inf), ("pause", 0.0, math.inf)):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
