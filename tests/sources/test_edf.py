@@ -373,10 +373,10 @@ def as_discontinuous(path: Path, pause: float, at: int) -> Path:
     (channel,) = [channel for channel in header.channels if channel.holds_annotations]
     begin, size = 256 * (len(header.channels) + 1) + 2 * channel.offset, 2 * channel.samples_per_record
     for record in range(header.records):
-        place = begin + record * 2 * header.record_samples
-        onset, _, rest = bytes(content[place : place + size]).partition(b"\x14")
+        begins = begin + record * 2 * header.record_samples
+        onset, _, rest = bytes(content[begins : begins + size]).partition(b"\x14")
         time = float(onset) + (pause if record >= at else 0)
-        content[place : place + size] = (f"+{time:g}".encode() + b"\x14" + rest)[:size].ljust(size, b"\0")
+        content[begins : begins + size] = (f"+{time:g}".encode() + b"\x14" + rest)[:size].ljust(size, b"\0")
     path.write_bytes(content)
     return path
 
@@ -786,6 +786,12 @@ def test_recordings_that_cannot_be_used_are_refused_or_skipped_and_counted(tmp_p
     assert data.info.cohort_flow[0].to_json() == {
         "step": "recordings with labels", "patients": 2, "recordings": 2, "left_out": 4,
     }  # fmt: skip
+    with pytest.warns(ManyDGWarning, match="is truncated"):
+        one = prepared(raw, tmp_path / "one", channels=("C4",), unusable="skip", limit_patients=1)
+    assert [step.to_json() for step in one.info.cohort_flow[:2]] == [
+        {"step": "recordings with labels", "patients": 5, "recordings": 5, "left_out": 1},
+        {"step": "limit on patients", "patients": 1, "recordings": 1, "left_out": 4},
+    ]
     lines = " ".join(str(warning.message) for warning in said)
     for words in ("no channel 'C4'", "has no labels", "is truncated", "lasts 20 s, less than one window"):
         assert words in lines

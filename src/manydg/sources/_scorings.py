@@ -269,7 +269,7 @@ def _times(table: _Table, column: int, start: datetime | None) -> list[float]:
 # From the words of a scoring to classes
 
 MOVEMENT, UNSCORED = "\0movement", "\0unscored"
-"""What stands for a class where a technician saw movement, or gave no stage."""
+"""In place of a class: a technician saw movement, or gave no stage."""
 _WAKE = ("sleep stage w", "w", "wake", "wake|0", "awake", "stage w", "0", "sleep stage 0", "wk")
 _REM = ("sleep stage r", "r", "rem", "rem sleep|5", "stage r", "rem sleep", "5", "sleep stage rem", "sleep stage 5")
 _NONE = ("sleep stage ?", "?", "unscored", "unscored|9", "unknown", "9", "not scored", "sleep stage 9", "-1", "ns", "u")

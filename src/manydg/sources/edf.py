@@ -223,7 +223,7 @@ class EdfOptions(Options):
 
 
 def aliases(pairs: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Labels by the name of the channel they stand for, from ``NAME=LABEL`` pairs."""
+    """Further labels of each channel by its name, from ``NAME=LABEL`` pairs."""
     by_name: dict[str, tuple[str, ...]] = {}
     for pair in pairs:
         name, equals, label = (part.strip() for part in pair.partition("="))
@@ -286,9 +286,9 @@ class Edf(Source[EdfOptions, RecordingOptions]):
             jobs = [Job(each.name, each.files, (each, scoring, options.unusable == "skip")) for each in chosen]
             surveys = run_jobs(survey, jobs, work, Survey, workers=workers, title="checking recordings")
             plans = _plan(chosen, cohort.headers, surveys, options)
-            skipped = cohort.damaged + len(chosen) - len(plans.recordings)
-            limited = len(cohort.recordings) - len(chosen)
-            flow = cohort_flow(plans, WORDS, found=cohort.recordings, left_out=skipped, limited=limited)
+            unusable = set(chosen) - {plan.recording for plan in plans.recordings}
+            usable = [each for each in cohort.recordings if each not in unusable]
+            flow = cohort_flow(plans, WORDS, usable, left_out=cohort.damaged + len(unusable))
             layout = lay_out_sessions(plans.recordings, plans.recipe.format)
             patient = "file" if options.patient_table else options.patient or cohort.rule
             settings = {**plans.recipe.format.to_json(), "session_gap": layout.gap, "patient": patient}
@@ -576,8 +576,8 @@ def _warn_of_people(recordings: Sequence[RawRecording], headers: Mapping[Path, E
         if code:
             codes.setdefault(each.patient, set()).add(code)
             people.setdefault(code, set()).add(each.patient)
-    for kind, found in (("patient", codes), ("header", people)):
-        mixed = {name: sorted(others) for name, others in found.items() if len(others) > 1}
+    for kind, named in (("patient", codes), ("header", people)):
+        mixed = {name: sorted(others) for name, others in named.items() if len(others) > 1}
         if not mixed:
             continue
         first, others = next(iter(sorted(mixed.items())))
@@ -621,11 +621,11 @@ def _scorings_of(
         return {path: _bids_events(path, folder) for path in paths}
     tables = (path for path in folder.rglob("*") if path.suffix.lower() in _TABLES and not path.name.startswith("."))
     candidates = sorted([*tables, *annotation_files])
-    found: dict[Path, list[Path]] = {path: [] for path in paths}
+    by_recording: dict[Path, list[Path]] = {path: [] for path in paths}
     for candidate in candidates:
         for path in _owners(candidate, paths, people, pattern, rule):
-            found[path].append(candidate)
-    for path, files in found.items():
+            by_recording[path].append(candidate)
+    for path, files in by_recording.items():
         if len(files) > 1:
             names = ", ".join(file.name for file in files)
             raise DataError(
@@ -634,7 +634,7 @@ def _scorings_of(
             )
         if pattern is not None and not files:
             raise DataError(f"there is no file '{pattern.replace('{name}', path.stem)}' with the labels of {path}")
-    return {path: tuple(files) for path, files in found.items()}
+    return {path: tuple(files) for path, files in by_recording.items()}
 
 
 def _owners(
@@ -700,7 +700,7 @@ def limit(recordings: Sequence[RawRecording], patients: int | None) -> tuple[Raw
 
 @dataclass(frozen=True)
 class Survey:
-    """The labels of a recording, as they stand in its files; or why it cannot be used."""
+    """The labels of a recording as its files have them, or why it cannot be used."""
 
     onsets: list[float]
     durations: list[float]
@@ -919,22 +919,22 @@ def _plan(
     """What the recordings have in common, and the windows of each."""
     skip = options.unusable == "skip"
     usable: list[tuple[RawRecording, Survey]] = []
-    for recording, found in zip(recordings, surveys, strict=True):
-        if found.problem:
-            warnings.warn(f"left out: {found.problem}", ManyDGWarning, stacklevel=3)
+    for recording, result in zip(recordings, surveys, strict=True):
+        if result.problem:
+            warnings.warn(f"left out: {result.problem}", ManyDGWarning, stacklevel=3)
         else:
-            usable.append((recording, found))
+            usable.append((recording, result))
     if not usable:
         raise DataError("not one recording has labels; the lines above say why")
-    texts = Counter(text for _, found in usable for text in found.texts)
+    texts = Counter(text for _, result in usable for text in result.texts)
     labels = options.label_map(texts)
     format = _format([headers[recording.path] for recording, _ in usable], options)
     classes = _classes(labels, texts, options)
     recipe = Recipe(format, labels, classes, options.align, options.overlaps, options.wake_margin)
     plans = []
-    for recording, found in usable:
+    for recording, result in usable:
         try:
-            plans.append(plan_recording(recording, headers[recording.path], found.notes, recipe))
+            plans.append(plan_recording(recording, headers[recording.path], result.notes, recipe))
         except DataError as error:
             if not skip:
                 raise
@@ -1102,7 +1102,7 @@ def _common_rate(headers: Sequence[EdfHeader], montage: Montage) -> float:
 
 @dataclass(frozen=True)
 class FlowWords:
-    """What the steps of the cohort flow are called; ``window`` stands for their length in seconds."""
+    """What the steps of the cohort flow are called; ``{window}`` is replaced by the length of a window."""
 
     recordings: str
     windows: str
@@ -1112,15 +1112,12 @@ class FlowWords:
 WORDS = FlowWords("recordings with labels", "{window} s windows with signal and labels", "with one label throughout")
 
 
-def cohort_flow(
-    plans: Plans, words: FlowWords, *, found: Sequence[RawRecording], left_out: int, limited: int
-) -> CohortFlow:
-    """What each step leaves; ``limited`` recordings are left out by a limit on patients."""
+def cohort_flow(plans: Plans, words: FlowWords, usable: Sequence[RawRecording], *, left_out: int) -> CohortFlow:
+    """What each step leaves of the usable recordings, some of which a limit on patients may leave out."""
     kept = [plan.recording for plan in plans.recordings]
     flow, recipe = CohortFlow(), plans.recipe
-    before = kept if not limited else found
-    flow.add(words.recordings, patients=_people(before), recordings=len(before), left_out=left_out)
-    if limited:
+    flow.add(words.recordings, patients=_people(usable), recordings=len(usable), left_out=left_out)
+    if limited := len(usable) - len(kept):
         flow.add("limit on patients", patients=_people(kept), recordings=len(kept), left_out=limited)
     left = plans.total("windows")
     step = words.windows.format(window=f"{recipe.format.epoch_seconds:g}")

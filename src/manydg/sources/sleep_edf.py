@@ -129,8 +129,7 @@ class SleepEdf(Source[SleepEdfOptions, RecordingOptions]):
             jobs = [Job(night.name, night.files, (night, ScoringFormat(), False)) for night in nights]
             surveys = run_jobs(survey, jobs, work, Survey, workers=workers, title="checking nights")
             plans = _plan(nights, surveys, options.wake_margin)
-            unpaired, limited = len(folder.unpaired), len(folder.nights) - len(nights)
-            flow = cohort_flow(plans, WORDS, found=folder.nights, left_out=unpaired, limited=limited)
+            flow = cohort_flow(plans, WORDS, folder.nights, left_out=len(folder.unpaired))
             write_dataset(
                 out, plans, night_offsets(plans.recordings), DatasetInfo(settings=SETTINGS), work,
                 workers=workers, overwrite=overwrite,
@@ -202,7 +201,7 @@ def _plan(nights: Sequence[RawRecording], surveys: Sequence[Survey], wake_margin
     recipe = Recipe(SignalFormat.of(SETTINGS), LabelMap(preset="aasm"), STAGES, wake_margin=wake_margin)
     pairs = zip(nights, surveys, strict=True)
     return Plans(
-        recipe, tuple(plan_recording(night, read_header(night.path), found.notes, recipe) for night, found in pairs)
+        recipe, tuple(plan_recording(night, read_header(night.path), result.notes, recipe) for night, result in pairs)
     )
 
 
