@@ -6,10 +6,9 @@ A forest is plain tensors: saved like any weights, evaluated without the library
 from __future__ import annotations
 
 import itertools
-import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,9 +18,11 @@ from torch import Tensor, nn
 
 from manydg.algorithms import Algorithm, Hyperparameters, Optimizers, Rounds, Sampling, setting
 from manydg.backbones import Backbone, Inputs
+from manydg.backbones._tables import Levels, TableBackbone, feature_names, note_left_out
 from manydg.data.columns import Ragged
 from manydg.data.dataset import TRUST, Batch, DomainDataset
-from manydg.errors import ConfigError, DataError, ManyDGWarning
+from manydg.data.encoding import CATEGORIES
+from manydg.errors import ConfigError, DataError
 from manydg.targets import Target
 
 Array = npt.NDArray[Any]
@@ -29,7 +30,6 @@ _LOOKS = 30
 """How often the trees are scored while they grow."""
 _ROWS_OF_LOSS = 2000
 """Training samples that the reported loss is of."""
-_COLUMNS_NAMED = 5
 _CELLS = 200_000
 """Rows times trees evaluated at a time: few enough to stay in the cache, many enough to be worth a call."""
 
@@ -66,6 +66,51 @@ class Tree:
     output: int
 
 
+def split_by_codes(nodes: Array, goes_left: Mapping[int, Array]) -> Array:
+    """A tree in which nodes that send some codes left are replaced by thresholds, so that a forest needs nothing else.
+
+    Neighbouring codes that go the same way are one stretch, and the stretch of a code is searched for by bisection.
+    Several nodes then have the same child.
+
+    Parameters
+    ----------
+    nodes : structured array
+        With the fields of :data:`NODE` at least.
+    goes_left : dict of int to array ``(codes,)`` of bool
+        For the number of a node, which codes go left.
+    """
+    table = [row.copy() for row in nodes[list(NODE.names or ())].astype(NODE)]
+    for number, left in goes_left.items():
+        _search(table, number, np.append(np.flatnonzero(left[1:] != left[:-1]), len(left)), left)
+    searched = np.array(table, NODE)
+    inner = ~searched["is_leaf"]
+    while True:
+        deeper = searched["depth"].copy()
+        for side in ("left", "right"):
+            np.maximum.at(deeper, searched[side][inner], searched["depth"][inner] + 1)
+        if (deeper == searched["depth"]).all():
+            return searched
+        searched["depth"] = deeper
+
+
+def _search(table: list[Any], root: int, ends: Array, left: Array) -> None:
+    """Replace a node by the bisection of stretches of codes, each up to one of ``ends``."""
+    children = {True: int(table[root]["left"]), False: int(table[root]["right"])}
+    waiting = [(root, 0, len(ends) - 1)]
+    while waiting:
+        number, first, last = waiting.pop()
+        middle = (first + last) // 2
+        table[number]["num_threshold"] = float(ends[middle]) + 0.5
+        halves = {"left": (first, middle), "right": (min(middle + 1, last), last)}
+        for side, (low, high) in halves.items():
+            if low == high:
+                table[number][side] = children[bool(left[min(int(ends[low]), len(left) - 1)])]
+                continue
+            table[number][side] = len(table)
+            waiting.append((len(table), low, high))
+            table.append(table[number].copy())
+
+
 RoundsOfTrees = list[list[Tree]]
 """The trees of every round, one for each score."""
 
@@ -81,11 +126,15 @@ class Table:
     classes : array ``(rows,)`` int64
         From 0 to ``n_classes - 1``, each of them present.
     weights : array ``(rows,)``, optional
+    categorical : dict of int to int
+        The features that are codes of categories, from 0 to fewer than the number here; code 0 is for all levels that
+        training patients do not share.
     """
 
     values: Array
     classes: Array
     weights: Array | None = None
+    categorical: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def n_classes(self) -> int:
@@ -145,11 +194,11 @@ class BoostedTrees(Algorithm):
     """Base of gradient boosting on all dense columns, flattened and joined in the order of their names.
 
     The backbone is not used: the trees see the inputs themselves. Missing values go the way each split
-    has learnt. A column without a value in the training set is left out. Where classes exclude one another there is one
-    model with a tree per class and round (one per round for two classes, whose logits are 0 and the score); with
-    several labels, one model for each. A sample of expert votes enters once for each class of its label set, with the
-    class's share as its weight. A class without a training sample keeps a score that reflects how rare it must be. How
-    many rounds are kept is chosen on validation patients; without any, all are.
+    has learnt. A column without a value in the training set is left out. Categories are split by sets of levels. Where
+    classes exclude one another there is one model with a tree per class and round (one per round for two classes, whose
+    logits are 0 and the score); with several labels, one model for each. A sample of expert votes enters once for each
+    class of its label set, with the class's share as its weight. A class without a training sample keeps a score that
+    reflects how rare it must be. How many rounds are kept is chosen on validation patients; without any, all are.
 
     Samples of one patient are alike, so that a leaf of twenty samples may be one person: where patients have many
     samples, larger and fewer leaves and fewer rounds carry over better to new patients.
@@ -164,7 +213,9 @@ class BoostedTrees(Algorithm):
     def __init__(
         self, backbone: Backbone, target: Target, n_domains: int, settings: TreeSettings | None = None
     ) -> None:
-        super().__init__(_DenseInputs(), target, n_domains, settings)
+        # Which levels of categories are known is all that is taken over of it.
+        levels = backbone.levels if isinstance(backbone, TableBackbone) else None
+        super().__init__(_DenseInputs(levels), target, n_domains, settings)
         self.forest = Forest(target.size)
 
     @abstractmethod
@@ -192,7 +243,9 @@ class BoostedTrees(Algorithm):
         usable = _columns_with_values(values, train)
         watched = _Watched(self.target, train, rounds, values, usable, self._values_of(rounds.val), self._schedule())
         rounds.started(self.settings.rounds)
-        models = self._grow_models(train, values[:, usable].numpy(), seed, watched)
+        sizes = _codes_in(train, self.backbone)
+        categorical = {number: sizes[column] for number, column in enumerate(usable.tolist()) if column in sizes}
+        models = self._grow_models(train, values[:, usable].numpy(), seed, watched, categorical)
         kept = rounds.kept(self.settings.rounds)
         trees = [
             Tree(_with_features(tree.nodes, usable.numpy()), int(model.outputs[tree.output]))
@@ -226,7 +279,9 @@ class BoostedTrees(Algorithm):
         total = self.settings.rounds
         return sorted({*range(0, total, max(1, total // _LOOKS)), total} - {0})
 
-    def _grow_models(self, train: DomainDataset, values: Array, seed: int, watched: _Watched) -> list[_Model]:
+    def _grow_models(
+        self, train: DomainDataset, values: Array, seed: int, watched: _Watched, categorical: Mapping[int, int]
+    ) -> list[_Model]:
         weights = self.target.distribution(train.targets.cpu()).numpy()
         if not self.target.exclusive:
             positives = weights.sum(axis=0)
@@ -247,7 +302,10 @@ class BoostedTrees(Algorithm):
         if not self.settings.rounds:
             return []
         watched.columns = [int(output) for outputs, _ in tables for output in outputs]
-        return [self._grow_model(outputs, table, seed, watched) for outputs, table in tables]
+        return [
+            self._grow_model(outputs, replace(table, categorical=categorical), seed, watched)
+            for outputs, table in tables
+        ]
 
     def _grow_model(self, outputs: Array, table: Table, seed: int, watched: _Watched) -> _Model:
         watch = watched.of(outputs)
@@ -320,12 +378,31 @@ class _DenseInputs(Backbone):
 
     output_size = 0
 
+    def __init__(self, levels: Levels | None = None) -> None:
+        super().__init__()
+        self.levels = levels
+
+    def fit_inputs(self, dataset: DomainDataset) -> None:
+        if self.levels is not None:
+            self.levels.fit(dataset)
+
     def forward(self, inputs: Inputs) -> Tensor:
+        if self.levels is not None:
+            inputs = {**inputs, CATEGORIES: self.levels(inputs)}
         ragged = sorted(name for name, column in inputs.items() if isinstance(column, Ragged))
         if ragged:
             raise ConfigError(f"Boosting takes dense inputs only; {ragged} have rows of different lengths")
         columns = [inputs[name] for name in sorted(inputs) if name != TRUST]
         return torch.cat([column.flatten(1).to(torch.float32) for column in columns if isinstance(column, Tensor)], 1)
+
+
+def _codes_in(train: DomainDataset, inputs: Backbone) -> dict[int, int]:
+    """Features that are codes of categories, as :class:`_DenseInputs` numbers them, and how many codes each has."""
+    if not isinstance(inputs, _DenseInputs) or inputs.levels is None:
+        return {}
+    before = [train.columns[name] for name in sorted(train.columns) if name < CATEGORIES and name != TRUST]
+    first = sum(column[:1].flatten(1).shape[1] for column in before if isinstance(column, Tensor))
+    return {first + number: size for number, size in enumerate(inputs.levels.sizes)}
 
 
 def _columns_with_values(values: Tensor, train: DomainDataset) -> Tensor:
@@ -335,21 +412,9 @@ def _columns_with_values(values: Tensor, train: DomainDataset) -> Tensor:
         return torch.arange(values.shape[1])
     if bool(empty.all()):
         raise DataError("no training patient has a value in any column: boosting has nothing to learn from")
-    names = [
-        f"{name}[{number}]" if width > 1 else name
-        for name, column in sorted(train.columns.items())
-        if name != TRUST and isinstance(column, Tensor)
-        for width in [column[:1].flatten(1).shape[1]]
-        for number in range(width)
-    ]
+    names = feature_names(train, sorted(set(train.columns) - {TRUST}))
     missing = [name for name, without in zip(names, empty.tolist(), strict=True) if without]
-    shown = ", ".join(missing[:_COLUMNS_NAMED]) + (", ..." if len(missing) > _COLUMNS_NAMED else "")
-    warnings.warn(
-        f"{len(missing)} of {len(names)} columns have no value for any training patient and are left out of this "
-        f"training: {shown}",
-        ManyDGWarning,
-        stacklevel=3,
-    )
+    note_left_out(missing, len(names))
     return torch.nonzero(~empty).squeeze(1)
 
 

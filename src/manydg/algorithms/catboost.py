@@ -1,13 +1,15 @@
 """CatBoost: gradient boosting of symmetric trees.
 
 Prokhorenkova et al., "CatBoost: unbiased boosting with categorical features", NeurIPS 2018, by the authors' library
-(``pip install 'manydg[boosting]'``). A prediction does not need the library. All columns are numbers here, so that the
-encoding of categories, one half of the paper, has nothing to do.
+(``pip install 'manydg[boosting]'``). A prediction does not need the library. Each level of a category is a column of 0
+and 1 here, as in CatBoost's own splits of few levels; its statistics of the target by level, one half of the paper, are
+not used.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +19,17 @@ import numpy as np
 import torch
 
 from manydg.algorithms import setting
-from manydg.algorithms._forest import NODE, Array, BoostedTrees, RoundsOfTrees, Table, Tree, TreeSettings, Watch
+from manydg.algorithms._forest import (
+    NODE,
+    Array,
+    BoostedTrees,
+    RoundsOfTrees,
+    Table,
+    Tree,
+    TreeSettings,
+    Watch,
+    split_by_codes,
+)
 from manydg.files import ParsedJson
 
 
@@ -58,8 +70,33 @@ class CatBoost(BoostedTrees):
             allow_writing_files=False,
             logging_level="Silent",
         )
-        model.fit(Pool(table.values, table.classes, weight=table.weights))
-        return _trees_of(_described(model), 1 if table.n_classes == 2 else table.n_classes)
+        values, origins = _one_column_per_level(table)
+        model.fit(Pool(values, table.classes, weight=table.weights))
+        return _trees_of(_described(model), 1 if table.n_classes == 2 else table.n_classes, origins)
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """The feature that a column was made of: its values, or which of them are a code of this many."""
+
+    feature: int
+    code: int | None = None
+    codes: int = 0
+
+
+def _one_column_per_level(table: Table) -> tuple[Array, list[_Origin]]:
+    """The values with a column of 0 and 1 for each code that occurs of a category."""
+    blocks, origins = [], []
+    for feature in range(table.values.shape[1]):
+        column = table.values[:, feature]
+        if feature not in table.categorical:
+            blocks.append(column)
+            origins.append(_Origin(feature))
+            continue
+        for code in np.unique(column):
+            blocks.append((column == code).astype(np.float32))
+            origins.append(_Origin(feature, int(code), table.categorical[feature]))
+    return (np.stack(blocks, axis=1) if table.categorical else table.values), origins
 
 
 def _described(model: Any) -> ParsedJson:
@@ -70,7 +107,7 @@ def _described(model: Any) -> ParsedJson:
         return described
 
 
-def _trees_of(described: ParsedJson, outputs: int) -> tuple[RoundsOfTrees, Array]:
+def _trees_of(described: ParsedJson, outputs: int, origins: Sequence[_Origin]) -> tuple[RoundsOfTrees, Array]:
     """The trees of CatBoost's description of a model, and the scores before the first."""
     features = described["features_info"]["float_features"]
     columns = {feature["feature_index"]: feature["flat_feature_index"] for feature in features}
@@ -85,12 +122,13 @@ def _trees_of(described: ParsedJson, outputs: int) -> tuple[RoundsOfTrees, Array
             for split in reversed(tree["splits"] or ())
         ]
         values = scale * np.array(tree["leaf_values"]).reshape(-1, outputs)
-        rounds.append([Tree(_symmetric(splits, values[:, output]), output) for output in range(outputs)])
+        rounds.append([Tree(_symmetric(splits, values[:, output], origins), output) for output in range(outputs)])
     return rounds, np.broadcast_to(np.asarray(bias, np.float64), (outputs,)).copy()
 
 
-def _symmetric(splits: list[tuple[int, float, bool]], leaves: Array) -> Array:
+def _symmetric(splits: list[tuple[int, float, bool]], leaves: Array, origins: Sequence[_Origin]) -> Array:
     """A tree with the same split for all nodes of a level; values above it go right."""
+    ways: dict[int, Array] = {}
     depth = len(splits)
     level = np.repeat(np.arange(depth + 1), 2 ** np.arange(depth + 1))
     nodes = np.zeros(len(level), NODE)
@@ -100,6 +138,10 @@ def _symmetric(splits: list[tuple[int, float, bool]], leaves: Array) -> Array:
     nodes["value"][-len(leaves) :] = leaves
     for number, (column, border, missing_left) in enumerate(splits):
         here = level == number
-        nodes["feature_idx"][here], nodes["num_threshold"][here] = column, border
+        origin = origins[column]
+        nodes["feature_idx"][here], nodes["num_threshold"][here] = origin.feature, border
         nodes["missing_go_to_left"][here] = missing_left
-    return nodes
+        if origin.code is not None:
+            others = np.arange(origin.codes) != origin.code
+            ways |= {int(node): others for node in np.flatnonzero(here)}
+    return split_by_codes(nodes, ways) if ways else nodes

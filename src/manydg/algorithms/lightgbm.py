@@ -6,6 +6,7 @@ Ke et al., "LightGBM: A Highly Efficient Gradient Boosting Decision Tree", NeurI
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,17 @@ import numpy as np
 import torch
 
 from manydg.algorithms import setting
-from manydg.algorithms._forest import NODE, Array, BoostedTrees, RoundsOfTrees, Table, Tree, TreeSettings, Watch
+from manydg.algorithms._forest import (
+    NODE,
+    Array,
+    BoostedTrees,
+    RoundsOfTrees,
+    Table,
+    Tree,
+    TreeSettings,
+    Watch,
+    split_by_codes,
+)
 from manydg.files import JsonObject, ParsedJson
 
 Node = tuple[float, int, float, bool, int, int, int, bool]
@@ -49,11 +60,12 @@ class LightGBM(BoostedTrees):
         def look(progress: Any) -> None:
             number = progress.iteration + 1
             if watch.due(number):
-                watch.grew(number, _trees_of(progress.model, outputs, watch.done), baseline)
+                watch.grew(number, _trees_of(progress.model, outputs, watch.done, table.categorical), baseline)
 
-        data = lightgbm.Dataset(table.values, table.classes, weight=table.weights)
+        categories: Any = {"categorical_feature": list(table.categorical)} if table.categorical else {}
+        data = lightgbm.Dataset(table.values, table.classes, weight=table.weights, **categories)
         model = lightgbm.train(dict(self._options(table, seed)), data, self.settings.rounds, callbacks=[look])
-        return _trees_of(model, outputs, 0), baseline
+        return _trees_of(model, outputs, 0, table.categorical), baseline
 
     def _options(self, table: Table, seed: int) -> JsonObject:
         several = table.n_classes > 2
@@ -75,16 +87,17 @@ class LightGBM(BoostedTrees):
         }
 
 
-def _trees_of(model: Any, outputs: int, first: int) -> RoundsOfTrees:
+def _trees_of(model: Any, outputs: int, first: int, sizes: Mapping[int, int]) -> RoundsOfTrees:
     """The trees of a model from a round on; what the scores start from is in the leaves of the first."""
     described = model.dump_model(start_iteration=first)["tree_info"]
-    trees = [Tree(_nodes_of(tree["tree_structure"]), number % outputs) for number, tree in enumerate(described)]
+    trees = [Tree(_nodes_of(tree["tree_structure"], sizes), number % outputs) for number, tree in enumerate(described)]
     return [trees[start : start + outputs] for start in range(0, len(trees), outputs)]
 
 
-def _nodes_of(root: ParsedJson) -> Array:
-    """A tree of LightGBM's description as a table of nodes."""
+def _nodes_of(root: ParsedJson, sizes: Mapping[int, int]) -> Array:
+    """A tree of LightGBM's description as a table of nodes; ``sizes`` has the number of codes of each category."""
     nodes: list[Node] = []
+    ways: dict[int, Array] = {}
     waiting: list[tuple[ParsedJson, int, int, bool]] = [(root, 0, -1, False)]
     children: dict[tuple[int, bool], int] = {}
     while waiting:
@@ -93,7 +106,10 @@ def _nodes_of(root: ParsedJson) -> Array:
         if "split_feature" not in given:
             nodes.append((float(given["leaf_value"]), 0, 0.0, False, 0, 0, depth, True))
             continue
-        threshold = float(given["threshold"])
+        if given["decision_type"] == "==":
+            listed = np.array(given["threshold"].split("||"), np.int64)
+            ways[len(nodes)] = np.isin(np.arange(sizes[int(given["split_feature"])]), listed)
+        threshold = 0.0 if len(nodes) in ways else float(given["threshold"])
         # Where no training sample lacked the value, LightGBM takes a missing one for zero.
         missing_left = bool(given["default_left"]) if given["missing_type"] == "NaN" else threshold >= 0
         waiting += [
@@ -104,4 +120,4 @@ def _nodes_of(root: ParsedJson) -> Array:
     for (parent, is_left), child in children.items():
         if parent >= 0:
             table["left" if is_left else "right"][parent] = child
-    return table
+    return split_by_codes(table, ways) if ways else table

@@ -1,4 +1,4 @@
-"""Dense columns as one table of numbers, whole or in pieces, and its scaling by statistics of training patients."""
+"""Dense columns as one table of numbers, its scaling by statistics of training patients, and levels of categories."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from manydg.backbones import Backbone, Inputs
 from manydg.data.columns import take
 from manydg.data.dataset import DomainDataset, InputSchema
+from manydg.data.encoding import CATEGORIES
 from manydg.errors import ConfigError, ManyDGWarning
 
 _VALUES_OF_A_PIECE = 2**20
 _VALUES_OF_A_BLOCK = 2**24
+_FEATURES_NAMED = 5
 
 
 class TableBackbone(Backbone):
@@ -33,6 +35,8 @@ class TableBackbone(Backbone):
         The columns that are joined.
     features : int
         How many numbers they hold.
+    levels : Levels or None
+        Of the categorical features, where there are any.
     """
 
     def __init__(self, schema: InputSchema, **options: Any) -> None:
@@ -45,6 +49,8 @@ class TableBackbone(Backbone):
         measured = schema.measurements()
         self.names = tuple(measured)
         self.features = sum(torch.Size(column.shape).numel() for column in measured.values())
+        sizes = tuple(schema.categories().values())
+        self.levels = Levels(sizes) if sizes else None
         self._made_from = schema, options
 
     def for_samples_alone(self) -> Backbone:
@@ -52,9 +58,18 @@ class TableBackbone(Backbone):
         schema, options = self._made_from
         return type(self)(schema.without_context(), **options)
 
+    def fit_levels(self, dataset: DomainDataset) -> None:
+        """Learn which levels of categories the training patients have."""
+        if self.levels is not None:
+            self.levels.fit(dataset)
+
 
 def join(inputs: Inputs, names: Sequence[str]) -> Tensor:
     """The named dense columns flattened and side by side, ``(rows, features)`` in float32."""
+    if not names:
+        codes = inputs[CATEGORIES]
+        assert isinstance(codes, Tensor)
+        return torch.zeros(codes.shape[0], 0, device=codes.device)
     flat = [column.flatten(1).to(torch.float32) for name in names if isinstance(column := inputs[name], Tensor)]
     return flat[0] if len(flat) == 1 else torch.cat(flat, dim=1)
 
@@ -62,6 +77,8 @@ def join(inputs: Inputs, names: Sequence[str]) -> Tensor:
 def pieces_of_rows(dataset: DomainDataset, names: Sequence[str]) -> Iterator[Tensor]:
     """The same of a whole dataset, some rows at a time."""
     columns = [column for name in names if isinstance(column := dataset.columns[name], Tensor)]
+    if not columns:
+        return
     width = sum(column.shape[1:].numel() for column in columns)
     for stored in torch.split(_stored(dataset, torch.arange(len(dataset))), max(1, _VALUES_OF_A_PIECE // width)):
         yield join({name: take(dataset.columns[name], stored) for name in names}, names)
@@ -83,6 +100,95 @@ def _stored(dataset: DomainDataset, rows: Tensor) -> Tensor:
     """Where rows of a dataset, which may be a selection, are stored."""
     there = rows.to(dataset.device)
     return there if dataset.rows is None else dataset.rows[there]
+
+
+class Levels(nn.Module):
+    """Maps codes of levels that training patients do not share to code 0, unseen.
+
+    A level of a single training patient counts as unseen: it says who the patient is and nothing of others, and it
+    shows in training what becomes of new levels.
+
+    Parameters
+    ----------
+    sizes : tuple of int
+        Number of levels of each categorical feature.
+    """
+
+    known: Tensor
+    first: Tensor
+    size: Tensor
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        super().__init__()
+        self.sizes, self.total = sizes, sum(sizes)
+        self.register_buffer("known", torch.ones(self.total, dtype=torch.bool))
+        self.register_buffer("size", torch.tensor(sizes), persistent=False)
+        self.register_buffer("first", torch.tensor(sizes).cumsum(0) - torch.tensor(sizes), persistent=False)
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """Codes ``(batch, features)``, 0 where they are not known."""
+        codes = inputs[CATEGORIES]
+        assert isinstance(codes, Tensor)
+        inside = torch.where((codes < 0) | (codes >= self.size), 0, codes)
+        return torch.where(self.known[inside + self.first], inside, 0)
+
+    def fit(self, dataset: DomainDataset) -> None:
+        """Learn which levels two training patients have or more."""
+        codes, patients = dataset.column(CATEGORIES), dataset.domains
+        assert isinstance(codes, Tensor)
+        known = torch.zeros(self.total, dtype=torch.bool, device=codes.device)
+        for column, (first, size) in enumerate(zip(self.first.tolist(), self.sizes, strict=True)):
+            pairs = torch.unique(codes[:, column] * (int(patients.max()) + 1) + patients)
+            counts = torch.bincount(pairs // (int(patients.max()) + 1), minlength=size)[:size]
+            known[first : first + size] = counts > 1
+        self.known.copy_(known)
+
+
+class LevelEmbeddings(nn.Module):
+    """A learned vector for each level of each categorical feature; that of unseen levels starts at zero.
+
+    Parameters
+    ----------
+    levels : Levels
+    width : int
+    """
+
+    def __init__(self, levels: Levels, width: int) -> None:
+        super().__init__()
+        self.size = len(levels.sizes) * width
+        vectors = torch.empty(levels.total, width).uniform_(-1, 1)
+        vectors[levels.first] = 0.0
+        self.vectors = nn.Parameter(vectors)
+
+    def forward(self, codes: Tensor, levels: Levels) -> Tensor:
+        """``(batch, features, width)`` of codes ``(batch, features)``."""
+        return nn.functional.embedding(codes + levels.first, self.vectors)
+
+
+def feature_names(dataset: DomainDataset, names: Iterable[str]) -> list[str]:
+    """What messages call each feature of the named columns."""
+    listed: list[str] = []
+    for name in names:
+        column = dataset.columns[name]
+        if not isinstance(column, Tensor):
+            continue
+        width = column[:1].flatten(1).shape[1]
+        given = dataset.info.settings.get("features") if name == "x" else dataset.info.settings.get(name)
+        known = [str(entry) for entry in given] if isinstance(given, list | dict) else []
+        plain = [f"{name}[{number}]" for number in range(width)] if width > 1 else [name]
+        listed += known if len(known) == width else plain
+    return listed
+
+
+def note_left_out(missing: Sequence[str], count: int) -> None:
+    """Warn of features that no training patient has."""
+    shown = ", ".join(missing[:_FEATURES_NAMED]) + (", ..." if len(missing) > _FEATURES_NAMED else "")
+    warnings.warn(
+        f"{len(missing)} of {count} columns have no value for any training patient and are left out of this "
+        f"training: {shown}",
+        ManyDGWarning,
+        stacklevel=4,
+    )
 
 
 class RunningMoments:

@@ -8,15 +8,19 @@ import torch
 from torch import Tensor, nn
 
 from manydg.backbones import Inputs
-from manydg.backbones._tables import Standardize, TableBackbone, join, pieces_of_rows
+from manydg.backbones._tables import LevelEmbeddings, Standardize, TableBackbone, join, pieces_of_rows
 from manydg.data.dataset import DomainDataset, InputSchema
 from manydg.errors import DataError
+
+_LEVEL_WIDTH = 8
+"""Width of the vector of one level of a category."""
 
 
 class MLP(TableBackbone):
     """Standardised inputs through linear layers with batch normalisation, ELU and dropout.
 
-    All dense columns are flattened and joined. Their mean and standard deviation come from training patients.
+    All dense columns are flattened and joined. Their mean and standard deviation come from training patients. Levels of
+    categories have learned vectors beside them.
 
     Parameters
     ----------
@@ -36,7 +40,8 @@ class MLP(TableBackbone):
         super().__init__(schema, hidden=hidden, layers=layers, width=width, dropout=dropout)
         self.scale = Standardize(self.features)
         blocks: list[nn.Module] = []
-        wide = self.scale.size
+        self.categories = None if self.levels is None else LevelEmbeddings(self.levels, _LEVEL_WIDTH)
+        wide = self.scale.size + (0 if self.categories is None else self.categories.size)
         for _ in range(layers):
             blocks += [nn.Linear(wide, hidden), nn.BatchNorm1d(hidden), nn.ELU(), nn.Dropout(dropout)]
             wide = hidden
@@ -45,10 +50,14 @@ class MLP(TableBackbone):
         self.output_size = width
 
     def forward(self, inputs: Inputs) -> Tensor:
-        features: Tensor = self.network(self.scale(join(inputs, self.names)))
+        values: Tensor = self.scale(join(inputs, self.names))
+        if self.categories is not None and self.levels is not None:
+            values = torch.cat([values, self.categories(self.levels(inputs), self.levels).flatten(1)], dim=1)
+        features: Tensor = self.network(values)
         return features
 
     def fit_inputs(self, dataset: DomainDataset) -> None:
+        self.fit_levels(dataset)
         self.scale.fit(_without_gaps(pieces_of_rows(dataset, self.names)))
 
 

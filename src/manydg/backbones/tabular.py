@@ -11,7 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from manydg.backbones import Inputs
-from manydg.backbones._tables import TableBackbone, blocks_of_features, join
+from manydg.backbones._tables import (
+    LevelEmbeddings,
+    TableBackbone,
+    blocks_of_features,
+    feature_names,
+    join,
+    note_left_out,
+    pieces_of_rows,
+)
 from manydg.data.dataset import DomainDataset, InputSchema
 from manydg.errors import ConfigError, ManyDGWarning
 
@@ -26,7 +34,8 @@ class PiecewiseLinear(nn.Module):
     The encoding of Gorishniy, Rubachev and Babenko, "On Embeddings for Numerical Features in Tabular Deep Learning",
     NeurIPS 2022, with bins of equal training mass. Values outside the range of the training patients count as its ends.
     A missing value (NaN) has an encoding of zeros. A feature with few distinct values has one bin between each two, and
-    a constant one has none: its encoding is zero.
+    a constant one has none: its encoding is zero. A feature that no training patient has counts as missing everywhere:
+    its slopes are -1.
 
     Parameters
     ----------
@@ -48,31 +57,44 @@ class PiecewiseLinear(nn.Module):
         """Encodings ``(batch, features, bins)`` of values ``(batch, features)`` without NaN."""
         return ((values.unsqueeze(-1) - self.start) * self.slope).clamp(0.0, 1.0)
 
-    def fit(self, blocks: Iterable[Tensor]) -> None:
+    def fit(self, blocks: Iterable[Tensor]) -> list[int]:
         """Place the bins from values ``(rows, features)`` that come in blocks ``(rows, some features)``.
 
         NaN is passed over; see :func:`rows_for_quantiles` for how many rows are enough.
+
+        Returns
+        -------
+        list of int
+            The features without a value.
         """
         start, slope = np.zeros((self.features, self.bins)), np.zeros((self.features, self.bins))
-        constant = []
+        constant: list[int] = []
+        unknown: list[int] = []
         values = (column for block in blocks for column in block.cpu().numpy().T)
         for feature, column in enumerate(values):
             edges = _edges(column, self.bins)
             count = max(len(edges) - 1, 0)
             if count == 0:
-                constant.append(feature)
+                (constant if len(edges) else unknown).append(feature)
+                slope[feature] = 0.0 if len(edges) else -1.0
                 continue
             start[feature, :count] = edges[:-1]
             slope[feature, :count] = np.minimum(1.0 / np.diff(edges), _STEEPEST)
         if constant:
             warnings.warn(
-                f"{len(constant)} input features are constant or missing in all training patients and only their "
-                f"missingness is used: positions {constant[:10]}",
+                f"{len(constant)} input features are constant in all training patients and only their missingness is "
+                f"used: positions {constant[:10]}",
                 ManyDGWarning,
                 stacklevel=2,
             )
         self.start.copy_(torch.from_numpy(start))
         self.slope.copy_(torch.from_numpy(slope))
+        return unknown
+
+    @property
+    def left_out(self) -> Tensor:
+        """Which features no training patient has, ``(features,)``."""
+        return self.slope[:, 0] < 0
 
 
 def rows_for_quantiles(count: int) -> Tensor:
@@ -124,7 +146,8 @@ class Tabular(TableBackbone):
     """Each value in quantile bins, embedded by a map of its own; all joined, through residual layers.
 
     All dense columns are flattened and joined. A value that is missing (NaN) has an embedding of its own, learned for
-    its feature. Bins come from training patients, so that units, skewness and outliers do not matter.
+    its feature. Bins come from training patients, so that units, skewness and outliers do not matter. Levels of
+    categories have learned vectors of the same width.
 
     Parameters
     ----------
@@ -170,8 +193,10 @@ class Tabular(TableBackbone):
         self.bin_vectors = nn.Parameter(torch.empty(features, bins, embedding).uniform_(-1, 1) * bins**-0.5)
         self.bias = nn.Parameter(torch.empty(features, embedding).uniform_(-1, 1) * bins**-0.5)
         self.missing = nn.Parameter(torch.empty(features, embedding).uniform_(-1, 1) * bins**-0.5)
+        self.categories = None if self.levels is None else LevelEmbeddings(self.levels, embedding)
+        coded = 0 if self.categories is None else self.categories.size
         self.network = nn.Sequential(
-            nn.Linear(features * embedding, hidden),
+            nn.Linear(features * embedding + coded, hidden),
             *(_ResidualLayer(hidden, dropout) for _ in range(layers)),
             nn.LayerNorm(hidden),
             nn.ELU(),
@@ -180,17 +205,31 @@ class Tabular(TableBackbone):
         self.output_size = width
 
     def forward(self, inputs: Inputs) -> Tensor:
-        embedded = self.feature_dropout(self._embed(join(inputs, self.names)))
-        features: Tensor = self.network(embedded.flatten(1))
+        embedded = self._embed(join(inputs, self.names))
+        if self.categories is not None and self.levels is not None:
+            embedded = torch.cat([embedded, self.categories(self.levels(inputs), self.levels)], dim=1)
+        features: Tensor = self.network(self.feature_dropout(embedded).flatten(1))
         return features
 
     def fit_inputs(self, dataset: DomainDataset) -> None:
+        self.fit_levels(dataset)
         rows = rows_for_quantiles(len(dataset))
-        self.encoding.fit(blocks_of_features(dataset, self.names, rows))
+        unknown = self.encoding.fit(blocks_of_features(dataset, self.names, rows))
+        if unknown and len(rows) < len(dataset):
+            # A value that is rarer than the rows looked at.
+            known = torch.stack(
+                [~piece[:, unknown].isnan().all(dim=0) for piece in pieces_of_rows(dataset, self.names)]
+            )
+            rare = [feature for feature, some in zip(unknown, known.any(dim=0).tolist(), strict=True) if some]
+            self.encoding.slope[rare] = 0.0
+            unknown = [feature for feature in unknown if feature not in rare]
+        if unknown:
+            names = feature_names(dataset, self.names)
+            note_left_out([names[feature] for feature in unknown], len(names))
 
     def _embed(self, values: Tensor) -> Tensor:
         """Embeddings ``(batch, features, embedding)`` of values ``(batch, features)``."""
-        absent = torch.isnan(values)
+        absent = torch.isnan(values) | self.encoding.left_out
         encoded = self.encoding(values.masked_fill(absent, 0.0))
         mapped = torch.bmm(encoded.transpose(0, 1), self.bin_vectors).transpose(0, 1) + self.bias
         return torch.where(absent.unsqueeze(-1), self.missing, mapped).relu()

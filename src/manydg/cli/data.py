@@ -286,8 +286,9 @@ def describe_dataset(source: AnySource, out: Path) -> list[str]:
     lines.append(f"  target: {target.kind} of {len(names)} ({', '.join(names[:_NAMES_SHOWN])}{more})")
     for name, levels in description.columns.items():
         if levels == 0:
-            shape = " x ".join(map(str, description.files[f"inputs.{name}"].shape[1:]))
-            lines.append(f"  input {name}: {shape} float32 a sample")
+            stored = description.files[f"inputs.{name}"]
+            shape, kind = " x ".join(map(str, stored.shape[1:])), "float32" if "f" in stored.dtype else "codes"
+            lines.append(f"  input {name}: {shape} {kind} a sample")
     lines += [f"  {note}" for note in source.notes_on(provenance.options if provenance else {})]
     return [*lines, f"  content {description.content_hash}"]
 

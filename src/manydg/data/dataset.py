@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from manydg.data.columns import Column, Ragged, check_column, nest, take, unnest
-from manydg.data.encoding import ArrayLike, encode_column, encode_patients, encode_targets
+from manydg.data.encoding import CATEGORIES, ArrayLike, encode_column, encode_patients, encode_targets
 from manydg.data.info import DatasetInfo, TargetSpec, combine_checksums
 from manydg.data.storage import DatasetWriter, Verify, offsets_file, read_arrays, read_description
 from manydg.errors import DataError, StorageError
@@ -374,7 +374,15 @@ class InputSchema:
 
     def measurements(self) -> dict[str, ColumnSchema]:
         """The columns that a table of measurements is made of."""
-        return {name: column for name, column in self.columns.items() if name != TRUST}
+        others = {TRUST, CATEGORIES} if self.categories() else {TRUST}
+        return {name: column for name, column in self.columns.items() if name not in others}
+
+    def categories(self) -> dict[str, int]:
+        """The number of levels of each position of the column of categories, by the feature's name."""
+        levels = self.settings.get(CATEGORIES)
+        if not isinstance(levels, dict) or CATEGORIES not in self.columns:
+            return {}
+        return {name: len(words) for name, words in levels.items() if isinstance(words, list)}
 
     def without_context(self) -> InputSchema:
         """The same schema without the columns of patient context."""
@@ -424,6 +432,11 @@ class InputSchema:
                 raise DataError(f"'{key}' has {given.sizes[key]} entries here, but the model was trained on {size}")
         if given.settings.get("missing") and not self.settings.get("missing"):
             raise DataError("some values are missing here, but the model was trained on complete data: fill them in")
+        if self.settings.get(CATEGORIES) != given.settings.get(CATEGORIES, self.settings.get(CATEGORIES)):
+            raise DataError(
+                "the categories have other levels here than in what the model was trained on: predict from the table "
+                "itself ('manydg predict RUN TABLE'), which is encoded as the model's"
+            )
         for key, value in self.settings.items():
             if key in given.settings and given.settings[key] != value:
                 raise DataError(_difference(key, given.settings[key], value))

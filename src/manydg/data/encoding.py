@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 import torch
 from torch import Tensor
 
 from manydg.data.columns import Column, Ragged
 from manydg.data.info import KINDS, TargetSpec
 from manydg.errors import DataError
+from manydg.files import Json
 
 ArrayLike = npt.NDArray[Any] | Tensor
 _LARGEST_EXACT = 2**53
+_NO_AND_YES = {("no", "yes"), ("false", "true"), ("n", "y"), ("absent", "present"), ("negative", "positive")}
+"""Pairs of names that are a negative and a positive class, which is also their order by the alphabet."""
 
 
 def encode_column(name: str, column: ArrayLike | Ragged, *, missing: bool) -> Column:
@@ -130,11 +136,18 @@ def _encode_labels(
         return _codes_given_names(values, tuple(names), kind or ("binary" if len(names) == 2 else "classes"))
     if len(labels) < 2:
         raise DataError(f"all {len(values)} targets are the same class ('{labels[0]}'): there is nothing to learn")
-    reads_as_flag = labels.dtype.kind in "iu" and labels.tolist() == [0, 1]
+    reads_as_flag = labels.tolist() == [0, 1] if labels.dtype.kind in "iu" else _is_no_and_yes(labels)
+    if reads_as_flag and labels.dtype.kind not in "iu" and labels[0].lower() > labels[1].lower():
+        labels, codes = labels[::-1], 1 - codes
     chosen = kind or ("binary" if reads_as_flag else "classes")
     if chosen == "binary" and len(labels) != 2:
         raise DataError(f"a binary target has two values; these have {len(labels)}: {labels[:8].tolist()}")
     return torch.from_numpy(codes.astype(np.int64)), TargetSpec(chosen, tuple(str(label) for label in labels))
+
+
+def _is_no_and_yes(labels: npt.NDArray[Any]) -> bool:
+    """Whether two names say no and yes, in either order."""
+    return tuple(sorted(str(label).strip().lower() for label in labels)) in _NO_AND_YES
 
 
 def _codes_given_names(values: npt.NDArray[Any], names: tuple[str, ...], kind: str) -> tuple[Tensor, TargetSpec]:
@@ -152,3 +165,351 @@ def _codes_given_names(values: npt.NDArray[Any], names: tuple[str, ...], kind: s
         raise DataError(f"targets {unknown[:5]} are not among the class names {list(names)}")
     codes = np.fromiter((code_of[cast("str", value)] for value in values.astype(str)), np.int64, len(values))
     return torch.from_numpy(codes), TargetSpec(kind, names)
+
+
+# Frames of mixed columns: numbers, dates, times, durations and categories as numbers and codes
+
+CATEGORIES = "categories"
+"""The column of category codes, ``(rows, categorical features)`` int64, and the setting with the levels by feature."""
+UNSEEN, EMPTY = "(unseen)", "(missing)"
+"""The first two levels of every categorical feature: what no two training patients have, and an empty cell."""
+_DAY, _HOUR = 86400.0, 3600.0
+_EPOCH = 946684800.0
+"""Midnight of 1 January 2000, in seconds since 1970."""
+_DATES = ("%Y-%m-%d", "%Y/%m/%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y%m%d")
+_CLOCKS = ("", " %H:%M:%S%.f", "T%H:%M:%S%.f", " %H:%M", "T%H:%M")
+_LENGTH = r"^(?:(\d+) days?,? ?)?(\d+):(\d\d)(?::(\d\d(?:\.\d+)?))?$"
+_TRUTHS = {"true": 1.0, "false": 0.0}
+_WHOLE = r"^(-?\d+)\.0+$"
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A number that is read off a column of a frame.
+
+    Parameters
+    ----------
+    name : str
+        What messages and models call it: the column's name, or that and what is read off it.
+    column : str
+    kind : {"number", "hours", "days", "age", "hour"}
+        The number itself; a time of day or a duration in hours; a date in days since 2000; a date in days before the
+        time of the sample; the hour of the day.
+    form : str, optional
+        How a date is written where it is text.
+    until : str, optional
+        The column of the sample's time, for ``age``.
+    until_form : str, optional
+        How that is written where it is text.
+    """
+
+    name: str
+    column: str
+    kind: str = "number"
+    form: str | None = None
+    until: str | None = None
+    until_form: str | None = None
+
+    def values(self, frame: pl.DataFrame) -> npt.NDArray[np.float64]:
+        """``(rows,)``, NaN where the cell is empty."""
+        column = frame[self.column]
+        if self.kind == "number":
+            return _plain_numbers(column)
+        if self.kind == "hours":
+            return _seconds(column, None) / _HOUR
+        seconds = _seconds(column, self.form)
+        if self.kind == "hour":
+            return seconds % _DAY / _HOUR
+        if self.until is None:
+            return (seconds - _EPOCH) / _DAY
+        return (_seconds(frame[self.until], self.until_form) - seconds) / _DAY
+
+
+@dataclass(frozen=True)
+class FrameEncoding:
+    """How the columns of a frame become the input columns ``x`` and ``categories``.
+
+    Parameters
+    ----------
+    features : tuple of Feature
+        The positions of ``x``.
+    levels : dict of str to tuple of str
+        Levels of each categorical column, in code order; the first two are :data:`UNSEEN` and :data:`EMPTY`.
+    """
+
+    features: tuple[Feature, ...]
+    levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @staticmethod
+    def of(settings: Mapping[str, Any]) -> FrameEncoding:
+        """The encoding that a dataset was made with, from its settings."""
+        derived: Mapping[str, Any] = settings.get("derived", {})
+        features = tuple(Feature(name, **derived.get(name, {"column": name})) for name in settings["features"])
+        return FrameEncoding(features, {name: tuple(levels) for name, levels in settings.get(CATEGORIES, {}).items()})
+
+    def settings(self) -> dict[str, Json]:
+        """JSON values for the dataset's settings; of plain numbers only the names."""
+        derived: dict[str, Json] = {
+            feature.name: {name: value for name, value in asdict(feature).items() if name != "name" and value}
+            for feature in self.features
+            if feature.kind != "number"
+        }
+        known: dict[str, Json] = {"features": [feature.name for feature in self.features]}
+        known |= {"derived": derived} if derived else {}
+        levels: dict[str, Json] = {name: list(levels) for name, levels in self.levels.items()}
+        return known | ({CATEGORIES: levels} if levels else {})
+
+    def columns(self) -> list[str]:
+        """Every column that is read, once."""
+        read = [name for feature in self.features for name in (feature.column, feature.until) if name is not None]
+        return list(dict.fromkeys([*read, *self.levels]))
+
+    def numbers(self, frame: pl.DataFrame) -> npt.NDArray[np.float32]:
+        """``(rows, features)``, NaN where a cell is empty."""
+        values = np.empty((frame.height, len(self.features)), dtype=np.float32)
+        for number, feature in enumerate(self.features):
+            with np.errstate(over="ignore"):
+                values[:, number] = feature.values(frame).astype(np.float32)
+        return values
+
+    def codes(self, frame: pl.DataFrame) -> npt.NDArray[np.int64] | None:
+        """``(rows, categorical features)``; ``None`` where there are none."""
+        if not self.levels:
+            return None
+        return np.stack([_codes(frame[name], levels) for name, levels in self.levels.items()], axis=1)
+
+
+def inputs_of(frame: pl.DataFrame, encoding: FrameEncoding) -> dict[str, Column]:
+    """The input columns of a frame."""
+    columns: dict[str, Column] = {"x": torch.from_numpy(encoding.numbers(frame))} if encoding.features else {}
+    codes = encoding.codes(frame)
+    return columns if codes is None else columns | {CATEGORIES: torch.from_numpy(codes)}
+
+
+def plan_encoding(
+    frame: pl.DataFrame,
+    names: Sequence[str],
+    patients: npt.NDArray[Any],
+    *,
+    categorical: Collection[str] = (),
+    time: str | None = None,
+    optional: Collection[str] = (),
+) -> tuple[FrameEncoding, list[str]]:
+    """Decide how each column is read, from its type and its values.
+
+    Parameters
+    ----------
+    frame : DataFrame
+    names : sequence of str
+        The columns of features.
+    patients : array ``(rows,)``
+    categorical : collection of str
+        Columns of categories, whatever they look like; text that is neither dates nor durations is one by itself.
+    time : str, optional
+        The column of the samples' times; where it holds dates, a feature that is a date becomes an age at that time.
+    optional : collection of str
+        Columns that may be left out: text that hardly two patients share is an identifier or free text.
+
+    Returns
+    -------
+    encoding : FrameEncoding
+    left_out : list of str
+    """
+    features: list[Feature] = []
+    levels: dict[str, tuple[str, ...]] = {}
+    left_out: list[str] = []
+    for name in names:
+        column = frame[name]
+        read = None if name in categorical else _features_of(column, frame, time)
+        if read is not None:
+            features += read
+            continue
+        if column.dtype.is_nested() or column.dtype in (pl.Binary, pl.Object):
+            raise DataError(f"feature '{name}' has type {column.dtype}; features are numbers, dates or categories")
+        shared, share = _shared_levels(column, patients)
+        if name not in categorical and share < 0.5 and name in optional:
+            left_out.append(name)
+            continue
+        levels[name] = (UNSEEN, EMPTY, *shared)
+    return FrameEncoding(tuple(features), levels), left_out
+
+
+def _features_of(column: pl.Series, frame: pl.DataFrame, time: str | None) -> list[Feature] | None:
+    """The numbers that are read off a column; ``None`` where it holds categories."""
+    name, kind = column.name, column.dtype
+    if _is_number(column):
+        return [Feature(name, name)]
+    if kind in (pl.Duration, pl.Time) or (kind == pl.String and _is_length(column)):
+        return [Feature(name, name, "hours")]
+    form = date_format(column) if kind == pl.String else None
+    if form is None and not kind.is_temporal():
+        if kind == pl.String:
+            _refuse_numbers_with_text(column)
+        return None
+    features = [Feature(f"{name} (days since 2000)", name, "days", form)]
+    if time is not None and is_calendar(frame[time]):
+        until_form = date_format(frame[time]) if frame[time].dtype == pl.String else None
+        features = [Feature(f"{name} (days before {time})", name, "age", form, time, until_form)]
+    if bool(np.nansum(_seconds(column, form) % _DAY)):
+        features.append(Feature(f"{name} (hour of day)", name, "hour", form))
+    return features
+
+
+def is_calendar(column: pl.Series) -> bool:
+    """Whether a column holds dates, as such or as text."""
+    return column.dtype in (pl.Date, pl.Datetime) or (column.dtype == pl.String and date_format(column) is not None)
+
+
+def seconds_of(column: pl.Series) -> npt.NDArray[np.float64] | None:
+    """Dates (since 1970), times and durations in seconds, also where they are text; ``None`` for anything else."""
+    if column.dtype.is_temporal() or (column.dtype == pl.String and _is_length(column)):
+        return _seconds(column, None)
+    form = date_format(column) if column.dtype == pl.String else None
+    return None if form is None else _seconds(column, form)
+
+
+def date_format(column: pl.Series) -> str | None:
+    """How the dates of a column of text are written; ``None`` where they are not dates."""
+    texts = _stripped(column).drop_nulls()
+    if texts.is_empty() or not re.match(r"^\d{1,4}[-/.]?\d{1,2}[-/.]?\d{1,4}", texts[0]):
+        return None
+    forms = [
+        date + clock
+        for date in _DATES
+        for clock in _CLOCKS
+        if texts[:1].str.to_datetime(date + clock, strict=False).is_not_null().all()
+    ]
+    forms = [form for form in forms if texts.str.to_datetime(form, strict=False).is_not_null().all()]
+    if len(forms) > 1:
+        raise DataError(f"the dates in '{column.name}' can be read with the day or the month first: write 2026-03-31")
+    return forms[0] if forms else None
+
+
+def _is_length(column: pl.Series) -> bool:
+    texts = _stripped(column).drop_nulls()
+    return not texts.is_empty() and bool(texts[:1].str.contains(_LENGTH)[0]) and bool(texts.str.contains(_LENGTH).all())
+
+
+def _seconds(column: pl.Series, form: str | None) -> npt.NDArray[np.float64]:
+    """Dates since 1970, times of day and durations in seconds, ``(rows,)``, NaN where empty."""
+    if column.dtype == pl.String and form is not None:
+        parsed = _stripped(column).str.to_datetime(form, strict=False, time_unit="us")
+        _refuse_others(column, parsed, "a date written as the model's training data have it")
+        column = parsed
+    elif column.dtype == pl.String:
+        parts = (
+            _stripped(column)
+            .to_frame("text")
+            .select(
+                pl.col("text").str.extract(_LENGTH, group).cast(pl.Float64).alias(str(group)) for group in range(1, 5)
+            )
+        )
+        days, hours, minutes, seconds = (parts[str(group)] for group in range(1, 5))
+        total = days.fill_null(0) * _DAY + hours * _HOUR + minutes * 60 + seconds.fill_null(0)
+        _refuse_others(column, total, "a time or a duration such as 36:15:00")
+        return total.fill_null(np.nan).to_numpy()
+    if column.dtype == pl.Duration:
+        return (column.dt.total_microseconds() / 1e6).cast(pl.Float64).fill_null(np.nan).to_numpy()
+    if column.dtype == pl.Time:
+        return (column.cast(pl.Int64) / 1e9).fill_null(np.nan).to_numpy()
+    if not column.dtype.is_temporal():
+        raise DataError(f"'{column.name}' has type {column.dtype}; it must hold dates, times or durations")
+    return (column.cast(pl.Datetime("us")).dt.epoch("us") / 1e6).cast(pl.Float64).fill_null(np.nan).to_numpy()
+
+
+def _refuse_others(column: pl.Series, parsed: pl.Series, expected: str) -> None:
+    bad = _stripped(column).is_not_null() & parsed.is_null()
+    if bad.any():
+        row = int(bad.arg_true()[0])
+        raise DataError(f"'{column.name}' in row {row} (the first row is 0) is not {expected}")
+
+
+def _stripped(column: pl.Series) -> pl.Series:
+    """Text without spaces around it and a final Z, which says that a time is in UTC; null where nothing is left."""
+    text = column.cast(pl.String).str.strip_chars().str.replace(r"^(\d.*\d)Z$", "$1")
+    return text.set(text == "", None)
+
+
+def _is_number(column: pl.Series) -> bool:
+    kind = column.dtype
+    if kind.is_numeric() or kind in (pl.Boolean, pl.Null):
+        return True
+    return kind == pl.String and _stripped(column).drop_nulls().str.to_lowercase().is_in(list(_TRUTHS)).all()
+
+
+def _plain_numbers(column: pl.Series) -> npt.NDArray[np.float64]:
+    if column.dtype == pl.String and _is_number(column):
+        column = _stripped(column).str.to_lowercase().replace_strict(_TRUTHS, default=None, return_dtype=pl.Float64)
+    if not _is_number(column):
+        raise DataError(_not_a_number(column))
+    return column.cast(pl.Float64).fill_null(np.nan).to_numpy()
+
+
+def _refuse_numbers_with_text(column: pl.Series) -> None:
+    """Raise where most cells are numbers: the others are slips or limits, and no categories."""
+    known = column.drop_nulls()
+    if int(known.cast(pl.Float64, strict=False).is_not_null().sum()) * 2 > len(known):
+        raise DataError(_not_a_number(column))
+
+
+def _not_a_number(column: pl.Series) -> str:
+    where = f"feature '{column.name}'"
+    if column.dtype != pl.String:
+        return f"{where} has type {column.dtype}; the model was trained on numbers there: make it one"
+    text = column.is_not_null() & column.cast(pl.Float64, strict=False).is_null()
+    row = int(text.arg_true()[0]) if text.any() else 0
+    return (
+        f"{where} holds text in {int(text.sum())} rows, the first '{column[row]}' in row {row} (the first row is 0): "
+        "encode it as numbers, leave the column out, or take each value as a category (--categorical)"
+    )
+
+
+def _category_texts(column: pl.Series) -> pl.Series:
+    """Categories as text: 3, 3.0 and '3' are one; null where empty."""
+    return _stripped(column).str.replace(_WHOLE, "$1")
+
+
+def _shared_levels(column: pl.Series, patients: npt.NDArray[Any]) -> tuple[list[str], float]:
+    """The levels that two patients have or more, sorted, and the share of the known cells that hold one.
+
+    What one patient alone has says who it is and nothing of others: it is not kept.
+    """
+    known = pl.DataFrame({"level": _category_texts(column), "who": patients}).drop_nulls("level")
+    shared = known.group_by("level").agg(pl.col("who").n_unique()).filter(pl.col("who") > 1)["level"].sort()
+    return shared.to_list(), float(known["level"].is_in(shared.to_list()).mean() or 0.0)  # type: ignore[arg-type]
+
+
+def _codes(column: pl.Series, levels: Sequence[str]) -> npt.NDArray[np.int64]:
+    code_of = {level: code for code, level in enumerate(levels) if code > 1}
+    texts = _category_texts(column)
+    codes = (
+        texts.replace_strict(code_of, default=0, return_dtype=pl.Int64)
+        if code_of
+        else texts.is_null().cast(pl.Int64) * 0
+    )
+    return codes.set(texts.is_null(), 1).to_numpy()
+
+
+def as_frame(table: Any) -> pl.DataFrame | None:
+    """A polars or pandas frame as a polars one; ``None`` for anything else."""
+    if isinstance(table, pl.LazyFrame):
+        return table.collect()
+    if isinstance(table, pl.DataFrame):
+        return table
+    if type(table).__module__.partition(".")[0] != "pandas" or not hasattr(table, "columns"):
+        return None
+    return pl.DataFrame([_from_pandas(str(name), table[name]) for name in table.columns])
+
+
+def _from_pandas(name: str, column: Any) -> pl.Series:
+    """A column of a pandas frame, without pyarrow."""
+    if column.dtype.kind in "fiubmM" and isinstance(column.dtype, np.dtype):
+        return pl.Series(name, column.to_numpy())
+    empty = column.isna().to_numpy()
+    cells = [None if gap else value for gap, value in zip(empty, column.tolist(), strict=True)]
+    if column.dtype.kind in "fiub":
+        return pl.Series(name, cells, strict=False)
+    texts = [value if value is None or isinstance(value, str | bool | int | float) else str(value) for value in cells]
+    return pl.Series(
+        name, texts, dtype=None if all(isinstance(v, bool | None) for v in texts) else pl.String, strict=False
+    )

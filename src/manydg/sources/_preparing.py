@@ -30,7 +30,7 @@ import numpy.typing as npt
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from manydg.data.encoding import encode_patients, encode_targets
+from manydg.data.encoding import CATEGORIES, encode_patients, encode_targets
 from manydg.data.info import CohortStep, DatasetInfo, Provenance, SourceFile, TargetSpec
 from manydg.data.storage import DatasetWriter, link_refused
 from manydg.errors import ConfigError, DataError, ManyDGError, ManyDGWarning, StorageError
@@ -423,6 +423,7 @@ PositionName = Callable[[tuple[int, ...]], str]
 """What messages call a position within a sample."""
 _PIECE_BYTES = 1 << 26
 _NAMED = 8
+_MOST_CLASSES = 20
 
 
 def write_dense(
@@ -438,6 +439,7 @@ def write_dense(
     classes: Sequence[str] | None = None,
     times: npt.NDArray[np.float64] | None = None,
     missing: str = "refuse",
+    codes: npt.NDArray[np.int64] | None = None,
     info: DatasetInfo,
     overwrite: bool = False,
 ) -> Path:
@@ -455,10 +457,13 @@ def write_dense(
         The files that ``target`` and ``patient`` come from, for messages.
     missing : {"refuse", "keep"}
         Whether NaN is an error or a measurement not taken.
+    codes : array ``(rows, n)`` int64, optional
+        Codes of categories, in a column of their own.
     """
     with naming(files["target"]):
         labels, target = encode_targets(targets, kind, classes)
-        _check_target(labels, target)
+        if kind is None and classes is None:
+            _check_target(labels, target, numbers=targets.dtype.kind in "fiu")
     with naming(files["patient"]):
         _check_patients(patients)
     settings = {**info.settings, **({"missing": True} if missing == "keep" else {})}
@@ -472,7 +477,9 @@ def write_dense(
             check_finite(piece, start, missing, position_name)
             value_range.update(piece)
             when = None if times is None else times[rows]
-            writer.append({column: piece}, labels.numpy()[rows], patients[rows], when)
+            columns = {column: piece} if piece.shape[1:] != (0,) else {}
+            coded = {} if codes is None else {CATEGORIES: codes[rows]}
+            writer.append({**columns, **coded}, labels.numpy()[rows], patients[rows], when)
     _warn_of_constants(value_range.constant(), position_name)
     return Path(out)
 
@@ -484,9 +491,13 @@ def _warn_of_constants(constant: Sequence[tuple[int, ...]], position_name: Posit
         warnings.warn(f"the same value in every sample: {named}{more}. They tell nothing", ManyDGWarning, stacklevel=4)
 
 
-def _check_target(labels: Tensor, target: TargetSpec) -> None:
-    if target.kind == "classes" and target.size > max(20, len(labels) // 2):
-        raise DataError(f"the target has {target.size} different values in {len(labels)} samples: is it a measurement?")
+def _check_target(labels: Tensor, target: TargetSpec, *, numbers: bool) -> None:
+    most = _MOST_CLASSES if numbers else max(_MOST_CLASSES, len(labels) // 2)
+    if target.kind == "classes" and target.size > most:
+        raise DataError(
+            f"the target has {target.size} different values in {len(labels)} samples: is it a measurement? Give its "
+            "classes instead (high or low, above a limit), or say that each value is a class (--kind classes)"
+        )
 
 
 @contextlib.contextmanager

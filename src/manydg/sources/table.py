@@ -1,12 +1,14 @@
-"""Any table: CSV or parquet, one row per sample.
+"""Any table: CSV, TSV, parquet or Feather, one row per sample.
 
-One column says whose sample a row is, one (or several) what is to be predicted, and the rest are features.
+One column says whose sample a row is, one (or several) what is to be predicted, and the rest are features: numbers,
+dates, times, durations, or categories.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -18,8 +20,10 @@ import numpy.typing as npt
 import polars as pl
 import torch
 
+from manydg.data.columns import Column
+from manydg.data.encoding import FrameEncoding, inputs_of, plan_encoding, seconds_of
 from manydg.data.info import DatasetInfo
-from manydg.errors import ConfigError, DataError, StorageError
+from manydg.errors import ConfigError, DataError, ManyDGWarning, StorageError
 from manydg.files import Json
 from manydg.sources._preparing import MISSING, CohortFlow, check_finite, naming, with_provenance, write_dense
 from manydg.sources._source import NewSamples, Options, RawArgument, Source, SourceDocs, TrainedOn, option
@@ -29,7 +33,9 @@ _DIGITS = re.compile(r"(\d+)")
 _UNREADABLE = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError)
 _NULLS = ["", "NA", "N/A", "null", "NULL"]
 _SHOWN = 12
-_PATTERNED = ("feature", "target")
+_ENDINGS = (".parquet", ".pq", ".csv", ".tsv", ".feather", ".arrow")
+_ENDINGS_TEXT = ".parquet, .csv, .csv.gz, .tsv or .feather"
+_PATTERNED = ("feature", "target", "categorical", "kept")
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,12 @@ class TableOptions(Options):
     patient: str = option(help="Column of the patient.", metavar="COL")
     target: tuple[str, ...] = option(help="Column of the class; repeat it for votes or labels.", metavar="COL")
     features: tuple[str, ...] = option(
-        help="Columns of the inputs, such as 'EEG_*'.", metavar="PATTERN...", greedy=True
+        help="Columns of the inputs, such as 'EEG_*', or '*' for all.", metavar="PATTERN...", greedy=True
+    )
+    categorical: tuple[str, ...] = option(
+        (),
+        help="Feature that is a category though it looks like a number or a date; may be repeated, or a pattern.",
+        metavar="COL",
     )
     time: str | None = option(None, help="Column of the time of a sample.", metavar="COL")
     session: str | None = option(None, help="Column of the night or stay that times are counted within.", metavar="COL")
@@ -68,15 +79,31 @@ class TableOptions(Options):
     def to_json(self) -> dict[str, Json]:
         target: Json = self.target[0] if len(self.target) == 1 else list(self.target)
         shown = super().to_json() | {"target": target}
-        return {name: value for name, value in shown.items() if name not in ("kind", "classes")}
+        left = ("kind", "classes") if self.categorical else ("kind", "classes", "categorical")
+        return {name: value for name, value in shown.items() if name not in left}
 
 
-class TableFile(Source[TableOptions, Options]):
-    """A table of your own; the features become the input column ``x``, ``(rows, features)`` float32."""
+@dataclass(frozen=True)
+class PredictionOptions(Options):
+    """What the table of predictions shows of the table that was given."""
+
+    keep: tuple[str, ...] = option(
+        (), help="Table: column to put beside the predictions, such as an id or a time; may be repeated.", metavar="COL"
+    )
+
+
+class TableFile(Source[TableOptions, PredictionOptions]):
+    """A table of your own.
+
+    Numbers become the input column ``x``, ``(rows, features)`` float32, and so do dates, times and durations.
+    Categories become the column ``categories``, ``(rows, categorical features)`` int64; which levels a model knows is
+    decided by its training patients.
+    """
 
     name = "table"
     options_class = TableOptions
-    raw = RawArgument("Table: parquet, CSV or TSV, one row a sample.", "file")
+    prediction_options_class = PredictionOptions
+    raw = RawArgument("Table: parquet, CSV, TSV or Feather, one row a sample; or a folder of such files.", "file")
     parallel = False
     self_explanatory = False
     docs = SourceDocs(predicts="your own", target="any kind", page="[table](datasets/table.md)")
@@ -88,38 +115,41 @@ class TableFile(Source[TableOptions, Options]):
     def prepare(
         self, raw: Path, out: Path, options: TableOptions, *, workers: int = 1, overwrite: bool = False
     ) -> Path:
-        table, columns = _open(raw, options.patient)
-        roles = _choose(columns, raw, options)
-        frame = _collect(table.select(roles.columns()), raw)
+        tables = open_tables(raw, options.patient, *options.categorical)
+        roles = _choose(tables[0].columns, raw, options)
+        frame = _collect(tables, roles.columns(), raw)
         flow = CohortFlow()
         flow.add("rows of the table", patients=frame[roles.patient].n_unique(), samples=frame.height)
-        patients = patients_of(frame, roles.patient, raw)
-        times = None if roles.time is None else times_of(frame, roles.time, raw)
-        settings: dict[str, Json] = {"features": roles.features}
-        if roles.session is not None and times is not None:
-            sessions = sessions_of(frame, roles.session, raw)
-            settings["session_gap"] = gap = session_gap(patients, sessions, times)
-            times = lay_out(patients, sessions, times, gap)
+        patients, labels = patients_of(frame, roles.patient, raw), labels_of(frame, roles.targets, raw)
+        times, gap = _times(frame, roles, patients, raw)
+        encoding, texts = _encoding(frame, roles, patients, raw)
+        _question(frame, encoding, labels, roles, raw)
+        settings = encoding.settings() | ({} if gap is None else {"session_gap": gap})
         described = options.to_json() | {"left_out_of_features": roles.left_out}
+        described |= {"text_left_out": list(texts)} if texts else {}
+        files = [table.path for table in tables]
         return write_dense(
             out,
-            feature_values(frame, roles.features, raw),
-            labels_of(frame, roles.targets, raw),
+            encoding.numbers(frame),
+            labels,
             patients,
-            position_name=lambda position: f"feature '{roles.features[position[0]]}'",
+            position_name=lambda position: f"feature '{encoding.features[position[0]].name}'",
             files={"target": raw, "patient": raw},
             kind=options.kind,
             classes=options.classes if options.classes is not None or len(roles.targets) == 1 else roles.targets,
             times=times,
             missing=options.missing,
-            info=with_provenance(DatasetInfo(settings=settings), self.name, [raw], described, flow, raw=raw),
+            codes=encoding.codes(frame),
+            info=with_provenance(DatasetInfo(settings=settings), self.name, files, described, flow, raw=raw),
             overwrite=overwrite,
         )
 
-    def for_prediction(self, raw: Path, trained: TrainedOn, options: Options) -> Iterator[NewSamples]:
+    def for_prediction(self, raw: Path, trained: TrainedOn, options: PredictionOptions) -> Iterator[NewSamples]:
         """Every row; where no column says whose it is, each is taken for a patient of its own."""
         self.check_trained_on(trained)
-        values = read_features(raw, trained.settings["features"])
+        encoding = FrameEncoding.of(trained.settings)
+        columns = read_features(raw, encoding)
+        values = np.asarray(columns.get("x", torch.zeros(0, 0)))
         gaps = np.isnan(values).any(axis=1)
         if gaps.any() and not trained.settings.get("missing"):
             row = int(np.flatnonzero(gaps)[0])
@@ -127,19 +157,25 @@ class TableFile(Source[TableOptions, Options]):
                 f"{raw}: {int(gaps.sum())} rows have empty features, the first is row {row}, but the model was trained "
                 "on complete rows: fill them in or leave those rows out"
             )
-        features = trained.settings["features"]
         with naming(raw):
-            check_finite(values, 0, "keep", lambda position: f"feature '{features[position[0]]}'")
+            check_finite(values, 0, "keep", lambda position: f"feature '{encoding.features[position[0]].name}'")
         patients, times = read_roles(raw, trained.roles, trained.settings.get("session_gap"))
-        rows = np.arange(len(values))
+        rows = np.arange(len(next(iter(columns.values()))))
         whose = rows if patients is None else patients
-        yield NewSamples({"x": torch.from_numpy(values)}, pl.DataFrame({"row": rows}), whose, times)
+        yield NewSamples(columns, _kept(raw, rows, options.keep), whose, times)
 
     def notes_on(self, options: Mapping[str, Json]) -> list[str]:
-        left_out = options.get("left_out_of_features")
-        if not isinstance(left_out, list) or not left_out:
-            return []
-        return [f"not used as features, being patient, target, time or session: {', '.join(left_out)}"]
+        reasons = {
+            "left_out_of_features": "not used as features, being patient, target, time or session",
+            "text_left_out": "not used as features, being text that hardly two patients share (name them in "
+            "--categorical to use them)",
+        }
+        named = {reason: options.get(key) for key, reason in reasons.items()}
+        return [
+            f"{reason}: {', '.join(map(str, names))}"
+            for reason, names in named.items()
+            if isinstance(names, list) and names
+        ]
 
 
 # Which column is what
@@ -155,6 +191,8 @@ class _Roles:
     session: str | None
     features: list[str]
     left_out: list[str]
+    categorical: list[str]
+    optional: list[str]
 
     def columns(self) -> list[str]:
         """Every column that is needed, once."""
@@ -169,49 +207,128 @@ def _choose(columns: Sequence[str], path: Path, options: TableOptions) -> _Roles
     session = None if options.session is None else _columns([options.session], columns, path, "session")[0]
     chosen = _columns(options.features, columns, path, "feature")
     reserved = {patient, *targets, time, session}
+    categorical = _columns(options.categorical, columns, path, "categorical") if options.categorical else []
+    chosen = [name for name in columns if name in {*chosen, *categorical}]
     names = [name for name in chosen if name not in reserved]
     if not names:
         raise DataError(
             f"{path}: the patterns {list(options.features)} leave no feature besides patient, target and time"
         )
-    return _Roles(patient, targets, time, session, names, [name for name in chosen if name in reserved])
+    left_out, optional = [[n for n in chosen if n in reserved], [n for n in names if n not in options.features]]
+    return _Roles(patient, targets, time, session, names, left_out, categorical, optional)
 
 
-def _open(path: Path, *as_text: str | None) -> tuple[pl.LazyFrame, list[str]]:
-    """A table whose rows are not read yet, and its columns; some of them are read as text, whatever they look like."""
-    if path.is_dir():
-        raise StorageError(f"{path} is a folder: name the table, a .parquet, .csv, .csv.gz or .tsv file")
+def _encoding(
+    frame: pl.DataFrame, roles: _Roles, patients: npt.NDArray[Any], path: Path
+) -> tuple[FrameEncoding, list[str]]:
+    """How the features are read, and the text that is left out of them."""
+    with naming(path):
+        encoding, texts = plan_encoding(
+            frame, roles.features, patients, categorical=roles.categorical, time=roles.time, optional=roles.optional
+        )
+    if not encoding.columns():
+        raise DataError(f"{path}: the features {texts} hold text that hardly two patients share, and there is no other")
+    return encoding, texts
+
+
+def _times(
+    frame: pl.DataFrame, roles: _Roles, patients: npt.NDArray[Any], path: Path
+) -> tuple[npt.NDArray[np.float64] | None, float | None]:
+    """The time of each row, where there is one, and the gap of sessions that are laid out one after the other."""
+    if roles.time is None:
+        return None, None
+    times = times_of(frame, roles.time, path)
+    if roles.session is None:
+        return times, None
+    sessions = sessions_of(frame, roles.session, path)
+    gap = session_gap(patients, sessions, times)
+    return lay_out(patients, sessions, times, gap), gap
+
+
+@dataclass(frozen=True)
+class OpenTable:
+    """A file whose rows are not read yet."""
+
+    path: Path
+    rows: pl.LazyFrame
+    columns: list[str]
+
+
+def open_tables(path: Path, *as_text: str | None) -> list[OpenTable]:
+    """The table in a file, or those in a folder, which have the same columns.
+
+    Parameters
+    ----------
+    path : path
+    *as_text : str
+        Names or patterns of columns that are read as text, whatever they look like.
+    """
+    if not path.is_dir():
+        return [_open(path, as_text)]
+    files = [file for file in path.iterdir() if file.is_file() and _ending(file) is not None]
+    if not files:
+        raise StorageError(f"{path} is a folder without a table: name one, a {_ENDINGS_TEXT} file")
+    tables = [_open(file, as_text) for file in sorted(files, key=lambda file: _natural(file.name))]
+    first = tables[0]
+    for table in tables[1:]:
+        if odd := sorted(set(table.columns) ^ set(first.columns)):
+            raise DataError(
+                f"{table.path.name} and {first.path.name} in {path} have different columns ({', '.join(odd[:5])}): "
+                "all tables of a folder have the same"
+            )
+    return tables
+
+
+def _ending(path: Path) -> str | None:
+    name = path.name.lower().removesuffix(".gz")
+    return next((ending for ending in _ENDINGS if name.endswith(ending)), None)
+
+
+def _open(path: Path, as_text: Sequence[str | None]) -> OpenTable:
     if not path.is_file():
         raise StorageError(f"there is no file {path}")
-    name = path.name.lower().removesuffix(".gz")
-    if not name.endswith((".parquet", ".pq", ".csv", ".tsv")):
-        raise DataError(f"{path} is not a table this command reads: .parquet, .csv, .csv.gz or .tsv")
+    ending = _ending(path)
+    if ending is None:
+        raise DataError(f"{path} is not a table this command reads: {_ENDINGS_TEXT}")
     try:
-        if name.endswith((".parquet", ".pq")):
-            table = pl.scan_parquet(path)
+        if ending not in (".csv", ".tsv"):
+            table = pl.scan_parquet(path) if ending in (".parquet", ".pq") else pl.scan_ipc(path)
             columns = table.collect_schema().names()
             check_unpacked_rows(path, table.select(pl.len()).collect().item(), len(columns))
-            return table, columns
-        separator = "\t" if name.endswith(".tsv") else ","
+            return OpenTable(path, table, columns)
+        separator = "\t" if ending == ".tsv" else ","
         columns = pl.scan_csv(path, separator=separator, infer_schema=False).collect_schema().names()
         check_whole(path, len(columns), separator)
-        texts = {column: pl.String for column in as_text if column in columns}
+        patterns = [name for name in as_text if name is not None]
+        texts = {name: pl.String for name in columns if any(name == p or fnmatchcase(name, p) for p in patterns)}
         table = pl.scan_csv(
             path, separator=separator, null_values=_NULLS, infer_schema_length=None, schema_overrides=texts
         )
-        return table, table.collect_schema().names()
+        return OpenTable(path, table, table.collect_schema().names())
     except _UNREADABLE as error:
         raise StorageError(f"cannot read {path}: {_first_line(error)}") from None
 
 
-def _collect(table: pl.LazyFrame, path: Path) -> pl.DataFrame:
+def _collect(tables: Sequence[OpenTable], columns: Sequence[str], path: Path) -> pl.DataFrame:
+    """The rows of all tables, one after the other."""
+    frames = []
+    for table in tables:
+        try:
+            frame = table.rows.select(columns).collect()
+        except _UNREADABLE as error:
+            raise StorageError(f"cannot read {table.path}: {_first_line(error)}") from None
+        # A column that is empty in a CSV is of any type, and not text.
+        empty = [
+            name for name in columns if frame[name].dtype == pl.String and frame[name].null_count() == frame.height
+        ]
+        frames.append(frame.with_columns(pl.lit(None).alias(name) for name in empty))
     try:
-        frame = table.collect()
-    except _UNREADABLE as error:
-        raise StorageError(f"cannot read {path}: {_first_line(error)}") from None
-    if frame.height == 0:
+        whole = pl.concat(frames, how="vertical_relaxed") if len(frames) > 1 else frames[0]
+    except pl.exceptions.PolarsError as error:
+        raise DataError(f"the tables in {path} have columns of different types: {_first_line(error)}") from None
+    if whole.height == 0:
         raise DataError(f"{path} has no rows")
-    return frame
+    return whole
 
 
 def _first_line(error: BaseException) -> str:
@@ -237,30 +354,6 @@ def _columns(patterns: Iterable[str], columns: Sequence[str], path: Path, role: 
 
 
 # Columns as arrays; errors name the file, the column and the row
-
-
-def feature_values(frame: pl.DataFrame, names: Sequence[str], path: Path) -> npt.NDArray[np.float32]:
-    """``(rows, features)``, empty values as NaN."""
-    values = np.empty((frame.height, len(names)), dtype=np.float32)
-    for number, name in enumerate(names):
-        column = frame[name]
-        if not (column.dtype.is_numeric() or column.dtype == pl.Boolean or column.dtype == pl.Null):
-            raise DataError(_not_a_number(column, path))
-        with np.errstate(over="ignore"):
-            values[:, number] = column.cast(pl.Float64).fill_null(np.nan).to_numpy().astype(np.float32)
-    return values
-
-
-def _not_a_number(column: pl.Series, path: Path) -> str:
-    where = f"{path}: feature '{column.name}'"
-    if column.dtype != pl.String:
-        return f"{where} has type {column.dtype}; features are numbers: make it one, or leave the column out"
-    text = column.is_not_null() & column.cast(pl.Float64, strict=False).is_null()
-    row = int(text.arg_true()[0]) if text.any() else 0
-    return (
-        f"{where} holds text in {int(text.sum())} rows, the first '{column[row]}' in row {row} (the first row is 0): "
-        "encode it as numbers, or leave the column out"
-    )
 
 
 def _without_gaps(frame: pl.DataFrame, name: str, role: str, path: Path) -> pl.Series:
@@ -314,17 +407,76 @@ def sessions_of(frame: pl.DataFrame, name: str, path: Path) -> npt.NDArray[Any]:
 
 
 def times_of(frame: pl.DataFrame, name: str, path: Path) -> npt.NDArray[np.float64]:
-    """Numbers as they are; dates and durations in seconds."""
+    """Numbers as they are; dates, times and durations in seconds, also where they are text."""
     column = _without_gaps(frame, name, "time", path)
-    if column.dtype == pl.Duration:
-        return (column.dt.total_microseconds() / 1e6).to_numpy().astype(np.float64)
-    if column.dtype.is_temporal() and column.dtype != pl.Time:
-        return (column.cast(pl.Datetime("us")).dt.epoch("us") / 1e6).to_numpy().astype(np.float64)
+    with naming(path):
+        seconds = seconds_of(column)
+    if seconds is not None:
+        return seconds.copy()  # polars' own memory is not writable
     if not column.dtype.is_numeric():
         raise DataError(
-            f"{path}: time column '{name}' has type {column.dtype}; it must be a number, a date or a duration"
+            f"{path}: time column '{name}' has type {column.dtype}; it must be a number, a date, a time or a duration"
         )
     return column.to_numpy().astype(np.float64)
+
+
+# What is odd about a table, as warnings
+
+_ROWS_FOR_A_LOOK, _FEWEST_OF_A_CLASS = 20_000, 10
+_IDENTIFIER = re.compile(r"(?:^|[_ .-])(?:id|mrn)$|[a-z]I[dD]$", re.IGNORECASE)
+
+
+def _question(
+    frame: pl.DataFrame, encoding: FrameEncoding, labels: npt.NDArray[Any], roles: _Roles, path: Path
+) -> None:
+    """Warn of rows that are there twice, of features that give the target away, and of identifiers among them."""
+    repeated = frame.height - frame.n_unique()
+    if repeated:
+        _warn(
+            f"{path}: {repeated:,} of {frame.height:,} rows repeat an earlier row in every column that is used: were "
+            "tables joined twice?"
+        )
+    if labels.ndim == 1 and (telling := _telling(frame, encoding, labels)):
+        _warn(
+            f"{path}: each of these features alone tells the target exactly: {', '.join(telling[:5])}. Is it known "
+            "before the target is? If not, leave it out"
+        )
+    if ids := [name for name in roles.optional if _IDENTIFIER.search(name) and name not in roles.categorical]:
+        _warn(
+            f"{path}: features that are named like identifiers: {', '.join(ids[:5])}. A model may learn people by them"
+        )
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, ManyDGWarning, stacklevel=5)
+
+
+def _telling(frame: pl.DataFrame, encoding: FrameEncoding, labels: npt.NDArray[Any]) -> list[str]:
+    """Names of the features that fall into as many stretches as there are classes, each of one class alone."""
+    _, classes = np.unique(labels, return_inverse=True)
+    if np.bincount(classes).min() < _FEWEST_OF_A_CLASS:
+        return []
+    some = np.arange(0, frame.height, max(1, frame.height // _ROWS_FOR_A_LOOK))
+    glance = frame[some]
+    telling = []
+    for feature in encoding.features:
+        if _splits_into(feature.values(glance), classes[some]) and _splits_into(feature.values(frame), classes):
+            telling.append(feature.name)
+    codes = encoding.codes(frame)
+    for name, column in zip(encoding.levels, () if codes is None else codes.T, strict=True):
+        pairs = np.unique(np.stack([column, classes]), axis=1).shape[1]
+        if pairs == len(np.unique(column)):
+            telling.append(name)
+    return telling
+
+
+def _splits_into(values: npt.NDArray[np.float64], classes: npt.NDArray[Any]) -> bool:
+    """Whether values in order of size, the missing ones last, change their class once for each class but one."""
+    order = np.argsort(values, kind="stable")
+    ranked, labels = values[order], classes[order]
+    change = labels[1:] != labels[:-1]
+    same = (ranked[1:] == ranked[:-1]) | (np.isnan(ranked[1:]) & np.isnan(ranked[:-1]))
+    return int(change.sum()) == len(np.unique(classes)) - 1 and not bool((change & same).any())
 
 
 # Several sessions of one patient (nights, stays) on one time axis: one after the other, never overlapping
@@ -399,16 +551,31 @@ def _natural(value: Any) -> tuple[Any, ...]:
 # New tables
 
 
-def read_features(file: str | Path, names: Sequence[str]) -> npt.NDArray[np.float32]:
-    """The named features of a new table, ``(rows, features)``, for a model that was trained on them."""
-    path = Path(file)
-    table, columns = _open(path)
-    absent = [name for name in names if name not in columns]
+def _kept(path: Path, rows: npt.NDArray[np.int64], keep: Sequence[str]) -> pl.DataFrame:
+    """The number of each row, and the columns asked for as they are in the file."""
+    numbered = pl.DataFrame({"row": rows})
+    if not keep:
+        return numbered
+    tables = open_tables(path, *keep)
+    chosen = _columns(keep, tables[0].columns, path, "kept")
+    if "row" in chosen:
+        raise DataError(f"{path}: the column 'row' cannot be kept: predictions have one with the row's number")
+    frame = _collect(tables, chosen, path)
+    return numbered.hstack(frame.with_columns(pl.col(name).cast(pl.String) for name in chosen))
+
+
+def read_features(file: str | Path, encoding: FrameEncoding) -> dict[str, Column]:
+    """The features of a new table, for a model that was trained on them: input columns by name."""
+    path, names = Path(file), encoding.columns()
+    tables = open_tables(path, *encoding.levels)
+    absent = [name for name in names if name not in tables[0].columns]
     if absent:
         raise DataError(
             f"{path} lacks {len(absent)} of the {len(names)} features the model was trained on: {absent[:5]}"
         )
-    return feature_values(_collect(table.select(names), path), names, path)
+    frame = _collect(tables, names, path)
+    with naming(path):
+        return inputs_of(frame, encoding)
 
 
 def read_roles(
@@ -424,11 +591,11 @@ def read_roles(
         ``session_gap`` of the data the model was trained on; sessions are laid out with it.
     """
     path = Path(file)
-    table, columns = _open(path, roles.get("patient"))
-    named = {role: name for role, name in roles.items() if name in columns}
+    tables = open_tables(path, roles.get("patient"))
+    named = {role: name for role, name in roles.items() if name in tables[0].columns}
     if not named:
         return None, None
-    frame = _collect(table.select(list(dict.fromkeys(named.values()))), path)
+    frame = _collect(tables, list(dict.fromkeys(named.values())), path)
     patients = patients_of(frame, named["patient"], path) if "patient" in named else None
     times = times_of(frame, named["time"], path) if "time" in named else None
     if patients is None or times is None or gap is None or roles.get("session") is None:

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from manydg.algorithms import Algorithm
 from manydg.algorithms._forest import Forest
 from manydg.data.dataset import InputSchema
+from manydg.data.encoding import CATEGORIES
 from manydg.errors import ConfigError, StorageError, TrainingError, unknown_name
 from manydg.files import ParsedJson, write_atomically
 from manydg.training.inference import finite_probabilities
@@ -202,16 +203,17 @@ def describe(run: Run) -> ParsedJson:
 
 
 def sample_inputs(schema: InputSchema, rows: int) -> tuple[Tensor, ...]:
-    """Random columns of a schema, the same at every call: normal values, or codes 0 and 1."""
+    """Random columns of a schema, the same at every call: normal values, codes 0 and 1, or levels of categories."""
     draw = torch.Generator().manual_seed(rows)
     columns = []
-    for column in schema.columns.values():
+    for name, column in schema.columns.items():
         shape, dtype = (rows, *column.shape), getattr(torch, column.dtype)
         if dtype.is_floating_point:
             # Of the size of microvolts, so that spectrograms lie above their floor.
             columns.append(10 * torch.randn(shape, generator=draw).to(dtype))
         else:
-            columns.append(torch.randint(0, 2, shape, generator=draw).to(dtype))
+            most = torch.tensor(list(schema.categories().values())) if name == CATEGORIES else torch.tensor(2)
+            columns.append((torch.rand(shape, generator=draw) * most).to(dtype))
     return tuple(columns)
 
 

@@ -1,0 +1,219 @@
+"""Tables as hospitals write them: categories, dates, empty columns, several files, and what is odd about them."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from manydg.data.dataset import DomainDataset, open_dataset
+from manydg.data.encoding import EMPTY, UNSEEN
+from manydg.errors import DataError, ManyDGWarning, StorageError
+from manydg.predict import predict_raw
+from manydg.sources import prepare
+from manydg.training.export import export_run
+from manydg.training.run import open_run, train
+
+PATIENTS, VISITS = 24, 5
+
+
+def hospital(patients: int = PATIENTS) -> pl.DataFrame:
+    """A table in which the ward decides the outcome, mostly."""
+    rng = np.random.default_rng(0)
+    rows = patients * VISITS
+    ward = rng.choice(["ICU", "Ward A", "Ward B"], rows)
+    died = np.where(rng.random(rows) < 0.2, rng.random(rows) < 0.5, ward == "ICU")
+    start = datetime.datetime(2024, 5, 1, 6, 30)
+    return pl.DataFrame(
+        {
+            "mrn": [f"{number:04d}" for number in np.repeat(np.arange(patients), VISITS)],
+            "seen": [start + datetime.timedelta(hours=int(hour)) for hour in rng.integers(0, 900, rows)],
+            "born": [datetime.date(1900 + row // VISITS, 1, 31) for row in range(rows)],
+            "ward": ward,
+            "smoker": rng.choice(["True", "False"], rows),
+            "waited": [f"{hour}:30:00" for hour in rng.integers(0, 50, rows)],
+            "note": [f"remark {number}" for number in range(rows)],
+            "lactate": rng.normal(size=rows),
+            "never": pl.Series([None] * rows, dtype=pl.Float64),
+            "died": np.where(died, "Yes", "no"),
+        }
+    )
+
+
+def prepared(path: Path, **options: Any) -> DomainDataset:
+    given = {"patient": "mrn", "target": "died", "features": ["*"], "time": "seen", "missing": "keep", **options}
+    with pytest.warns(ManyDGWarning, match="the same value in every sample: feature 'never'"):
+        return open_dataset(prepare("table", path, path.parent / "data", **given))
+
+
+def test_all_columns_of_a_hospitals_csv_are_read_as_what_they_are(tmp_path: Path) -> None:
+    table = hospital()
+    table.write_csv(tmp_path / "hospital.csv")
+    data = prepared(tmp_path / "hospital.csv")
+    names = ["born (days before seen)", "smoker", "waited", "lactate", "never"]
+    assert data.info.settings["features"] == names
+    assert data.info.settings["categories"] == {"ward": [UNSEEN, EMPTY, "ICU", "Ward A", "Ward B"]}
+    x = dict(zip(names, np.asarray(data.columns["x"]).T, strict=True))
+    age = (table["seen"] - table["born"].cast(pl.Datetime)).dt.total_seconds() / 86400
+    np.testing.assert_allclose(x["born (days before seen)"], age.to_numpy(), rtol=1e-6)
+    np.testing.assert_array_equal(x["smoker"], (table["smoker"] == "True").to_numpy())
+    np.testing.assert_array_equal(x["waited"], [float(text.split(":")[0]) + 0.5 for text in table["waited"]])
+    assert np.isnan(x["never"]).all(), "a column that is empty in a CSV is missing, not text"
+    codes = np.asarray(data.columns["categories"])[:, 0]
+    levels = np.array(data.info.settings["categories"]["ward"])  # type: ignore[index,call-overload]
+    assert levels[codes].tolist() == table["ward"].to_list()
+    assert (data.target.kind, data.target.names) == ("binary", ("no", "Yes"))
+    assert data.info.provenance is not None
+    assert data.info.provenance.options["text_left_out"] == ["note"], "text that hardly two patients share"
+    assert data.patients[0] == "0000", "ids are text"
+
+
+@pytest.mark.parametrize("name", ["t.parquet", "t.feather", "t.tsv"])
+def test_every_format_gives_the_same_categories_and_numbers(tmp_path: Path, name: str) -> None:
+    table = hospital()
+    table.write_csv(tmp_path / "t.csv")
+    write = {"t.parquet": table.write_parquet, "t.feather": table.write_ipc}
+    write.get(name, lambda path: table.write_csv(path, separator="\t"))(tmp_path / name)
+    first = prepared(tmp_path / "t.csv")
+    second = prepared(tmp_path / name, overwrite=True)
+    assert first.content_hash() == second.content_hash()
+    assert first.info.settings["categories"] == second.info.settings["categories"]
+
+
+def test_the_tables_of_a_folder_are_one(tmp_path: Path) -> None:
+    table = hospital()
+    table.write_csv(tmp_path / "whole.csv")
+    (tmp_path / "parts").mkdir()
+    for number, part in enumerate(table.iter_slices(40)):
+        # The first has a column that is empty there alone.
+        part.with_columns(lactate=None if number == 0 else pl.col("lactate")).write_csv(
+            tmp_path / "parts" / f"part{number + 9}.csv"
+        )
+    parts = prepared(tmp_path / "parts")
+    assert len(parts) == len(table)
+    assert np.isnan(np.asarray(parts.columns["x"])[:, 3]).sum() == 40
+    assert parts.info.provenance is not None
+    assert [file.name for file in parts.info.provenance.files] == ["part9.csv", "part10.csv", "part11.csv"]
+    pl.DataFrame({"mrn": [1]}).write_csv(tmp_path / "parts" / "part12.csv")
+    with pytest.raises(DataError, match=r"part12\.csv and part9\.csv in .* have different columns \(born, died, lac"):
+        prepare("table", tmp_path / "parts", tmp_path / "b", patient="mrn", target="died", features=["*"])
+    (tmp_path / "none").mkdir()
+    with pytest.raises(StorageError, match="is a folder without a table"):
+        prepare("table", tmp_path / "none", tmp_path / "b", patient="mrn", target="died", features=["*"])
+
+
+def test_numbers_may_be_categories_and_text_that_nobody_shares_is_taken_if_named(tmp_path: Path) -> None:
+    table = hospital().with_columns(unit=pl.Series([1.0, 2.0, None, 1.0, 3.0] * PATIENTS))
+    table.write_csv(tmp_path / "t.csv")
+    data = prepared(tmp_path / "t.csv", categorical=["unit", "note"])
+    levels = data.info.settings["categories"]
+    assert levels["unit"] == [UNSEEN, EMPTY, "1", "2", "3"]  # type: ignore[index,call-overload]
+    assert levels["note"] == [UNSEEN, EMPTY], "what one patient alone has is not stored"  # type: ignore[index,call-overload]
+    assert np.asarray(data.columns["categories"])[:5, 2].tolist() == [2, 3, 1, 2, 4]
+    table.with_columns(pl.col("unit").cast(pl.Int8)).write_parquet(tmp_path / "t.parquet")
+    again = prepared(tmp_path / "t.parquet", categorical=["unit", "note"], overwrite=True)
+    assert again.content_hash() == data.content_hash(), "3, 3.0 and '3' are one level"
+
+
+@pytest.mark.parametrize(
+    ("texts", "values"),
+    [
+        (["2024-05-01 06:00", "2024-05-02 07:30"], (0.0, 91800.0)),
+        (["2024-05-01T06:00:00.5Z", "2024-05-01T06:00:01.5Z"], (0.0, 1.0)),
+        (["31/12/2023", "01/01/2024"], (0.0, 86400.0)),
+        (["12/31/2023", "01/01/2024"], (0.0, 86400.0)),
+        (["1 day 00:00:10", "25:00:00"], (0.0, 3590.0)),
+        (["06:00", "18:30"], (0.0, 45000.0)),
+    ],
+)
+def test_times_that_are_text_are_read(tmp_path: Path, texts: list[str], values: tuple[float, float]) -> None:
+    table = hospital().with_columns(seen=pl.Series(texts * (PATIENTS * VISITS // 2)))
+    table.write_csv(tmp_path / "t.csv")
+    times = prepared(tmp_path / "t.csv", features=["lactate", "never"]).times
+    assert times is not None
+    assert (times[:2] - times[0]).tolist() == pytest.approx(values)
+
+
+def test_dates_that_can_be_read_two_ways_are_refused(tmp_path: Path) -> None:
+    hospital().with_columns(seen=pl.lit("01/02/2024")).write_csv(tmp_path / "t.csv")
+    with pytest.raises(DataError, match=r"t\.csv: the dates in 'seen' can be read with the day or the month first"):
+        prepare("table", tmp_path / "t.csv", tmp_path / "b", patient="mrn", target="died", features=["lactate"],
+                time="seen")  # fmt: skip
+
+
+def test_repeated_rows_identifiers_and_features_that_tell_the_target_are_warned_of(tmp_path: Path) -> None:
+    table = hospital().drop("never", "note")
+    odd = table.with_columns(
+        (pl.col("died") == "Yes").cast(pl.Float64).alias("outcome_code"),
+        pl.when(pl.col("died") == "Yes").then(pl.lit(1.5)).alias("days_to_death"),
+        pl.col("died").alias("status"),
+        pl.Series("stay_id", range(table.height)),
+    )
+    pl.concat([odd, odd[:3]]).write_csv(tmp_path / "t.csv")
+    with pytest.warns(ManyDGWarning) as caught:
+        prepare("table", tmp_path / "t.csv", tmp_path / "out", patient="mrn", target="died", features=["*"],
+                missing="keep")  # fmt: skip
+    messages = [str(entry.message) for entry in caught]
+    assert any("3 of 123 rows repeat an earlier row" in message for message in messages)
+    assert any("alone tells the target exactly: outcome_code, days_to_death, status. Is it" in m for m in messages)
+    assert any("named like identifiers: stay_id" in message for message in messages)
+    assert not any("ward" in message for message in messages)
+
+
+def test_a_target_of_many_numbers_is_questioned_unless_they_are_said_to_be_classes(tmp_path: Path) -> None:
+    rows = {"who": np.repeat(np.arange(50), 20), "x": np.random.default_rng(0).normal(size=1000)}
+    pl.DataFrame(rows | {"days": np.arange(1000) % 30}).write_csv(tmp_path / "t.csv")
+    options: dict[str, Any] = {"patient": "who", "target": "days", "features": ["x"]}
+    with pytest.raises(DataError, match=r"30 different values in 1000 samples: is it a measurement\?.*--kind classes"):
+        prepare("table", tmp_path / "t.csv", tmp_path / "out", **options)
+    data = open_dataset(prepare("table", tmp_path / "t.csv", tmp_path / "out", kind="classes", **options))
+    assert data.target.size == 30
+
+
+@pytest.mark.parametrize("algorithm", ["base", "boosting"])
+def test_a_model_of_categories_predicts_a_new_table_with_levels_it_has_never_seen(
+    tmp_path: Path, algorithm: str
+) -> None:
+    hospital(100).drop("never").write_csv(tmp_path / "old.csv")
+    prepare("table", tmp_path / "old.csv", tmp_path / "data", patient="mrn", target="died", time="seen",
+            features=["ward", "lactate", "born"])  # fmt: skip
+    settings = {"rounds": 30} if algorithm == "boosting" else {}
+    run = train(open_dataset(tmp_path / "data"), algorithm=algorithm, settings=settings, epochs=8, lr=0.02,
+                ratios=(0.6, 0.2, 0.2), device="cpu", out=tmp_path / "run")  # fmt: skip
+    assert run.record.test["auroc"] is not None
+    row = hospital()[:1].drop("died", "never")
+    new = pl.concat([row.with_columns(ward=pl.lit(ward)) for ward in ("ICU", "Ward A", "Hospice", "Annexe", None)])
+    new.with_columns(lactate=pl.lit(0.0)).write_csv(tmp_path / "new.csv")
+    (written,) = predict_raw(tmp_path / "run", tmp_path / "new.csv", tmp_path / "out", keep=["mrn", "ward"])
+    with written.open() as file:
+        lines = list(csv.DictReader(file))
+    assert list(lines[0])[:3] == ["row", "mrn", "ward"]
+    assert [line["mrn"] for line in lines] == ["0000"] * 5, "ids are kept as they are written"
+    risk = [float(line["p_Yes"]) for line in lines]
+    assert risk[0] > risk[1] + 0.1, "the ward decides"
+    assert risk[2] == risk[3], "all unseen levels are one"
+    (plain,) = predict_raw(tmp_path / "run", tmp_path / "new.csv", tmp_path / "plain")
+    assert plain.read_text().startswith("row,predicted"), "no id unless it is asked for"
+    with pytest.raises(DataError, match="has no kept column 'wards': did you mean 'ward'"):
+        predict_raw(tmp_path / "run", tmp_path / "new.csv", tmp_path / "b", keep=["wards"])
+    exported = export_run(tmp_path / "run", tmp_path / "model.pt2", "torch")
+    assert exported.difference < 1e-4
+    assert exported.metadata["settings"]["categories"] == {"ward": [UNSEEN, EMPTY, "ICU", "Ward A", "Ward B"]}
+    assert open_run(tmp_path / "run").schema.categories() == {"ward": 5}
+
+
+def test_a_dataset_with_other_levels_is_refused_by_a_model(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"patient": "mrn", "target": "died", "features": ["ward", "lactate"]}
+    hospital().write_csv(tmp_path / "a.csv")
+    hospital().with_columns(ward=pl.col("ward").replace("ICU", "Zoo")).write_csv(tmp_path / "b.csv")
+    first, second = (
+        open_dataset(prepare("table", tmp_path / f"{name}.csv", tmp_path / name, **options)) for name in "ab"
+    )
+    run = train(first, algorithm="base", epochs=1, device="cpu")
+    with pytest.raises(DataError, match="the categories have other levels here"):
+        run.predict_proba(second)
