@@ -272,11 +272,21 @@ def _identity_in_words(identified: Sequence[Identified]) -> list[str]:
     telling = [SPACES[entry.space] for entry in known if entry.samples.above_chance or entry.sessions.above_chance]
     if known:
         sentences.append(
-            f"So people whom the model has never seen can be recognised by its {' and '.join(telling)}."
+            f"So people whom the model has never seen can be recognised by its {_listed(telling)}."
             if telling
             else "So nothing shows that people whom the model has never seen can be recognised by it."
         )
     return sentences
+
+
+def _listed(names: Sequence[str]) -> str:
+    """
+    Examples
+    --------
+    >>> _listed(["v", "z", "logits"])
+    'v, z and logits'
+    """
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _share(found: Identification) -> str:
@@ -294,8 +304,9 @@ def _erasure_in_words(erased: Sequence[Erased], metric: str, before: float) -> l
         f"{_share(entry.samples)}."
         for entry in erased
     ]
-    worse = [entry.directions for entry in erased if entry.change.high < 0]
-    better = [entry.directions for entry in erased if entry.change.low > 0]
+    # Beyond what erasing as many directions of exchanged patients does.
+    worse = [entry.directions for entry in erased if entry.change.high < min(0.0, entry.change_exchanged)]
+    better = [entry.directions for entry in erased if entry.change.low > max(0.0, entry.change_exchanged)]
     if worse:
         sentences.append(f"So the score leans on directions that tell patients apart (from {worse[0]} on).")
     elif better:
