@@ -915,7 +915,7 @@ class SignalReader:
                 "some space, or take fewer channels or a lower rate"
             )
         try:
-            with tempfile.TemporaryFile(dir=folder) as file:
+            with tempfile.TemporaryFile("w+b", dir=folder) as file:
                 return np.memmap(file, np.float32, "w+", shape=(channels, samples))
         except OSError as error:
             raise disk_error(error, folder) from error
