@@ -103,7 +103,7 @@ def _described(model: Any) -> ParsedJson:
     with TemporaryDirectory() as folder:
         file = Path(folder) / "model.json"
         model.save_model(str(file), format="json")
-        described: ParsedJson = json.loads(file.read_text())
+        described: ParsedJson = json.loads(file.read_text(encoding="utf-8"))
         return described
 
 
