@@ -84,7 +84,8 @@ def predict_raw(
     backbone, algorithm : str, optional
         Classes of your own that the run was trained with, as ``package.module:Class``.
     **options
-        What the source of the training data needs besides (see ``manydg predict --help``).
+        What the source of the training data needs besides (see ``manydg predict --help``). ``keep`` names columns of a
+        table to put beside the predictions; of a dataset folder, ``patient`` and ``time``.
 
     Returns
     -------
@@ -130,14 +131,22 @@ def _predict_files(run: Run, raw: Path, out: Path, source: AnySource, options: M
 
 
 def _predict_dataset(run: Run, folder: Path, out: Path, options: Mapping[str, object]) -> list[Path]:
+    keep = tuple(cast("Sequence[str]", options.get("keep", ())))
     for name in options:
-        raise ConfigError(f"--{name.replace('_', '-')} is for raw files, not for a dataset folder: leave it out")
+        if name != "keep":
+            raise ConfigError(f"--{name.replace('_', '-')} is for raw files, not for a dataset folder: leave it out")
+    if unknown := [name for name in keep if name not in ("patient", "time")]:
+        raise ConfigError(f"a dataset folder has no column '{unknown[0]}' to keep: patient and time can be kept")
     import polars as pl
 
     data = open_dataset(folder)
-    patients = data.patients[data.domains.numpy()]
-    rows = pl.DataFrame({"row": np.arange(len(data)), "patient": patients.tolist()})
-    return [write_prediction_table(out, rows, predict_samples(run, data))]
+    rows = {"row": np.arange(len(data))}
+    if "patient" in keep:
+        rows["patient"] = data.patients[data.domains.numpy()]
+    if "time" in keep and data.times is not None:
+        rows["time"] = data.times.numpy()
+    shown = pl.DataFrame({name: values.tolist() for name, values in rows.items()})
+    return [write_prediction_table(out, shown, predict_samples(run, data))]
 
 
 def _useless(option: str, source: str) -> ConfigError:

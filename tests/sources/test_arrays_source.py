@@ -136,7 +136,9 @@ def test_new_arrays_and_a_dataset_folder_get_the_same_predictions(tmp_path: Path
     prepared(tmp_path, x=rng.normal(size=(60, 4)) + y[:, None], y=y, p=patients)
     train(open_dataset(tmp_path / "out"), algorithm="base", epochs=1, out=tmp_path / "run")
     (new,) = predict_raw(tmp_path / "run", tmp_path / "x.npy", tmp_path / "new")
-    (folder,) = predict_raw(tmp_path / "run", tmp_path / "out", tmp_path / "folder")
+    (folder,) = predict_raw(tmp_path / "run", tmp_path / "out", tmp_path / "folder", keep=["patient"])
+    (plain,) = predict_raw(tmp_path / "run", tmp_path / "out", tmp_path / "plain")
+    assert pl.read_csv(plain).columns[:2] == ["row", "predicted"], "patients are named only if asked for"
     one, other = pl.read_csv(new), pl.read_csv(folder)
     assert one.columns[:2] == ["row", "predicted"]
     assert other.columns[:3] == ["row", "patient", "predicted"]

@@ -8,16 +8,31 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 import torch
 from torch import Tensor
 
 from manydg.data.columns import Column, Ragged, check_column, nest, take, unnest
-from manydg.data.encoding import CATEGORIES, ArrayLike, encode_column, encode_patients, encode_targets
-from manydg.data.info import DatasetInfo, TargetSpec, combine_checksums
+from manydg.data.encoding import (
+    CATEGORIES,
+    ArrayLike,
+    Frame,
+    FrameEncoding,
+    TableRoles,
+    as_frame,
+    encode_column,
+    encode_patients,
+    encode_targets,
+    inputs_of,
+    plan_encoding,
+    signal_settings,
+    times_in,
+)
+from manydg.data.info import DatasetInfo, Provenance, TargetSpec, combine_checksums
 from manydg.data.storage import DatasetWriter, Verify, offsets_file, read_arrays, read_description
 from manydg.errors import DataError, StorageError
 from manydg.files import ArrayFile, Json, ParsedJson
@@ -201,33 +216,46 @@ class DomainDataset:
 
 
 def from_arrays(
-    inputs: ArrayLike | Mapping[str, ArrayLike | Ragged],
-    targets: ArrayLike | Sequence[Any],
-    patients: ArrayLike | Sequence[Any],
+    inputs: ArrayLike | Mapping[str, ArrayLike | Ragged] | Frame,
+    targets: ArrayLike | Sequence[Any] | str,
+    patients: ArrayLike | Sequence[Any] | str,
     *,
     kind: str | None = None,
     names: Sequence[str] | None = None,
-    times: ArrayLike | None = None,
+    times: ArrayLike | str | None = None,
     missing: bool = False,
+    rate: float | None = None,
+    channels: Sequence[str] | None = None,
+    categorical: Sequence[str] = (),
     info: DatasetInfo | ParsedJson | None = None,
 ) -> DomainDataset:
-    """Build a dataset from arrays.
+    """Build a dataset from arrays, or from a table of polars or pandas.
 
     Parameters
     ----------
-    inputs : array ``(rows, ...)`` or dict of name to array or Ragged
-        A single array becomes the column ``x``.
+    inputs : array ``(rows, ...)``, dict of name to array or Ragged, or DataFrame
+        A single array becomes the column ``x``, or ``signal`` with a rate. The columns of a table become features as
+        those of ``manydg prepare table`` do: text becomes categories, a date of birth an age.
     targets : array
-        Class labels of any kind ``(rows,)``, votes or label indicators ``(rows, K)``.
+        Class labels of any kind ``(rows,)``, votes or label indicators ``(rows, K)``. Of a table, also the name of a
+        column.
     patients : array ``(rows,)``
-        The patient of each sample.
+        The patient of each sample. Of a table, also the name of a column.
     kind : str, optional
         Target kind; without it, ``(rows, K)`` of 0 and 1 is multi-label, other ``(rows, K)`` are votes, two labels that
-        read as 0 and 1 (or false and true) are binary, and anything else is classes.
+        read as 0 and 1 (or false and true, no and yes) are binary, and anything else is classes.
     names : sequence of str, optional
         Class names in code order; without them, the sorted labels that occur.
+    times : array ``(rows,)``, optional
+        When each sample was taken. Of a table, also the name of a column.
     missing : bool
         Whether NaN is a legitimate value (a measurement not taken). Infinity never is.
+    rate : float, optional
+        Samples a second, where the inputs are signals ``(rows, channels, samples)`` in microvolts.
+    channels : sequence of str, optional
+        Names of their channels.
+    categorical : sequence of str
+        Columns of a table that are categories though they look like numbers.
     info : DatasetInfo, or a dict of its entries, optional
         What else is known: vocabularies, settings, provenance.
 
@@ -237,8 +265,19 @@ def from_arrays(
     >>> data
     DomainDataset(4 samples of 2 patients, inputs x; classes of 3)
     """
-    named = inputs if isinstance(inputs, Mapping) else {"x": inputs}
+    known, frame = _with_missing(DatasetInfo.of(info), missing), as_frame(inputs)
+    if frame is not None:
+        roles = TableRoles.of(frame, targets, patients, times)
+        targets, patients, times = roles.targets, roles.patients, roles.times
+        inputs, known = _encode_frame(frame, roles, categorical, known)
+    elif bad := [role for role, given in (("targets", targets), ("patients", patients)) if isinstance(given, str)]:
+        raise DataError(f"{bad[0]} is a name, which only a table with named columns has: give an array")
+    named = inputs if isinstance(inputs, Mapping) else {"x" if rate is None else "signal": cast("ArrayLike", inputs)}
     columns = {name: encode_column(name, column, missing=missing) for name, column in named.items()}
+    if rate is not None:
+        known = _with_signals(known, columns, rate, channels)
+    elif channels is not None:
+        raise DataError("channels are of signals: give their sampling rate too (rate=)")
     codes, who = encode_patients(patients)
     values, spec = encode_targets(targets, kind, names)
     return DomainDataset(
@@ -248,8 +287,100 @@ def from_arrays(
         domains=codes,
         patients=who,
         times=None if times is None else torch.as_tensor(times, dtype=torch.float64),
-        info=_with_missing(DatasetInfo.of(info), missing),
+        info=known,
     )
+
+
+def _with_signals(
+    info: DatasetInfo, columns: Mapping[str, Column], rate: float, channels: Sequence[str] | None
+) -> DatasetInfo:
+    signal = columns.get("signal")
+    if not isinstance(signal, Tensor):
+        raise DataError(f"a rate is of the input 'signal'; the inputs are {sorted(columns)}")
+    return replace(info, settings={**info.settings, **signal_settings(signal.shape, rate, channels)})
+
+
+def _encode_frame(
+    frame: pl.DataFrame, roles: TableRoles, categorical: Sequence[str], info: DatasetInfo
+) -> tuple[dict[str, ArrayLike], DatasetInfo]:
+    """The features of a table as input columns, and the info that new tables are read by."""
+    features = [name for name in frame.columns if name not in roles.named.values()]
+    if unknown := sorted(set(categorical) - set(features)):
+        raise DataError(f"the table has no features {unknown} to take as categories; it has {features[:12]}")
+    if not features:
+        raise DataError("the table has no column besides targets, patients and times: there are no features")
+    who = encode_patients(roles.patients)[0].numpy()
+    encoding, _ = plan_encoding(frame, features, who, categorical=categorical, time=roles.named.get("time"))
+    columns = {name: cast("ArrayLike", column) for name, column in inputs_of(frame, encoding).items()}
+    options: dict[str, Json] = {role: name for role, name in roles.named.items() if role != "target"}
+    made = info.provenance or Provenance("table", options=options)
+    return columns, replace(info, settings={**info.settings, **encoding.settings()}, provenance=made)
+
+
+def unlabelled(
+    inputs: ArrayLike | Mapping[str, ArrayLike | Ragged] | Frame,
+    schema: InputSchema,
+    target: TargetSpec,
+    roles: Mapping[str, str | None],
+    *,
+    patients: ArrayLike | Sequence[Any] | None = None,
+    times: ArrayLike | None = None,
+) -> DomainDataset:
+    """New samples for a model of a schema; their targets mean nothing.
+
+    Parameters
+    ----------
+    inputs : array, dict of arrays, or DataFrame
+        As :func:`from_arrays` takes them.
+    roles : dict of str to str
+        Columns of a table by what they are for: ``patient``, ``time``, ``session``.
+    patients, times : arrays ``(rows,)``, optional
+        Instead of those columns; without any patients each sample is one of its own.
+    """
+    missing, frame = bool(schema.settings.get("missing")), as_frame(inputs)
+    if frame is not None:
+        if "features" not in schema.settings:
+            raise DataError("the model was trained on arrays without names of features: give an array, not a table")
+        encoding = FrameEncoding.of(schema.settings)
+        if absent := [name for name in encoding.columns() if name not in frame.columns]:
+            raise DataError(f"the table lacks {len(absent)} features that the model was trained on: {absent[:5]}")
+        patients, times = _roles_of_new(frame, roles, patients, times)
+        inputs = cast("Mapping[str, ArrayLike]", inputs_of(frame, encoding))
+    column = "signal" if "signal" in schema.columns else "x"
+    named = inputs if isinstance(inputs, Mapping) else {column: cast("ArrayLike", inputs)}
+    columns = {name: encode_column(name, values, missing=missing) for name, values in named.items()}
+    count = len(next(iter(columns.values()))) if columns else 0
+    codes, names = encode_patients(np.arange(count) if patients is None else patients)
+    several = target.kind in ("votes", "multilabel")
+    return DomainDataset(
+        columns,
+        torch.zeros((count, target.size) if several else count),
+        target,
+        codes,
+        names,
+        None if times is None else torch.as_tensor(np.array(times), dtype=torch.float64),
+        info=DatasetInfo(settings={key: value for key, value in schema.settings.items() if key not in _BY_TRAINING}),
+    )
+
+
+def _roles_of_new(
+    frame: pl.DataFrame,
+    roles: Mapping[str, str | None],
+    patients: ArrayLike | Sequence[Any] | None,
+    times: ArrayLike | None,
+) -> tuple[ArrayLike | Sequence[Any] | None, ArrayLike | None]:
+    """Patients and times of a new table, from the columns they had in training unless they are given."""
+    patient, time, session = (roles.get(role) for role in ("patient", "time", "session"))
+    if patients is None and patient in frame.columns:
+        patients = frame[str(patient)].to_list()
+    if times is None and time in frame.columns:
+        if session is not None:
+            raise DataError(
+                f"times in '{time}' are counted within the sessions of '{session}': give times that run over all "
+                "sessions of a patient (times=), or use 'manydg predict' on the file"
+            )
+        times = times_in(frame[str(time)])
+    return patients, times
 
 
 def _with_missing(info: DatasetInfo, missing: bool) -> DatasetInfo:
@@ -329,6 +460,8 @@ CONTEXT = "context"
 """The prefix of the names of columns that hold patient context."""
 _LARGEST_SIZE = 1 << 28
 """Values of a sample, or words of a vocabulary, beyond which a model's description is not believed."""
+_BY_TRAINING = frozenset({"context", "sequence"})
+"""Settings that a training adds to those of its data."""
 _OF_THE_DATA = frozenset({"session_gap"})
 """Settings that describe one dataset alone: new data may have others."""
 

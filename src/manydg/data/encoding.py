@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -19,6 +20,8 @@ from manydg.errors import DataError
 from manydg.files import Json
 
 ArrayLike = npt.NDArray[Any] | Tensor
+Frame = Any
+"""A DataFrame of polars or pandas; pandas need not be there."""
 _LARGEST_EXACT = 2**53
 _NO_AND_YES = {("no", "yes"), ("false", "true"), ("n", "y"), ("absent", "present"), ("negative", "positive")}
 """Pairs of names that are a negative and a positive class, which is also their order by the alphabet."""
@@ -28,6 +31,7 @@ def encode_column(name: str, column: ArrayLike | Ragged, *, missing: bool) -> Co
     """Check one input column and store it as float32 or int64."""
     if isinstance(column, Ragged):
         return Ragged(encode_column(name, column.values, missing=missing), column.offsets)
+    _refuse_type(name, column)
     if np.ndim(column) == 0:
         raise DataError(f"input '{name}' is a single number; it needs one row per sample")
     array = (
@@ -48,6 +52,41 @@ def encode_column(name: str, column: ArrayLike | Ragged, *, missing: bool) -> Co
             + f": {remedy}"
         )
     return array
+
+
+def _refuse_type(name: str, column: Any) -> None:
+    """Raise for what is no array but often given as one."""
+    if column is None or isinstance(column, str | bytes | os.PathLike):
+        what = "nothing" if column is None else "a path"
+        raise DataError(
+            f"input '{name}' is {what}; it must be an array, a tensor or a table with one row per sample: open dataset "
+            "folders with manydg.open_dataset, and read files first"
+        )
+    if hasattr(column, "toarray"):
+        raise DataError(f"input '{name}' is a sparse matrix: give its dense form, .toarray()")
+    if isinstance(column, list | tuple) and len({np.shape(row) for row in column if not np.isscalar(row)}) > 1:
+        raise DataError(f"the rows of input '{name}' differ in length: build it with manydg.Ragged.from_rows")
+
+
+def signal_settings(shape: Sequence[int], rate: float, channels: Sequence[str] | None = None) -> dict[str, Json]:
+    """Settings of signals ``(rows, channels, samples)`` in microvolts.
+
+    Parameters
+    ----------
+    shape : sequence of int
+    rate : float
+        Samples a second.
+    channels : sequence of str, optional
+        Their names; numbered by default.
+    """
+    if len(shape) != 3:
+        raise DataError(f"samples have shape {tuple(shape)}; signals are (rows, channels, samples)")
+    if not rate > 0:
+        raise DataError(f"a sampling rate is a number of hertz above 0; got {rate}")
+    names = [f"channel {number + 1}" for number in range(shape[1])] if channels is None else [str(n) for n in channels]
+    if len(names) != shape[1]:
+        raise DataError(f"there are {len(names)} names of channels for {shape[1]} channels")
+    return {"rate": float(rate), "channels": list(names), "unit": "uV"}
 
 
 def as_stored(name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -490,6 +529,49 @@ def _codes(column: pl.Series, levels: Sequence[str]) -> npt.NDArray[np.int64]:
     return codes.set(texts.is_null(), 1).to_numpy()
 
 
+@dataclass(frozen=True)
+class TableRoles:
+    """Targets, patients and times beside the features of a table.
+
+    Parameters
+    ----------
+    targets, patients, times : arrays
+        From the table's columns where names were given.
+    named : dict of str to str
+        Those columns by what they are for: ``target``, ``patient``, ``time``.
+    """
+
+    targets: Any
+    patients: Any
+    times: Any
+    named: Mapping[str, str]
+
+    @staticmethod
+    def of(frame: pl.DataFrame, targets: Any, patients: Any, times: Any) -> TableRoles:
+        """The arrays that were given, or the columns of these names."""
+        given = {"target": targets, "patient": patients, "time": times}
+        named = {role: value for role, value in given.items() if isinstance(value, str)}
+        for role, name in named.items():
+            if name not in frame.columns:
+                raise DataError(f"the table has no {role} column '{name}'; it has {', '.join(frame.columns[:12])}")
+            if frame[name].null_count():
+                raise DataError(f"the {role} column '{name}' is empty in {frame[name].null_count()} rows: fill them in")
+        return TableRoles(
+            frame[targets].to_numpy() if "target" in named else targets,
+            frame[patients].to_list() if "patient" in named else patients,
+            times_in(frame[times]) if "time" in named else times,
+            named,
+        )
+
+
+def times_in(column: pl.Series) -> npt.NDArray[np.float64]:
+    """Numbers as they are; dates, times and durations in seconds."""
+    seconds = seconds_of(column)
+    if seconds is None and not column.dtype.is_numeric():
+        raise DataError(f"'{column.name}' has type {column.dtype}; times are numbers, dates, times or durations")
+    return np.array(column.to_numpy() if seconds is None else seconds, dtype=np.float64)
+
+
 def as_frame(table: Any) -> pl.DataFrame | None:
     """A polars or pandas frame as a polars one; ``None`` for anything else."""
     if isinstance(table, pl.LazyFrame):
@@ -505,11 +587,11 @@ def _from_pandas(name: str, column: Any) -> pl.Series:
     """A column of a pandas frame, without pyarrow."""
     if column.dtype.kind in "fiubmM" and isinstance(column.dtype, np.dtype):
         return pl.Series(name, column.to_numpy())
+    if column.dtype.kind == "M":
+        return pl.Series(name, column.dt.tz_convert("UTC").dt.tz_localize(None).to_numpy())
     empty = column.isna().to_numpy()
     cells = [None if gap else value for gap, value in zip(empty, column.tolist(), strict=True)]
-    if column.dtype.kind in "fiub":
+    if column.dtype.kind in "fiub" or all(isinstance(value, bool | None) for value in cells):
         return pl.Series(name, cells, strict=False)
-    texts = [value if value is None or isinstance(value, str | bool | int | float) else str(value) for value in cells]
-    return pl.Series(
-        name, texts, dtype=None if all(isinstance(v, bool | None) for v in texts) else pl.String, strict=False
-    )
+    texts = [None if value is None else str(value) for value in cells]
+    return pl.Series(name, texts, dtype=pl.Categorical if hasattr(column, "cat") else pl.String)

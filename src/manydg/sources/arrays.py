@@ -12,10 +12,11 @@ import numpy.typing as npt
 import polars as pl
 import torch
 
+from manydg.data.encoding import signal_settings
 from manydg.data.info import DatasetInfo
 from manydg.errors import DataError, StorageError
 from manydg.files import DAMAGED_NPY, Json
-from manydg.sources._preparing import MISSING, CohortFlow, check_finite, with_provenance, write_dense
+from manydg.sources._preparing import MISSING, CohortFlow, check_finite, naming, with_provenance, write_dense
 from manydg.sources._source import NewSamples, Options, RawArgument, Source, SourceDocs, TrainedOn, option
 
 
@@ -65,7 +66,10 @@ class Arrays(Source[ArraysOptions, Options]):
             paths["time"] = options.time
         arrays = {role: _load(path) for role, path in paths.items()}
         _check(arrays, paths)
-        settings: dict[str, Json] = {} if options.rate is None else _signal_settings(arrays["x"], raw, options.rate)
+        settings: dict[str, Json] = {}
+        if options.rate is not None:
+            with naming(raw):
+                settings = signal_settings(arrays["x"].shape, options.rate)
         patients = np.asarray(arrays["patient"])
         flow = CohortFlow()
         flow.add("rows of the arrays", patients=len(np.unique(patients)), samples=len(patients))
@@ -140,12 +144,3 @@ def _check(arrays: dict[str, npt.NDArray[Any]], paths: dict[str, Path]) -> None:
             raise DataError(f"{paths[role]} has type {arrays[role].dtype}; it must hold numbers: encode text as codes")
     if arrays["x"].ndim == 1:
         raise DataError(f"{paths['x']} has shape {arrays['x'].shape}; samples are (rows, features) or (rows, ..., ...)")
-
-
-def _signal_settings(samples: npt.NDArray[Any], path: Path, rate: float) -> dict[str, Json]:
-    if samples.ndim != 3:
-        raise DataError(f"{path} has shape {samples.shape}; signals are (rows, channels, samples)")
-    if not rate > 0:
-        raise DataError(f"a sampling rate is a number of hertz above 0; got {rate}")
-    channels = [f"channel {number + 1}" for number in range(samples.shape[1])]
-    return {"rate": float(rate), "channels": channels, "unit": "uV"}

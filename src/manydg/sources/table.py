@@ -88,7 +88,10 @@ class PredictionOptions(Options):
     """What the table of predictions shows of the table that was given."""
 
     keep: tuple[str, ...] = option(
-        (), help="Table: column to put beside the predictions, such as an id or a time; may be repeated.", metavar="COL"
+        (),
+        help="Table: column to put beside the predictions, such as an id or a time; may be repeated. Dataset folder: "
+        "patient or time.",
+        metavar="COL",
     )
 
 

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,8 @@ from manydg.backbones._sequences import SequenceBackbone
 from manydg.code_version import code_version
 from manydg.config import TrainingConfig, pick_device
 from manydg.data.context import ContextOptions
-from manydg.data.dataset import DomainDataset, InputSchema, from_arrays
+from manydg.data.dataset import DomainDataset, InputSchema, from_arrays, unlabelled
+from manydg.data.encoding import ArrayLike, Frame
 from manydg.data.info import TargetSpec
 from manydg.data.splits import (
     Split,
@@ -89,16 +90,38 @@ class Run:
     info: JsonObject = field(default_factory=dict)
     folder: Path | None = None
 
-    def predict_proba(self, dataset: DomainDataset) -> npt.NDArray[np.float32]:
+    def predict_proba(
+        self,
+        samples: DomainDataset | ArrayLike | Mapping[str, ArrayLike] | Frame,
+        *,
+        patients: ArrayLike | Sequence[Any] | None = None,
+        times: ArrayLike | None = None,
+    ) -> npt.NDArray[np.float32]:
         """Probabilities for samples of any patient, ``(samples, K)``.
 
         Where the run was trained with patient context, that of each patient is made from the samples given here.
+
+        Parameters
+        ----------
+        samples : DomainDataset, array ``(samples, ...)``, dict of arrays, or DataFrame
+            As :func:`manydg.from_arrays` takes them.
+        patients, times : arrays ``(samples,)``, optional
+            Of arrays and tables. Without them a table's columns of the names they had in training are taken; without
+            any patients each sample is one of its own.
 
         Raises
         ------
         DataError
             If an input is infinite, or so large that the output for a sample is not finite.
         """
+        if isinstance(samples, DomainDataset):
+            if patients is not None or times is not None:
+                raise DataError("a dataset has patients and times of its own: leave out patients= and times=")
+            dataset = samples
+        else:
+            roles = cast("Mapping[str, str | None]", self.info.get("roles") or {})
+            spec = self.algorithm.target.spec
+            dataset = unlabelled(samples, self.schema, spec, roles, patients=patients, times=times)
         probabilities = predict_probabilities(self.algorithm, self.prepare(dataset)).numpy()
         failed = np.flatnonzero(~np.isfinite(probabilities).all(axis=1))
         if len(failed):
@@ -121,7 +144,7 @@ def train(
     config: TrainingConfig | None = None,
     *,
     split: Split | None = None,
-    backbone: nn.Module | None = None,
+    backbone: nn.Module | str | None = None,
     out: str | Path | None = None,
     device: str = "auto",
     name: str = "dataset",
@@ -137,8 +160,8 @@ def train(
         Or give its fields as keywords: ``train(dataset, algorithm="dann", epochs=10)``.
     split : Split, optional
         Who trains, validates and tests; drawn from the seed if not given.
-    backbone : nn.Module, optional
-        A module of your own instead of ``config.backbone``.
+    backbone : nn.Module or str, optional
+        A module of your own, or the name of a backbone, instead of ``config.backbone``.
     out : path, optional
         Run folder. An unfinished run there is continued, a finished one returned.
     device : str
@@ -157,7 +180,16 @@ def train(
     >>> sorted(run.record.test)
     ['auprc', 'auroc', 'f1', 'kappa']
     """
+    if not isinstance(dataset, DomainDataset):
+        raise DataError(
+            f"train takes a dataset, not {type(dataset).__name__}: build one with manydg.from_arrays, or open a folder "
+            "with manydg.open_dataset"
+        )
+    if config is not None and options:
+        raise ConfigError(f"give {', '.join(sorted(options))} within config, or leave config out")
     config = config if config is not None else TrainingConfig.from_mapping(options)
+    if isinstance(backbone, str):
+        config, backbone = config.replace(backbone=backbone), None
     trust_named(config)
     chosen = _checked_split(dataset, config, split)
     identity = _identity(dataset, config, chosen, backbone)
