@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +26,11 @@ from manydg.studies.paper import find_datasets, prepare_folder
 from manydg.targets import target_of
 
 ROOT = Path(__file__).resolve().parents[1]
+COPIED = {
+    "algorithms/my_idea.py": "Add an algorithm",
+    "backbones/flat.py": "Add a backbone",
+    "sources/spectra.py": "Add a dataset",
+}
 
 
 def _blocks(file: str, heading: str, language: str = "python") -> list[str]:
@@ -50,6 +59,44 @@ def test_the_backbone_in_contributing_gives_features(module: Path, small_dataset
     backbone = build_backbone("from_the_docs_flat:Flat", InputSchema.of(small_dataset), {"width": 5})
     model = build_algorithm("base", backbone, target_of(small_dataset.target), 1)
     assert model.embed(small_dataset.take(torch.arange(4)).inputs)["v"].shape == (4, 5)
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the repository with CONTRIBUTING's algorithm, backbone and source in it, as they are shown."""
+    root = tmp_path_factory.mktemp("repository")
+    for folder in ("src", "tests", "tools"):
+        shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    for name in ("pyproject.toml", "README.md", "CONTRIBUTING.md"):
+        shutil.copy(ROOT / name, root / name)
+    for name, heading in COPIED.items():
+        (root / "src/manydg" / name).write_text(_blocks("CONTRIBUTING.md", heading)[0], encoding="utf-8")
+    return root
+
+
+def _in(repository: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(repository / "src")}
+    return subprocess.run(
+        [sys.executable, "-m", *words], cwd=repository, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", ["ruff check", "ruff format --check", "mypy --strict"])
+def test_what_contributing_shows_passes_the_linters(repository: Path, check: str) -> None:
+    outcome = _in(repository, *check.split(), *(f"src/manydg/{name}" for name in COPIED))
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+
+
+@pytest.mark.slow
+def test_what_contributing_shows_passes_the_tests_of_every_algorithm_and_backbone(repository: Path) -> None:
+    tests = ["tests/algorithms", "tests/backbones", "tests/training/test_runs.py", "tests/training/test_export.py"]
+    chosen = ["-m", "not slow", "-k", "my-idea or flat-", "-p", "no:cacheprovider", "-rA", "--tb=short"]
+    outcome = _in(repository, "pytest", *tests, *chosen)
+    assert outcome.returncode == 0, outcome.stdout[-5000:]
+    passed = re.findall(r"^PASSED .*\[(.*)\]", outcome.stdout, flags=re.M)
+    assert any("my-idea" in case for case in passed)
+    assert any("flat-table" in case for case in passed)
 
 
 @pytest.fixture
@@ -105,6 +152,17 @@ def test_the_five_lines_of_the_readme_run() -> None:
     assert set(names["run"].record.test) == {"auprc", "f1", "kappa", "auroc"}
     exec(second.replace('algorithm="manydg"', 'algorithm="manydg", epochs=1'), names)
     assert names["model"].predict_proba(names["X_new"]).shape == (5, 2)
+
+
+def test_the_tutorial_of_scikit_learn_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs/tutorials/scikit-learn.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
+        exec(block, names)
+    assert names["scores"].shape == (4,)
+    assert names["probabilities"].shape == (30, 2)
+    assert (names["again"].predict_proba(names["X"]) == names["model"].predict_proba(names["X"])).all()
 
 
 def test_every_command_of_the_readme_exists() -> None:
