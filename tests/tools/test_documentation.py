@@ -109,6 +109,13 @@ def test_every_command_line_of_a_page_has_options_that_exist(page: Path) -> None
         assert {word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)} <= known, words
 
 
+def test_the_readme_is_short_and_has_one_small_picture() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert text.count("\n") < 120
+    (picture,) = re.findall(r"!\[.+\]\((.+)\)", text)
+    assert (ROOT / picture).stat().st_size < 200_000
+
+
 def test_links_to_files_outside_docs_lead_to_pages_of_the_site() -> None:
     page = "[a](../../CONTRIBUTING.md) [b](../../examples/tuning.py) [c](../results.md#x) `[d](../../no.md)` [e](https://a.b)"
     assert documentation.with_site_links(page, "howto/tune.md") == (
