@@ -277,7 +277,7 @@ def test_the_number_of_rounds_is_that_with_the_highest_validation_metric() -> No
     curve = {entry.epoch: entry.val["auroc"] for entry in lines.entries}
     best = max(curve, key=lambda number: curve[number] or 0)
     assert 4 <= best < 120
-    assert fitted.selection_rule == f"{best} of 120 rounds, the number with the highest validation auroc"
+    assert fitted.selection_rule == "number of rounds with the highest validation auroc"
     assert (fitted.epoch, fitted.history) == (0, [])
     found = score(fitted.algorithm.target, val.targets.numpy(), predict_probabilities(fitted.algorithm, val).numpy())
     assert found["auroc"] == pytest.approx(curve[best])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from pathlib import Path
 from typing import Any
@@ -52,4 +53,11 @@ def test_the_demonstration_says_what_its_table_means_and_writes_the_report(comma
     alone, known = map(float, re.findall(r"the best possible rule reaches (0\.\d{3})", text))
     assert alone <= known
     assert "best learner that is shown the patient's other unlabelled samples" in text
-    assert "<h1>Synthetic data: " in (tmp_path / "demo" / "report.html").read_text(encoding="utf-8")
+    page = (tmp_path / "demo" / "report.html").read_text(encoding="utf-8")
+    assert "<h1>Synthetic data: " in page
+    rows = csv.DictReader((tmp_path / "demo" / "summary.csv").open(encoding="utf-8"))
+    kappa = {row["row"]: float(row["mean"]) for row in rows if row["metric"] == "kappa"}
+    best = [max(mean for name, mean in kappa.items() if ("no context" in name) is alone) for alone in (True, False)]
+    numbers = re.search(r"one sample at a time, [\w ]+, reached (.{5})\. The best .*?, reached (.{5}) \(kappa\)", page)
+    assert numbers is not None
+    assert [float(number) for number in numbers.groups()] == pytest.approx(best, abs=6e-4)

@@ -351,7 +351,7 @@ class ScoredRounds(Rounds):
         if not best:
             self.selection_rule = f"all {total} rounds: no patients were held back to choose a number"
             return total
-        self.selection_rule = f"{best} of {total} rounds, the number with the highest validation {self.metric}"
+        self.selection_rule = f"number of rounds with the highest validation {self.metric}"
         return best
 
 
