@@ -91,6 +91,10 @@ def csv_text(text: str) -> str:
     return f"'{text}" if dangerous else text
 
 
+QUIET = "MANYDG_QUIET"
+"""The environment variable that silences progress, whatever its value."""
+
+
 def warn_plainly() -> None:
     """Show our warnings as one line each from now on, without the source line that Python adds."""
     show_others = warnings.showwarning

@@ -20,6 +20,7 @@ from manydg.data.dataset import from_arrays
 from manydg.errors import csv_text, printable
 from manydg.predict import joined_names
 from manydg.sources.edf import epoch_table, plot_hypnogram
+from manydg.studies.catalogue import EXPERIMENTS
 
 NAMES = ["=1+1", "@SUM(A1)|x", "[red]$a$ \x1b[31m$b\n\u202ec", "-5"]
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e]")
@@ -136,3 +137,49 @@ def test_every_line_of_a_command_goes_through_one_helper() -> None:
                 bare.append(f"{file.relative_to(source)}:{node.lineno}")
     # Click's own text for a command without arguments, and the progress bar, whose titles are the program's.
     assert [line.partition(":")[0] for line in sorted(bare)] == ["cli/__init__.py", "sources/_preparing.py"]
+
+
+def test_the_version_and_the_help_have_their_usual_names(commands: Any) -> None:
+    code, out, _ = commands.run("--version")
+    assert (code, out.strip()) == (0, f"manydg {manydg.__version__}")
+    for arguments in (["-h"], ["train", "-h"], ["prepare", "table", "-h"], ["predict", "-h"]):
+        code, out, _ = commands.run(*arguments)
+        assert code == 0
+        assert "Usage: manydg" in out
+    assert "--install-completion" in commands.run("--help")[1]
+
+
+def test_help_lists_every_experiment(commands: Any) -> None:
+    code, out, _ = commands.run("experiment", "--help")
+    listed = {line.split()[0] for line in out[out.index("Experiments:") :].splitlines()[1:] if line.startswith("  ")}
+    assert code == 0
+    assert set(EXPERIMENTS.names()) <= listed
+
+
+def test_quiet_commands_print_results_alone_and_json_is_json(commands: Any, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    who, x = np.repeat(np.arange(20), 6), rng.normal(size=120)
+    frame = pl.DataFrame({"who": who, "x": x, "y": (x + rng.normal(size=120) > 0).astype(int)})
+    frame.write_csv(tmp_path / "t.csv")
+    table = ("prepare", "table", tmp_path / "t.csv", "--patient", "who", "--target", "y", "--features", "x")
+    code, out, err = commands.run("-q", *table, "--out", tmp_path / "data", "--json")
+    assert (code, err) == (0, "")
+    prepared = json.loads(out)
+    assert (prepared["samples"], prepared["patients"], prepared["inputs"]) == (120, 20, {"x": [1]})
+    train = ("train", tmp_path / "data", "--algorithm", "base", "--epochs", 1)
+    code, out, err = commands.run("--quiet", *train, "--out", tmp_path / "run")
+    assert code == 0
+    assert "training base" not in err
+    assert "unseen patients" in out
+    code, out, err = commands.run(*train, "--out", tmp_path / "run", "--json")
+    assert json.loads(out)["algorithm"] == "base", "a finished run is reported again"
+    code, out, _ = commands.run("predict", tmp_path / "run", tmp_path / "t.csv", "--out", tmp_path / "p", "--json")
+    assert code == 0
+    assert json.loads(out)["files"] == [str(tmp_path / "p" / "predictions.csv")]
+    compare = ("compare", tmp_path / "data", "--algorithms", "base", "--seeds", 2, "--epochs", 1)
+    code, out, _ = commands.run(*compare, "--out", tmp_path / "results", "--dry-run")
+    assert (code, (tmp_path / "results").exists()) == (0, False), "a dry run writes nothing"
+    assert out.count("base") >= 2, "every run is listed"
+    code, out, _ = commands.run(*compare, "--out", tmp_path / "results", "--json")
+    (summary,) = json.loads(out)
+    assert {(entry["row"], entry["metric"]) for entry in summary["entries"]} >= {("base", "auroc")}

@@ -6,12 +6,13 @@ import os
 import sys
 import tempfile
 import traceback
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
+from manydg import __version__
 from manydg.cli import data, inspect, studies, train
-from manydg.errors import ManyDGError, printable, warn_plainly
+from manydg.errors import QUIET, ManyDGError, printable, warn_plainly
 
 _INTERRUPTED = 130
 _LONGEST_MESSAGE = 900
@@ -21,10 +22,33 @@ _ClickException: type[Exception] = typer.BadParameter.__mro__[2]
 app = typer.Typer(
     help="Train models on many patients and see how well they do on patients they have never seen.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(printable(f"manydg {__version__}"))
+        raise typer.Exit
+
+
+@app.callback()
+def _for_every_command(
+    context: typer.Context,
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print results, warnings and errors alone, and no progress.")
+    ] = False,
+) -> None:
+    if quiet and QUIET not in os.environ:
+        # In the environment, so that processes of ours are quiet too.
+        os.environ[QUIET] = "1"
+        context.call_on_close(lambda: os.environ.pop(QUIET, None))
 
 
 def _assemble() -> None:

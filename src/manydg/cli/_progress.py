@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from manydg.errors import printable
+from manydg.errors import QUIET, printable
 
 if TYPE_CHECKING:
     from rich.console import Group
 
+    from manydg.files import Json
     from manydg.studies.study import Board, PlannedRun, Study
     from manydg.studies.tuning import Search, Trial
     from manydg.training.record import EpochEntry, RunRecord
@@ -30,6 +33,8 @@ class PlainConsole(Console):
         super().__init__(stderr=stderr, width=width, soft_wrap=soft_wrap, highlight=False, markup=False, emoji=False)
 
     def print(self, *objects: object, **options: Any) -> None:
+        if self.stderr and QUIET in os.environ:
+            return
         super().print(*(printable(entry) if isinstance(entry, str) else entry for entry in objects), **options)
 
 
@@ -39,6 +44,11 @@ console = PlainConsole(stderr=True, soft_wrap=True)
 def show_line(text: str) -> None:
     """Print one line of a command's answer."""
     print(printable(text))
+
+
+def show_json(value: Json) -> None:
+    """Print a command's answer as JSON."""
+    print(printable(json.dumps(value, ensure_ascii=True)))
 
 
 class EpochLines:
@@ -62,7 +72,7 @@ class EpochLines:
 
 def study_board() -> Board:
     """A live table where somebody is watching, and plain lines where the output goes to a file."""
-    return LiveBoard() if console.is_terminal else RunLines()
+    return LiveBoard() if console.is_terminal and QUIET not in os.environ else RunLines()
 
 
 class RunLines:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from manydg.cli._options import Address, FilesEngine, UsedAlgorithm, UsedBackbone
+from manydg.cli._options import Address, AsJson, FilesEngine, UsedAlgorithm, UsedBackbone
 from manydg.errors import ManyDGWarning, printable
 from manydg.sources import SOURCES, TWINS, AnySource, Options, find_source, find_twin, option_help, option_types
 
@@ -69,10 +69,11 @@ class _PrepareGroup(_RegistryGroup):
     def build(self, name: str) -> Any:
         source = find_source(name)
 
-        def run(raw: Path, out: Path, overwrite: bool, workers: int = 1, engine: str = "local",
+        def run(raw: Path, out: Path, overwrite: bool, as_json: bool, workers: int = 1, engine: str = "local",
                 address: str | None = None, context: typer.Context | None = None, **values: Any) -> None:  # fmt: skip
             options = _options(source.options_class, values, context.args if context else [])
             _prepare(source, raw, out, options, workers, engine, address, overwrite)
+            _show_prepared(source, out, as_json=as_json)
 
         parameters = [*_raw_and_out(source), *_parameters(source.options_class, _greedy(source.options_class))]
         if source.parallel:
@@ -81,7 +82,7 @@ class _PrepareGroup(_RegistryGroup):
                 _parameter("engine", FilesEngine, "local"),
                 _parameter("address", Address, None),
             ]
-        parameters.append(_parameter("overwrite", Overwrite, False))
+        parameters += [_parameter("overwrite", Overwrite, False), _parameter("as_json", AsJson, False)]
         return _command(name, SOURCES.summary(name), run, parameters)
 
 
@@ -120,6 +121,7 @@ class _PredictCommand(TyperCommand):
             _parameter("out", Annotated[Path, folder]),
             _parameter("backbone", UsedBackbone, None),
             _parameter("algorithm", UsedAlgorithm, None),
+            _parameter("as_json", AsJson, False),
         ]
         return _command("predict", _PREDICT_HELP, _predict, [*own, *_all_prediction_parameters()])
 
@@ -139,13 +141,17 @@ def _all_prediction_parameters() -> list[inspect.Parameter]:
     return list(by_name.values())
 
 
-def _predict(run: Path, raw: Path, out: Path, **options: Any) -> None:
-    from manydg.cli._progress import console
+def _predict(run: Path, raw: Path, out: Path, as_json: bool = False, **options: Any) -> None:
+    from manydg.cli._progress import console, show_json
     from manydg.files import claimed
     from manydg.predict import ABOUT, predict_raw
 
     with claimed(out):
         written = predict_raw(run, raw, out, **options)
+    if as_json:
+        about = json.loads((out / ABOUT).read_text(encoding="utf-8"))
+        show_json({"files": [str(path) for path in written], "about": about})
+        return
     for path in written:
         console.print(f"wrote {path}", soft_wrap=True)
     decision = json.loads((out / ABOUT).read_text(encoding="utf-8"))["decision"]["in words"]
@@ -242,25 +248,46 @@ def _prepare(
     address: str | None,
     overwrite: bool,
 ) -> None:
-    from manydg.cli._progress import show_line
     from manydg.files import claimed
     from manydg.jobs import engine_named, using
 
-    with claimed(out), using(engine_named(engine, address)), _warnings_as_notes():
+    with claimed(out), using(engine_named(engine, address)), _plain_warnings():
         source.prepare(raw, out, options, workers=workers, overwrite=overwrite)
+
+
+def _show_prepared(source: AnySource, out: Path, *, as_json: bool) -> None:
+    """Print what a new dataset holds."""
+    from manydg.cli._progress import show_json, show_line
+    from manydg.data.storage import read_description
+
+    if as_json:
+        made = read_description(out)
+        show_json(
+            {
+                "folder": str(out),
+                "samples": made.samples,
+                "patients": made.patients,
+                "target": made.target.to_json(),
+                "inputs": {name: list(made.files[f"inputs.{name}"].shape[1:]) for name in made.columns},
+                "cohort_flow": [step.to_json() for step in made.info.cohort_flow],
+                "notes": [*source.notes_on(made.info.provenance.options if made.info.provenance else {})],
+                "content": made.content_hash,
+            }
+        )
+        return
     for line in describe_dataset(source, out):
         show_line(line)
 
 
 @contextmanager
-def _warnings_as_notes() -> Iterator[None]:
+def _plain_warnings() -> Iterator[None]:
     """Print our warnings as plain lines."""
     with warnings.catch_warnings():
         show: Callable[..., None] = warnings.showwarning
 
         def plain(message: Warning | str, category: type[Warning], *rest: object) -> None:
             if issubclass(category, ManyDGWarning):
-                print(printable(f"manydg: note: {message}"), file=sys.stderr)
+                print(printable(f"manydg: warning: {message}"), file=sys.stderr)
             else:
                 show(message, category, *rest)
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from manydg.cli._options import (
     Algorithms,
+    AsJson,
     Dataset,
     Device,
     DryRun,
@@ -28,6 +32,7 @@ from manydg.cli._options import (
 )
 
 if TYPE_CHECKING:
+    from manydg.files import Json
     from manydg.studies.experiment import Request
     from manydg.studies.paper import DataFolder, Scale
     from manydg.studies.summary import Summary
@@ -40,7 +45,19 @@ _WIDTH_OF_FILES = 130
 def register(app: typer.Typer) -> None:
     """Add the commands to ``manydg``."""
     for function in (compare, tune, experiment, paper, report):
-        app.command()(command(function))
+        listing = _WithExperiments if function is experiment else None
+        app.command(cls=listing)(command(function))
+
+
+class _WithExperiments(TyperCommand):
+    """``manydg experiment``, whose help lists the experiments there are."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        from manydg.studies.catalogue import EXPERIMENTS
+
+        known = {name: inspect.getdoc(EXPERIMENTS.get(name)) or "" for name in EXPERIMENTS.names()}
+        with formatter.section("Experiments"):
+            formatter.write_dl([(name, text.partition("\n\n")[0].replace("\n", " ")) for name, text in known.items()])
 
 
 def register_demo(app: typer.Typer) -> None:
@@ -60,13 +77,16 @@ def compare(
     device: Device = "auto",
     engine: EngineOptions,
     dry_run: DryRun = False,
+    json: AsJson = False,
 ) -> None:
     """Compare algorithms over several patient splits.
 
     Every algorithm is trained on every split, each run with a record in OUT/results.jsonl. The table gives means over
     splits, intervals over patients and paired tests. If the command is stopped, run it again: no run is repeated.
     """
-    _conduct("compare", dataset, out, compared(algorithms), seeds, repeats, settings, engine, device, dry_run, tuned)
+    _conduct(
+        "compare", dataset, out, compared(algorithms), seeds, repeats, settings, engine, device, dry_run, json, tuned
+    )
 
 
 def tune(
@@ -79,6 +99,7 @@ def tune(
     settings: RunSettings,
     device: Device = "auto",
     engine: EngineOptions,
+    json: AsJson = False,
 ) -> None:
     """Search the settings of algorithms on validation patients.
 
@@ -88,7 +109,7 @@ def tune(
     it again: no finished trial is repeated.
     """
     from manydg.algorithms import ALGORITHMS
-    from manydg.cli._progress import TrialLines, console
+    from manydg.cli._progress import TrialLines, console, show_json
     from manydg.files import claimed
     from manydg.studies.tuning import tune as search
 
@@ -101,6 +122,9 @@ def tune(
             dataset, names, out, trials=trials, seeds=seeds, options=settings.options(dataset), workers=workers,
             device=device, command=command_line(), planned=lines.planned, ended=lines.ended,
         )  # fmt: skip
+    if json:
+        show_json(tuning.to_json())
+        return
     _show_chosen(tuning, names)
     again = f"manydg compare {dataset} --algorithms {','.join(names)} --seeds {seeds} --tuned {out} --out RESULTS"
     console.print(f"wrote {out / 'tuning.json'}; next: '{again}', with the same options")
@@ -130,7 +154,7 @@ def _show_chosen(tuning: Tuning, names: Sequence[str]) -> None:
 
 
 def experiment(
-    name: Annotated[str, typer.Argument(help="objectives, weights, limited-data, continual, ...", show_default=False)],
+    name: Annotated[str, typer.Argument(help="One of those listed below.", show_default=False)],
     dataset: Dataset,
     out: Results,
     *,
@@ -144,6 +168,7 @@ def experiment(
     device: Device = "auto",
     engine: EngineOptions,
     dry_run: DryRun = False,
+    json: AsJson = False,
 ) -> None:
     """Run one of the paper's experiments on a dataset.
 
@@ -151,7 +176,7 @@ def experiment(
     command is stopped, run it again.
     """
     chosen = None if algorithms is None else names_in(algorithms)
-    _conduct(name, dataset, out, chosen, seeds, repeats, settings, engine, device, dry_run)
+    _conduct(name, dataset, out, chosen, seeds, repeats, settings, engine, device, dry_run, json)
 
 
 def _conduct(
@@ -165,6 +190,7 @@ def _conduct(
     engine: EngineOptions,
     device: str,
     dry_run: bool,
+    as_json: bool,
     tuned: Path | None = None,
 ) -> None:
     """Run an experiment and show the summary; without algorithms, with the paper's that make sense for the data."""
@@ -195,7 +221,45 @@ def _conduct(
             {name: request}, dataset, out, workers=workers, device=device, board=study_board(), tuned=tuned,
             command=command_line(), report=console.print,
         )  # fmt: skip
-    show_summaries(out, conducted.summaries, conducted.files)
+    show = _show_json if as_json else show_summaries
+    show(out, conducted.summaries, conducted.files)
+
+
+def _show_json(out: Path, summaries: Sequence[Summary], files: Sequence[Path]) -> None:
+    """Print the numbers of a results folder."""
+    from manydg.cli._progress import show_json
+
+    show_json([_summary_json(summary) for summary in summaries])
+
+
+def _summary_json(summary: Summary) -> Json:
+    """The numbers of a table; null where one is undefined."""
+    entries: list[Json] = [
+        {
+            "row": entry.row,
+            "metric": entry.metric,
+            "mean": _number(entry.mean),
+            "sd": _number(entry.sd),
+            "interval": None if entry.interval is None else [_number(entry.interval.low), _number(entry.interval.high)],
+            "worst_tenth": _number(entry.worst_tenth),
+            "values": {str(seed): _number(value) for seed, value in entry.values.items()},
+        }
+        for entry in summary.entries.values()
+    ]
+    return {
+        "experiment": summary.experiment,
+        "dataset": summary.dataset,
+        "synthetic": summary.synthetic,
+        "primary": summary.primary,
+        "reference": summary.reference,
+        "tested_patients": summary.tested_patients,
+        "entries": entries,
+        "notes": list(summary.notes),
+    }
+
+
+def _number(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
 
 
 def _show_experiment_plan(name: str, request: Request, dataset: Path, out: Path, workers: int, device: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from manydg.cli._options import Dataset, Device, RunSettings, Tuned, UsedAlgorithm, UsedBackbone, command
+from manydg.cli._options import AsJson, Dataset, Device, RunSettings, Tuned, UsedAlgorithm, UsedBackbone, command
 
 if TYPE_CHECKING:
     from manydg.training.record import RunRecord
@@ -42,6 +42,7 @@ def train(
         str | None,
         typer.Option(help="Steps: auto, plain, captured, compiled (on a GPU) or deterministic.", show_default="auto"),
     ] = None,
+    json: AsJson = False,
 ) -> None:
     """Train one algorithm and score it on unseen patients.
 
@@ -60,16 +61,22 @@ def train(
     options, data = settings.options(dataset, algorithm), open_dataset(dataset)
     if tuned is not None:
         options = with_tuned(options, tuned, data, [algorithm], [seed])
-    asked = options.of(algorithm, seed)
     speed = {"precision": precision, "execution": execution}
-    asked = asked.replace(**{name: value for name, value in speed.items() if value is not None})
+    asked = options.of(algorithm, seed).replace(**{name: value for name, value in speed.items() if value is not None})
     with joined(device) as team, ExitStack() as claims:
         by_leader(lambda: claims.enter_context(claimed(out)))
         reports = team is None or team.leads
         reporter = EpochLines() if reports else Silent()
         run = train_run(data, asked, out=out, device=device, name=dataset.resolve().name, reporter=reporter)
     if reports:
-        _show_result(run.record, out)
+        (_show_record if json else _show_result)(run.record, out)
+
+
+def _show_record(record: RunRecord, out: Path) -> None:
+    """Print the record of a run as JSON."""
+    from manydg.cli._progress import show_json
+
+    show_json(record.to_json())
 
 
 def _show_result(record: RunRecord, out: Path) -> None:
@@ -110,6 +117,7 @@ def export(
     format: Annotated[str, typer.Option(help="onnx (for onnxruntime) or torch (for torch.export.load).")] = "onnx",
     backbone: UsedBackbone = None,
     algorithm: UsedAlgorithm = None,
+    json: AsJson = False,
 ) -> None:
     """Write a trained model to one file that runs without manydg.
 
@@ -117,13 +125,16 @@ def export(
     number of rows at a time, and gives probabilities. The file is checked against the model before it is written.
     A model trained with patient context takes the context as further inputs, which manydg has to make.
     """
-    from manydg.cli._progress import console, show_line
+    from manydg.cli._progress import console, show_json, show_line
     from manydg.data.dataset import TRUST
     from manydg.files import claimed
     from manydg.training.export import export_run
 
     with claimed(out):
         written = export_run(run, out, format, backbone=backbone, algorithm=algorithm)
+    if json:
+        show_json({"file": str(written.path), "difference": written.difference, **written.metadata})
+        return
     for name, entry in written.metadata["inputs"].items():
         shape = ", ".join(map(str, entry["shape"]))
         show_line(f"input {name}: {entry['dtype']} ({shape})")
@@ -137,7 +148,7 @@ def export(
 def audit(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run.", show_default=False)],
     dataset: Annotated[Path, typer.Argument(help="The dataset folder it was trained on.", show_default=False)],
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    json: AsJson = False,
     backbone: UsedBackbone = None,
     algorithm: UsedAlgorithm = None,
 ) -> None:

@@ -13,6 +13,7 @@ import hashlib
 import io
 import json
 import math
+import os
 import shutil
 import sys
 import threading
@@ -33,7 +34,7 @@ from torch import Tensor
 from manydg.data.encoding import CATEGORIES, encode_patients, encode_targets
 from manydg.data.info import CohortStep, DatasetInfo, Provenance, SourceFile, TargetSpec
 from manydg.data.storage import DatasetWriter, link_refused
-from manydg.errors import ConfigError, DataError, ManyDGError, ManyDGWarning, StorageError
+from manydg.errors import QUIET, ConfigError, DataError, ManyDGError, ManyDGWarning, StorageError
 from manydg.files import Json, disk_errors, read_ahead, reading_errors, recover_folder, write_json, write_unsynced
 from manydg.jobs import Job, WorkerLostError, current_engine
 from manydg.sources._source import recognize
@@ -344,7 +345,7 @@ class Progress:
         self._task: Any = None
 
     def __enter__(self) -> Progress:
-        if sys.stderr is not None and sys.stderr.isatty():
+        if sys.stderr is not None and sys.stderr.isatty() and QUIET not in os.environ:
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar
