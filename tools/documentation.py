@@ -138,7 +138,7 @@ def _command(path: str, command: Any, context: Any) -> Iterator[str]:
         level = "#" * min(path.count(" ") + 1, 3)
         yield f"{level} {path} {{ #{path.removeprefix('manydg ').replace(' ', '-')} }}\n"
         yield escaped(inspect.cleandoc(command.help)) + "\n"
-    if not names:
+    if not names or path == "manydg":
         yield from _parameters(path, command, context)
     for name in names:
         child = command.get_command(context, name)
@@ -149,6 +149,8 @@ def _parameters(path: str, command: Any, context: Any) -> Iterator[str]:
     yield f"```\n{' '.join([path, *command.collect_usage_pieces(context)])}\n```\n"
     yield "| argument or option | meaning |\n|---|---|"
     for parameter in command.get_params(context):
+        if getattr(parameter, "hidden", False):
+            continue
         record = parameter.get_help_record(context)
         if record is None or not record[1].strip() or record[1].lstrip().startswith("["):
             raise PluginError(f"'{path}': the option '{parameter.name}' has no help")

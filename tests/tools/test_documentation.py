@@ -63,6 +63,7 @@ def test_an_option_without_help_stops_the_build(monkeypatch: pytest.MonkeyPatch)
 
 def test_every_command_and_every_algorithm_is_in_the_reference() -> None:
     page, algorithms = documentation.commands(), documentation.algorithms()
+    assert "| `--version` |" in page.partition("## manydg")[0]
     headings = re.findall(r"^#+ manydg (.+) \{", page, flags=re.M)
     assert {"train", "compare", "predict", "report"} <= set(headings)
     assert {f"prepare {name}" for name in SOURCES.names()} <= set(headings)
