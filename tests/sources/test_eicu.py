@@ -136,8 +136,11 @@ def test_a_drug_is_known_by_its_name_or_else_by_its_number(
 def test_an_order_is_cancelled_if_it_says_yes(raw: Path, cell: str, cancelled: int) -> None:
     header = TABLES["medication"].splitlines()[0]
     write_tables(raw, medication=f"{header}\n1,20,50,{cell},ASPIRIN,,5,Once\n2,20,60,No,MORPHINE,7,5,Once\n")
-    flow = {step.step: step.counts for step in prepare(raw).info.cohort_flow}
+    data = prepare(raw)
+    flow = {step.step: step.counts for step in data.info.cohort_flow}
     assert flow["rows of medication"]["left_out_cancelled"] == cancelled
+    given = {code for kind, _, codes in events(data, 0) if kind == "medication" for code, _ in codes}
+    assert ("medication:aspirin" in given) is not bool(cancelled)
 
 
 @pytest.mark.parametrize(
