@@ -112,11 +112,21 @@ def test_dates_and_durations_become_seconds(tmp_path: Path) -> None:
 def test_missing_values_are_refused_with_row_and_column_or_kept(tmp_path: Path) -> None:
     file = write(tmp_path, "table.csv", eog=[0.5, None, 1.0, 2.0, None, 3.0])
     with pytest.raises(DataError, match=r"feature 'eog' in row 1 .* is missing, and so are 1 values .*--missing keep"):
-        prepared(file)
+        prepared(file, missing="refuse")
     assert not (tmp_path / "out").exists()
     dataset = prepared(file, missing="keep")
     assert np.isnan(dataset.column("x").numpy()[:, 2]).tolist() == [False, True, False, False, True, False]  # type: ignore[union-attr]
     assert dataset.info.settings["missing"] is True
+
+
+def test_a_table_with_empty_cells_is_read_as_it_is_and_says_so(tmp_path: Path) -> None:
+    with pytest.warns(ManyDGWarning, match=r"1 of 3 features have empty values \(11\.1% of all\); they are kept"):
+        dataset = prepared(write(tmp_path, "table.csv", eog=[0.5, None, 1.0, 2.0, None, 3.0]))
+    assert dataset.info.settings["missing"] is True
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (tmp_path / "whole").mkdir()
+        assert "missing" not in prepared(write(tmp_path / "whole", "table.csv")).info.settings
 
 
 def test_infinity_is_refused_even_where_missing_values_are_kept(tmp_path: Path) -> None:
@@ -197,7 +207,7 @@ def test_files_that_are_no_tables_are_refused(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(error, match=message):
             prepare("table", tmp_path / name, tmp_path / "out", **options)
-    with pytest.raises(ConfigError, match="missing is one of refuse, keep; got 'drop'"):
+    with pytest.raises(ConfigError, match="missing is one of auto, refuse, keep; got 'drop'"):
         prepared(write(tmp_path), missing="drop")
 
 

@@ -10,7 +10,7 @@ import difflib
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,9 @@ class TableOptions(Options):
         None, help="Names of the classes in code order.", metavar="A,B,...", commas=True
     )
     missing: str = option(
-        "refuse", help="refuse empty values, or keep them as measurements not taken.", choices=MISSING
+        "auto",
+        help="keep empty values as measurements not taken, or refuse them; auto keeps and counts them.",
+        choices=("auto", *MISSING),
     )
 
     def __post_init__(self) -> None:
@@ -127,13 +129,15 @@ class TableFile(Source[TableOptions, PredictionOptions]):
         times, gap = _times(frame, roles, patients, raw)
         encoding, texts = _encoding(frame, roles, patients, raw)
         _question(frame, encoding, labels, roles, raw)
+        values = encoding.numbers(frame)
+        options = replace(options, missing=_missing(options.missing, values, raw))
         settings = encoding.settings() | ({} if gap is None else {"session_gap": gap})
         described = options.to_json() | {"left_out_of_features": roles.left_out}
         described |= {"text_left_out": list(texts)} if texts else {}
         files = [table.path for table in tables]
         return write_dense(
             out,
-            encoding.numbers(frame),
+            values,
             labels,
             patients,
             position_name=lambda position: f"feature '{encoding.features[position[0]].name}'",
@@ -448,6 +452,20 @@ def _question(
         _warn(
             f"{path}: features that are named like identifiers: {', '.join(ids[:5])}. A model may learn people by them"
         )
+
+
+def _missing(wanted: str, values: npt.NDArray[np.float32], raw: Path) -> str:
+    """What to do with empty values: ``auto`` keeps them, with a warning, where there are any."""
+    if wanted != "auto":
+        return wanted
+    empty = np.isnan(values)
+    if not empty.any():
+        return "refuse"
+    _warn(
+        f"{raw}: {int(empty.any(axis=0).sum())} of {values.shape[1]} features have empty values ({empty.mean():.1%} of "
+        "all); they are kept as measurements not taken ('--missing refuse' makes them an error)"
+    )
+    return "keep"
 
 
 def _warn(message: str) -> None:
