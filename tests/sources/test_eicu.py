@@ -282,14 +282,17 @@ def test_a_missing_column_is_an_error(tmp_path: Path) -> None:
         prepare(raw)
 
 
-def test_a_full_disk_is_an_error_that_leaves_nothing(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_full_disk_the_same_command_goes_on(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(StorageError, match="disk is full"):
-        prepare(raw)
-    assert [path.name for path in raw.parent.iterdir()] == ["raw"]
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", full)
+        with pytest.raises(StorageError, match="disk is full"):
+            prepare(raw)
+    assert {path.name for path in raw.parent.iterdir()} == {"raw", ".out.work"}
+    prepare(raw)
+    assert {path.name for path in raw.parent.iterdir()} == {"raw", "out"}
 
 
 def new_stays(raw: Path, trained: TrainedOn) -> tuple[dict[str, Any], pl.DataFrame]:

@@ -205,14 +205,17 @@ def test_the_wrong_database_in_the_folder_is_recognised(tmp_path: Path) -> None:
         sources.prepare("mimic3", tmp_path, tmp_path / "out", ndc_map=tmp_path / "map.csv")
 
 
-def test_a_full_disk_is_an_error_that_leaves_nothing(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_full_disk_the_same_command_goes_on(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(StorageError, match="disk is full"):
-        prepare(raw)
-    assert [path.name for path in raw.parent.iterdir()] == ["raw"]
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", full)
+        with pytest.raises(StorageError, match="disk is full"):
+            prepare(raw)
+    assert {path.name for path in raw.parent.iterdir()} == {"raw", ".out.work"}
+    prepare(raw)
+    assert {path.name for path in raw.parent.iterdir()} == {"raw", "out"}
 
 
 def test_only_the_most_frequent_diagnoses_may_be_kept(raw: Path) -> None:
