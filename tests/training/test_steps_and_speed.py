@@ -142,6 +142,15 @@ def test_a_second_run_of_the_same_shape_is_compiled_sooner_since_the_compiler_ha
     assert choose_speed(config, algorithm, small_dataset, GPU).execution == "captured"
 
 
+def test_a_user_without_a_name_trains_too(small_dataset: DomainDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nameless() -> str:
+        raise KeyError("getpwuid(): uid not found: 1000")
+
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setattr("getpass.getuser", nameless)
+    assert policy.compiled_before(built(small_dataset), small_dataset, 64).parent.name == "torchinductor_unknown"
+
+
 def test_bf16_reaches_the_backbone_alone_and_ends_with_the_steps(small_dataset: DomainDataset) -> None:
     algorithm = built(small_dataset)
     backbone = algorithm.backbone

@@ -174,18 +174,27 @@ def _fastest(config: TrainingConfig, algorithm: Algorithm, train: DomainDataset,
     """The fastest way for the whole run: captured where it can be, compiled too where that saves what it costs."""
     if not algorithm.static_step or not has_fixed_shapes(algorithm.backbone, train, device):
         return PLAIN
-    steps = config.epochs * len(train) / config.batch_size
-    cost = _SECONDS_FROM_CACHE if compiled_before(algorithm, train, config.batch_size).exists() else _SECONDS_TO_COMPILE
-    return COMPILED if steps * algorithm.backbone.compiled_gain > cost else CAPTURED
+    gain = config.epochs * len(train) / config.batch_size * algorithm.backbone.compiled_gain
+    if gain > _SECONDS_TO_COMPILE:
+        return COMPILED
+    cached = gain > _SECONDS_FROM_CACHE and compiled_before(algorithm, train, config.batch_size).exists()
+    return COMPILED if cached else CAPTURED
 
 
 def compiled_before(algorithm: Algorithm, train: DomainDataset, batch_size: int) -> Path:
     """A file that exists if the compiler's cache has the kernels of these steps; it goes with the cache."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
     steps = (torch.__version__, gpu, batch_size, InputSchema.of(train).columns, algorithm.settings, str(algorithm))
-    user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
-    cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or Path(tempfile.gettempdir()) / f"torchinductor_{user}"
+    cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or Path(tempfile.gettempdir()) / f"torchinductor_{_user()}"
     return Path(cache) / f"manydg-{hashlib.sha256(repr(steps).encode()).hexdigest()[:16]}"
+
+
+def _user() -> str:
+    """The user's name as torch writes it; a container may have none."""
+    try:
+        return re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
+    except (OSError, KeyError, ImportError):
+        return "unknown"
 
 
 def _best_precision(backbone: Backbone, execution: str) -> str:
