@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from sklearn.ensemble import HistGradientBoostingClassifier
 
 from manydg.algorithms import Rounds
-from manydg.algorithms._forest import Forest, round_down
-from manydg.algorithms.boosting import Boosting, BoostingSettings
+from manydg.algorithms._forest import Forest, LeafwiseSettings, round_down
+from manydg.algorithms.boosting import Boosting
 from manydg.backbones import Backbone
 from manydg.config import TrainingConfig
 from manydg.data.columns import Ragged
@@ -31,7 +31,7 @@ from manydg.training.inference import predict_probabilities
 from manydg.training.record import EpochEntry
 
 ROWS = 400
-SETTINGS = BoostingSettings(rounds=25)
+SETTINGS = LeafwiseSettings(rounds=25)
 Array = npt.NDArray[Any]
 
 
@@ -201,7 +201,7 @@ def test_the_given_backbone_leaves_no_weights_behind() -> None:
 def test_regularisation_reaches_scikit_learn() -> None:
     x, y, new = inputs(), labels(inputs(), 2), inputs(1)
     data = from_arrays(x, y, np.arange(ROWS) % 20, kind="binary", missing=True)
-    chosen = BoostingSettings(rounds=25, leaf_samples=60, l2=4.0, feature_share=0.5)
+    chosen = LeafwiseSettings(rounds=25, leaf_samples=60, l2=4.0, feature_share=0.5)
     model = Boosting(Unused(), target_of(data.target), 20, chosen)
     model.fit_whole(data, seed=3)
     other = HistGradientBoostingClassifier(

@@ -190,6 +190,17 @@ class TreeSettings(Hyperparameters):
     rounds: int = setting(150, 50, 500, "most boosting rounds; validation patients decide how many are kept")
 
 
+@dataclass(frozen=True)
+class LeafwiseSettings(TreeSettings):
+    """Settings of trees that grow leaf by leaf."""
+
+    learning_rate: float = setting(0.1, 0.01, 0.3, "shrinkage of every tree")
+    leaves: int = setting(31, 7, 127, "most leaves of a tree")
+    leaf_samples: int = setting(20, 5, 500, "fewest samples in a leaf")
+    l2: float = setting(0.0, 0.0, 20.0, "pull of every leaf's value towards 0", log=False)
+    feature_share: float = setting(1.0, 0.1, 1.0, "share of the features that each split may choose from", log=False)
+
+
 class BoostedTrees(Algorithm):
     """Base of gradient boosting on all dense columns, flattened and joined in the order of their names.
 

@@ -12,14 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from manydg.algorithms import setting
 from manydg.algorithms._forest import (
     Array,
     BoostedTrees,
+    LeafwiseSettings,
     RoundsOfTrees,
     Table,
     Tree,
-    TreeSettings,
     Watch,
     split_by_codes,
 )
@@ -28,23 +27,14 @@ _MOST_CODES = 255
 """Categories of a feature that scikit-learn can tell apart."""
 
 
-@dataclass(frozen=True)
-class BoostingSettings(TreeSettings):
-    learning_rate: float = setting(0.1, 0.01, 0.3, "shrinkage of every tree")
-    leaves: int = setting(31, 7, 127, "most leaves of a tree")
-    leaf_samples: int = setting(20, 5, 500, "fewest samples in a leaf")
-    l2: float = setting(0.0, 0.0, 20.0, "pull of every leaf's value towards 0", log=False)
-    feature_share: float = setting(1.0, 0.1, 1.0, "share of the features that each split may choose from", log=False)
-
-
 class Boosting(BoostedTrees):
     """Gradient boosting on all dense columns, by scikit-learn."""
 
     title, order = "Gradient boosting", 200
     summary = "Boosted trees on the table of all measurements."
 
-    Settings = BoostingSettings
-    settings: BoostingSettings
+    Settings = LeafwiseSettings
+    settings: LeafwiseSettings
 
     def grow(self, table: Table, seed: int, watch: Watch) -> tuple[RoundsOfTrees, Array]:
         from sklearn.ensemble import HistGradientBoostingClassifier

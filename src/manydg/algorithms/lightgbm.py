@@ -18,10 +18,10 @@ from manydg.algorithms._forest import (
     NODE,
     Array,
     BoostedTrees,
+    LeafwiseSettings,
     RoundsOfTrees,
     Table,
     Tree,
-    TreeSettings,
     Watch,
     split_by_codes,
 )
@@ -32,12 +32,7 @@ Node = tuple[float, int, float, bool, int, int, int, bool]
 
 
 @dataclass(frozen=True)
-class LightGBMSettings(TreeSettings):
-    learning_rate: float = setting(0.1, 0.01, 0.3, "shrinkage of every tree")
-    leaves: int = setting(31, 7, 127, "most leaves of a tree")
-    leaf_samples: int = setting(20, 5, 500, "fewest samples in a leaf")
-    l2: float = setting(0.0, 0.0, 20.0, "pull of every leaf's value towards 0", log=False)
-    feature_share: float = setting(1.0, 0.1, 1.0, "share of the features that each split may choose from", log=False)
+class LightGBMSettings(LeafwiseSettings):
     sample_share: float = setting(1.0, 0.3, 1.0, "share of the samples that each tree is grown on", log=False)
 
 
