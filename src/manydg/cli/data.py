@@ -10,6 +10,7 @@ import inspect
 import json
 import sys
 import warnings
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, fields
@@ -49,8 +50,9 @@ class _RegistryGroup(TyperGroup):
 
     registry: Registry[Any]
 
+    @abstractmethod
     def build(self, name: str) -> Any:
-        raise NotImplementedError
+        """The command of an entry."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return self.registry.names()
