@@ -18,7 +18,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,37 +64,36 @@ DATASETS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """One study: its place on the page, its dataset, and the command that runs it."""
+    """One study: its block on the page, its dataset, and the command that runs it."""
 
     name: str
-    title: str
     dataset: str
     command: str
     reference: str = "base"
 
 
 STUDIES = (
-    StudyPlan("sleep-rivals", "Every algorithm, without and with the night as context", "sleep",
+    StudyPlan("sleep-rivals", "sleep",
               f"experiment context-rivals sleep --algorithms {DENSE} --seeds 5 {SLEEP}", "base (no context)"),
-    StudyPlan("sleep-sequence", "Reading the night in order", "sleep",
+    StudyPlan("sleep-sequence", "sleep",
               "compare sleep --algorithms base,ema,manydg --sequence gru --context offline --seeds 5 --epochs 20 "
               "--batch-size 3200 --lr 2e-3 --backbone mlp"),
-    StudyPlan("sleep-objectives", "Without each objective", "sleep",
+    StudyPlan("sleep-objectives", "sleep",
               f"experiment objectives sleep --seeds 5 {SLEEP}", "manydg (all four objectives)"),
-    StudyPlan("sleep-limited", "Fewer patients to train on", "sleep",
+    StudyPlan("sleep-limited", "sleep",
               f"experiment limited-data sleep --algorithms base,manydg --seeds 5 {SLEEP}"),
-    StudyPlan("sleep-similarity", "Is z the patient's?", "sleep",
+    StudyPlan("sleep-similarity", "sleep",
               f"experiment domain-similarity sleep --seeds 5 {SLEEP}"),
-    StudyPlan("kidney-rivals", "Every algorithm, without and with the hours so far as context", "kidney",
+    StudyPlan("kidney-rivals", "kidney",
               f"experiment context-rivals kidney --context causal --algorithms {CORE},boosting,lightgbm --seeds 5 "
               f"{KIDNEY}", "base (no context)"),
-    StudyPlan("eegmat-rivals", "Every algorithm, without and with the recording as context", "eegmat",
+    StudyPlan("eegmat-rivals", "eegmat",
               f"experiment context-rivals eegmat --algorithms {CORE},dann,irm --seeds 5 {EEG}", "base (no context)"),
-    StudyPlan("eegmat-objectives", "Without each objective", "eegmat",
+    StudyPlan("eegmat-objectives", "eegmat",
               f"experiment objectives eegmat --seeds 5 {EEG}", "manydg (all four objectives)"),
-    StudyPlan("eegmat-similarity", "Is z the patient's?", "eegmat",
+    StudyPlan("eegmat-similarity", "eegmat",
               f"experiment domain-similarity eegmat --seeds 5 {EEG}"),
-    StudyPlan("twin-iiic", "Synthetic seizure patterns", "twin-iiic",
+    StudyPlan("twin-iiic", "twin-iiic",
               f"compare twin-iiic --algorithms base,prototype,manydg-random-pairs,manydg --seeds 5 {EEG}"),
 )  # fmt: skip
 
@@ -211,13 +210,12 @@ def read_evidence() -> dict[str, dict[str, Any]]:
 
 def page(text: str, found: dict[str, dict[str, Any]]) -> str:
     """The page with every block of results made anew; a block whose study was not run says so."""
-    blocks: dict[str, Callable[[], str]] = {plan.name: lambda plan=plan: block(plan, found) for plan in STUDIES}  # type: ignore[misc]
-    blocks["claims"] = lambda: claims(found)
-    blocks["versions"] = lambda: versions(found)
+    blocks = {plan.name: block(plan, found) for plan in STUDIES}
+    blocks |= {"claims": claims(found), "versions": versions(found)}
 
     def replaced(match: re.Match[str]) -> str:
         name = match.group(1)
-        return f"{BEGIN.format(name=name)}\n{blocks[name]()}\n{END}"
+        return f"{BEGIN.format(name=name)}\n{blocks[name]}\n{END}"
 
     return re.sub(r"<!-- result: ([\w-]+) -->.*?" + re.escape(END), replaced, text, flags=re.DOTALL)
 
@@ -229,7 +227,21 @@ def block(plan: StudyPlan, found: dict[str, dict[str, Any]]) -> str:
         return f"{command}\n\nNot run yet."
     tables = [_summary_table(summary) for summary in found[plan.name]["summaries"]]
     tables += [_figure_table(parse_figure(figure)) for figure in found[plan.name]["figures"]]
-    return "\n\n".join([command, *filter(None, tables)])
+    unfinished = [text for summary in found[plan.name]["summaries"] for text in _unfinished(plan, summary)]
+    note = f"Not finished, so not in the table or with fewer splits: {', '.join(unfinished)}." if unfinished else ""
+    return "\n\n".join([command, *filter(None, [*tables, note])])
+
+
+def _unfinished(plan: StudyPlan, summary: dict[str, Any]) -> list[str]:
+    """Rows of a study that have no run yet, or not one for every split."""
+    rows = {name: row["metrics"][summary["primary"]]["values"] for name, row in summary["rows"].items()}
+    asked = re.search(r"--algorithms ([\w,-]+)", plan.command)
+    labels = dict.fromkeys(name.partition(" ")[2] for name in rows)
+    planned = [f"{name} {label}".strip() for name in asked.group(1).split(",") for label in labels] if asked else []
+    splits = len(summary["seeds"])
+    return [name for name in planned if name not in rows] + [
+        f"{name} ({len(values)} of {splits} splits)" for name, values in rows.items() if len(values) < splits
+    ]
 
 
 def _summary_table(summary: dict[str, Any]) -> str:

@@ -86,3 +86,12 @@ def test_a_table_marks_the_best_and_shows_what_each_row_gains(made_up: dict[str,
     assert "| base (offline context) | **0.810** [0.760, 0.860] | +0.110 [+0.100, +0.120] | 0.001 |" in text
     assert "62 patients train, 8 validate and 8 are unseen in the first; 15 were unseen in some split" in text
     assert "Not run yet" in block(STUDIES[1], made_up)
+
+
+def test_what_is_not_finished_is_named(made_up: dict[str, dict[str, Any]]) -> None:
+    rows = made_up["sleep-rivals"]["summaries"][0]["rows"]
+    del rows["manydg (no context)"]["metrics"]["kappa"]["values"]["1"]
+    note = block(STUDIES[0], made_up).splitlines()[-1]
+    assert note.startswith("Not finished, so not in the table or with fewer splits: prototype (offline context), ")
+    assert "base (offline context)" not in note
+    assert note.endswith("manydg (no context) (1 of 2 splits).")
