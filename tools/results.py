@@ -78,6 +78,9 @@ STUDIES = (
     StudyPlan("sleep-sequence", "sleep",
               "compare sleep --algorithms base,ema,manydg --sequence gru --context offline --seeds 5 --epochs 20 "
               "--batch-size 3200 --lr 2e-3 --backbone mlp"),
+    StudyPlan("sleep-best", "sleep",
+              "compare sleep --algorithms best,ema --sequence gru --context offline --seeds 5 --epochs 20 "
+              "--batch-size 3200 --lr 2e-3 --backbone mlp", "best"),
     StudyPlan("sleep-objectives", "sleep",
               f"experiment objectives sleep --seeds 5 {SLEEP}", "manydg (all four objectives)"),
     StudyPlan("sleep-limited", "sleep",
@@ -87,8 +90,14 @@ STUDIES = (
     StudyPlan("kidney-rivals", "kidney",
               f"experiment context-rivals kidney --context causal --algorithms {CORE},boosting,lightgbm --seeds 5 "
               f"{KIDNEY}", "base (no context)"),
+    StudyPlan("kidney-best", "kidney",
+              "compare kidney --algorithms best,boosting,ema --context causal --seeds 5 --set boosting.rounds=50 "
+              "--set boosting.learning_rate=0.05 --set boosting.leaves=16 --set boosting.leaf_samples=200 "
+              f"--set boosting.l2=10.0 --set boosting.feature_share=0.3 {KIDNEY}", "best"),
     StudyPlan("eegmat-rivals", "eegmat",
               f"experiment context-rivals eegmat --algorithms {CORE},dann,irm --seeds 5 {EEG}", "base (no context)"),
+    StudyPlan("eegmat-best", "eegmat",
+              f"compare eegmat --algorithms best,ema,manydg-context --context offline --seeds 5 {EEG}", "best"),
     StudyPlan("eegmat-objectives", "eegmat",
               f"experiment objectives eegmat --seeds 5 {EEG}", "manydg (all four objectives)"),
     StudyPlan("eegmat-similarity", "eegmat",

@@ -6,6 +6,7 @@ A forest is plain tensors: saved like any weights, evaluated without the library
 from __future__ import annotations
 
 import itertools
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,12 +21,13 @@ from manydg.algorithms import Algorithm, Hyperparameters, Optimizers, Rounds, Sa
 from manydg.backbones import Backbone, Inputs
 from manydg.backbones._tables import Levels, TableBackbone, feature_names, note_left_out
 from manydg.data.columns import Ragged
-from manydg.data.dataset import TRUST, Batch, DomainDataset
+from manydg.data.dataset import TRUST, Batch, DomainDataset, InputSchema
 from manydg.data.encoding import CATEGORIES
 from manydg.errors import ConfigError, DataError
 from manydg.targets import Target
 
 Array = npt.NDArray[Any]
+_MOST_COLUMNS = 2000
 _LOOKS = 30
 """How often the trees are scored while they grow."""
 _ROWS_OF_LOSS = 2000
@@ -199,6 +201,16 @@ class LeafwiseSettings(TreeSettings):
     leaf_samples: int = setting(20, 5, 500, "fewest samples in a leaf")
     l2: float = setting(0.0, 0.0, 20.0, "pull of every leaf's value towards 0", log=False)
     feature_share: float = setting(1.0, 0.1, 1.0, "share of the features that each split may choose from", log=False)
+
+
+def no_table(schema: InputSchema) -> str | None:
+    """Why inputs are not for a learner of tables: rows of different lengths, or raw signals; ``None`` if they are."""
+    if any(column.nesting for column in schema.columns.values()):
+        return "it takes dense inputs only, and these have rows of different lengths"
+    values = sum(math.prod(column.shape) for column in schema.columns.values())
+    if values > _MOST_COLUMNS:
+        return f"it reads tables, and a sample here has {values:,} values"
+    return None
 
 
 class BoostedTrees(Algorithm):

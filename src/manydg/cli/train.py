@@ -87,6 +87,9 @@ def _show_result(record: RunRecord, out: Path) -> None:
 
     chosen = f"epoch {record.epoch}, {record.selection_rule}" if record.epoch else record.selection_rule
     console.print(f"chosen: {chosen}")
+    if record.members:
+        shares = (f"{member.name} {member.share:.0%}" for member in sorted(record.members, key=lambda m: -m.share))
+        console.print(f"weights: {', '.join(shares)}; context: {record.context.get('mode')}")
     patients, samples = record.patients.test, record.samples.test
     metrics = "  ".join(f"{name} {value:.4f}" for name, value in record.test.items() if value is not None)
     people = "unseen synthetic patients" if record.synthetic else "unseen patients"

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from manydg.algorithms import ALGORITHMS
+from manydg.algorithms._forest import no_table
 from manydg.backbones import auto_backbone, build_backbone
 from manydg.config import TrainingConfig
 from manydg.data.dataset import InputSchema
@@ -27,7 +27,6 @@ from manydg.targets import target_of
 from manydg.training.fit import trust_named
 from manydg.training.inference import contradiction
 
-_MOST_COLUMNS = 2000
 Report = Callable[[str], None]
 
 
@@ -62,22 +61,12 @@ def fitting(request: Request, report: Report) -> Request:
         cls = ALGORITHMS.get(algorithm)
         reason = cls.refuses(target, backbone) or contradiction(algorithm, config) or cls.lacks()
         if reason is None and cls.sampling == "whole":
-            reason = _no_table(schema)
+            reason = no_table(schema)
         if reason is None:
             kept.append(algorithm)
         else:
             report(f"{algorithm} is left out: {reason}")
     return replace(request, algorithms=tuple(kept))
-
-
-def _no_table(schema: InputSchema) -> str | None:
-    """Why inputs are not for a learner of tables: rows of different lengths, or raw signals."""
-    if any(column.nesting for column in schema.columns.values()):
-        return "it takes dense inputs only, and these have rows of different lengths"
-    values = sum(math.prod(column.shape) for column in schema.columns.values())
-    if values > _MOST_COLUMNS:
-        return f"it reads tables, and a sample here has {values:,} values"
-    return None
 
 
 def plan_experiment(name: str, request: Request) -> list[PlannedRun]:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from manydg.algorithms import algorithm_order
+from manydg.algorithms.best import LEAST_SHARE
 from manydg.errors import DataError
 from manydg.evaluation.predictions import Predictions, read_predictions
 from manydg.evaluation.statistics import (
@@ -309,6 +310,21 @@ PLAUSIBLE_EFFECT = 0.1
 """What methods on the same data may plausibly differ by, of metrics from 0 to 1."""
 
 
+def composition(chosen: Selection) -> list[str]:
+    """What rows of several learners are made of, a sentence each: mean weights over the splits, the largest first."""
+    notes = []
+    for row, by_seed in chosen.rows.items():
+        shares: dict[str, list[float]] = {}
+        for member in (member for record in by_seed.values() for member in record.members):
+            shares.setdefault(member.name, []).append(member.share)
+        if not shares:
+            continue
+        means = sorted(((sum(each) / len(by_seed), name) for name, each in shares.items()), reverse=True)
+        parts = ", ".join(f"{name} {share:.0%}" for share, name in means if share >= LEAST_SHARE)
+        notes.append(f"{row} weighs its candidates, on average over the splits: {parts}")
+    return notes
+
+
 def cautions(records: Sequence[Record], metric: str, differences: Mapping[str, Interval] | None = None) -> list[str]:
     """What is too small in some runs to conclude much from, a sentence each; none where nothing is.
 
@@ -459,7 +475,7 @@ def summarize(
     entries = _entries(chosen, against, draws, notes)
     primary = chosen.target.selection
     gaps = {row: gap for row in chosen.rows if (gap := entries[row, primary].difference) is not None}
-    notes += cautions(chosen.records, primary, gaps)
+    notes += composition(chosen) + cautions(chosen.records, primary, gaps)
     return Summary(
         experiment=chosen.experiment,
         dataset=chosen.dataset,

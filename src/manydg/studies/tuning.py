@@ -498,11 +498,13 @@ def validation_score(dataset: DomainDataset, config: TrainingConfig, device: str
     sides = {"train": data.select(train), "val": data.select(val)}
     fitted = fit(config, sides["train"], sides["val"], chosen_device, reporter=reporter)
     metric = config.selection or target.selection
-    if fitted.epoch:
+    if fitted.epoch and fitted.out_of_fold is None:
         value = fitted.history[fitted.epoch - 1].val[metric]
     else:
         truth = target.truth(sides["val"].targets).cpu().numpy()
-        probabilities = predict_probabilities(fitted.algorithm, sides["val"]).numpy()
+        probabilities = fitted.out_of_fold
+        if probabilities is None:
+            probabilities = predict_probabilities(fitted.algorithm, sides["val"]).numpy()
         value = score(target, truth, probabilities, choose_threshold(target, truth, probabilities)[0])[metric]
     if value is None or not math.isfinite(value):
         raise DataError(f"the validation {metric} is undefined on split {config.seed}: take more validation patients")

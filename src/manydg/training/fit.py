@@ -7,6 +7,7 @@ again continues exactly as if nothing had happened.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import itertools
 import math
@@ -28,6 +29,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 
 from manydg.algorithms import ALGORITHMS, Algorithm, Rounds
+from manydg.algorithms.best import Best, Candidate, Member, candidates, stack
 from manydg.backbones import BACKBONES, Backbone, as_backbone, auto_backbone, build_backbone
 from manydg.backbones._sequences import SequenceBackbone
 from manydg.config import TrainingConfig
@@ -44,10 +46,12 @@ from manydg.training.execution.batches import crops_of
 from manydg.training.execution.distributed import by_leader, check_divisible, current_team
 from manydg.training.execution.memory import EpochOrder, EpochOrders, place, refusing_what_does_not_fit
 from manydg.training.execution.steps import Terms, read_terms
-from manydg.training.inference import device_of, predict_probabilities
-from manydg.training.record import EpochEntry, RunRecord
+from manydg.training.inference import device_of, predict_logits, predict_probabilities
+from manydg.training.record import EpochEntry, MemberEntry, RunRecord
 
 CHECKPOINT = "checkpoint.safetensors"
+MEMBERS = "members"
+"""The folder of the checkpoints of what a model is made of, while it is trained."""
 _STEPS_BETWEEN_CHECKS = 200
 _BATCHES_WATCHED = 16
 _SAMPLES_AT_START = 256
@@ -100,6 +104,11 @@ class Fitted:
         How that epoch was chosen.
     speed : Speed
         The precision and execution that were used.
+    members : tuple of MemberEntry
+        What a model of several learners is made of.
+    out_of_fold : array ``(samples, K)``, optional
+        Probabilities of the validation patients, where something was fitted on them: each patient's by what was fitted
+        on the others.
     """
 
     algorithm: Algorithm
@@ -107,6 +116,8 @@ class Fitted:
     epoch: int
     selection_rule: str
     speed: Speed = AS_WRITTEN
+    members: tuple[MemberEntry, ...] = ()
+    out_of_fold: npt.NDArray[np.float32] | None = None
 
 
 def fit(
@@ -139,6 +150,7 @@ def fit(
     check_training_labels(target, train)
     warn_of_telling_lengths(target, train)
     metric = selection_metric(config, target)
+    untrained = copy.deepcopy(backbone)
     algorithm = _build(config, target, train, backbone)
     if current_team() is not None:
         check_divisible(type(algorithm), sequential=algorithm.backbone.crop is not None)
@@ -152,7 +164,48 @@ def fit(
     start_algorithm(algorithm, placed, config.seed)
     loop = TrainingLoop(algorithm, placed, held_back, config, metric, folder, reporter)
     loop.run()
-    return Fitted(algorithm, loop.history, loop.best_epoch, loop.selection_rule, loop.speed)
+    fitted = Fitted(algorithm, loop.history, loop.best_epoch, loop.selection_rule, loop.speed)
+    if not isinstance(algorithm, Best):
+        return fitted
+    return _with_others(algorithm, fitted, config, train, val, device, untrained, folder, reporter)
+
+
+def _with_others(
+    algorithm: Best,
+    fitted: Fitted,
+    config: TrainingConfig,
+    train: DomainDataset,
+    val: DomainDataset | None,
+    device: torch.device,
+    backbone: nn.Module | None,
+    folder: Path | None,
+    reporter: Reporter,
+) -> Fitted:
+    """Train the other candidates beside the first, and weigh all by the validation patients, or evenly without any."""
+    first, *others = candidates(InputSchema.of(train))
+    trained: dict[str, Algorithm] = {first.label: algorithm}
+    for candidate in others:
+        part = None if folder is None else folder / MEMBERS / candidate.label
+        views = candidate.view(train), None if val is None else candidate.view(val)
+        own = copy.deepcopy(backbone)
+        trained[candidate.label] = fit(
+            candidate.configured(config), *views, device, backbone=own, folder=part, reporter=reporter
+        ).algorithm.to(device)
+    if val is None:
+        even = 1 / len(trained)
+        algorithm.join(even, [Member(trained[candidate.label], candidate, even) for candidate in others])
+        return fitted
+    logits = [predict_logits(one, Candidate.of(label).view(val)) for label, one in trained.items()]
+    weighed = stack(algorithm.target, logits, val.targets.cpu(), val.domains.cpu(), config.seed)
+    metric, members = selection_metric(config, algorithm.target), []
+    for label, share, own_logits in zip(trained, weighed.shares, logits, strict=True):
+        probabilities = algorithm.target.probabilities(own_logits).numpy()
+        members.append(MemberEntry(label, share, validation_metrics(algorithm.target, val, probabilities, metric)))
+    own_weight, *weights = weighed.weights.tolist()
+    joined = zip(others, weights, weighed.counting[1:], strict=True)
+    algorithm.join(own_weight, [Member(trained[one.label], one, weight) for one, weight, counts in joined if counts])
+    out_of_fold = algorithm.target.probabilities(weighed.out_of_fold).float().numpy()
+    return replace(fitted, members=tuple(members), out_of_fold=out_of_fold)
 
 
 def _with_domains(train: DomainDataset, algorithm: Algorithm) -> DomainDataset:
@@ -183,6 +236,8 @@ def fit_further(
     What was fitted to the inputs stays as it is; optimisers start anew, and the epoch is chosen on validation patients.
     """
     algorithm = fitted.algorithm
+    if isinstance(algorithm, Best):
+        raise ConfigError("best cannot learn from further patients: train its candidates by themselves, such as ema")
     metric = selection_metric(config, algorithm.target)
     placed, held_back = place(_with_domains(train, algorithm), algorithm, device), place(val, algorithm, device)
     loop = TrainingLoop(algorithm, placed, held_back, config, metric, None, Silent())
@@ -213,16 +268,14 @@ def rebuild(
     source : Path
         Where the weights come from, for the message if they do not fit.
     """
-    cls = ALGORITHMS.get(config.algorithm)
-    settings = cls.settings_from(config.settings)
     try:
         with _limited_parameters(2 * len(tensors) + 100, source):
             if backbone is None:
                 with contextlib.suppress(RuntimeError, ConfigError), torch.device("meta"):
                     # Without memory first, since a file can say that its model is larger than any machine. A module of
                     # another package may not be made for that.
-                    _check_size(cls(_backbone(config, schema, None), target, n_domains, settings), tensors)
-            algorithm = cls(_backbone(config, schema, backbone), target, n_domains, settings)
+                    _check_size(_assemble(config, schema, target, n_domains, tensors, None), tensors)
+            algorithm = _assemble(config, schema, target, n_domains, tensors, backbone)
         algorithm.load_state_dict(tensors)
     except (RuntimeError, TypeError, ValueError, KeyError, ArithmeticError, MemoryError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[-1].strip()
@@ -231,6 +284,28 @@ def rebuild(
             "of the program that it was trained with"
         ) from error
     return algorithm.eval()
+
+
+def _assemble(
+    config: TrainingConfig,
+    schema: InputSchema,
+    target: Target,
+    n_domains: int,
+    tensors: Mapping[str, Tensor],
+    module: nn.Module | None,
+) -> Algorithm:
+    """An algorithm with room for the weights of a file; of several learners, for those that the file has."""
+    cls, untrained = ALGORITHMS.get(config.algorithm), copy.deepcopy(module)
+    algorithm = cls(_backbone(config, schema, module), target, n_domains, cls.settings_from(config.settings))
+    if isinstance(algorithm, Best):
+        others = []
+        for label in dict.fromkeys(name.split(".")[1] for name in tensors if name.startswith("others.")):
+            candidate = Candidate.of(label)
+            inner = candidate.configured(config), candidate.schema(schema)
+            inside = _assemble(*inner, target, n_domains, {}, copy.deepcopy(untrained))
+            others.append(Member(inside, candidate, 1.0))
+        algorithm.join(1.0, others)
+    return algorithm
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from manydg.algorithms import ALGORITHMS, Algorithm
+from manydg.algorithms.best import Best
 from manydg.backbones import auto_backbone, build_backbone
 from manydg.config import NO_SEQUENCE, TrainingConfig
 from manydg.data.columns import unnest
@@ -23,6 +24,8 @@ from manydg.targets import Target
 from manydg.training.execution.distributed import current_team, predict_together
 
 MAX_ROWS = 4096
+_FEWEST_IN_ORDER = 5
+"""Samples of a patient, on average, from which on reading them in order makes sense."""
 _MAX_VALUES = {"cpu": 1 << 20, "cuda": 1 << 24}
 
 
@@ -104,12 +107,17 @@ def predict_probabilities(algorithm: Algorithm, dataset: DomainDataset) -> Tenso
     An algorithm that uses a patient's other samples gets all samples of the patient in the dataset. Where a logit of a
     sample is not finite, all its probabilities are NaN: a sigmoid would make certainty of an overflow.
     """
+    with torch.inference_mode():
+        return finite_probabilities(algorithm.target, predict_logits(algorithm, dataset))
+
+
+def predict_logits(algorithm: Algorithm, dataset: DomainDataset) -> Tensor:
+    """Logits of every sample, ``(samples, K)``, on the CPU."""
     algorithm.eval()
     predict = _predict_patients if algorithm.uses_patients else _predict_samples
     with torch.inference_mode():
         team = current_team()
-        logits = predict(algorithm, dataset) if team is None else predict_together(team, predict, algorithm, dataset)
-        return finite_probabilities(algorithm.target, logits)
+        return predict(algorithm, dataset) if team is None else predict_together(team, predict, algorithm, dataset)
 
 
 def finite_probabilities(target: Target, logits: Tensor) -> Tensor:
@@ -206,6 +214,25 @@ def contradiction(algorithm: str, config: TrainingConfig) -> str | None:
     return None
 
 
+def settled(config: TrainingConfig, dataset: DomainDataset) -> TrainingConfig:
+    """The configuration with what ``best`` leaves to the data: its context, and whether samples are read in order.
+
+    Measurements with times are most often predicted as they come in: their context is causal unless the configuration
+    says otherwise. That of signals, which are scored once the recording is there, is offline. A sequence makes sense
+    where patients have several samples with times.
+    """
+    if not issubclass(ALGORITHMS.get(config.algorithm), Best):
+        return config
+    context, sequence = config.context, config.sequence
+    if context == AUTO:
+        context = CAUSAL if dataset.times is not None and not has_signals(dataset) else "offline"
+        if has_context(dataset) or unsupported(dataset):
+            context = NONE
+    if sequence == NO_SEQUENCE and dataset.times is not None and len(dataset) >= _FEWEST_IN_ORDER * dataset.n_patients:
+        sequence = "gru"
+    return config.replace(context=context, sequence=sequence)
+
+
 def with_context(
     dataset: DomainDataset,
     config: TrainingConfig,
@@ -223,6 +250,7 @@ def with_context(
     backbone : nn.Module, optional
         The network whose spectrograms the context of signals is made of; by default the configuration's.
     """
+    config = settled(config, dataset)
     sequence, data = sequence_options(config), _with_columns(dataset, config, device, backbone, training)
     if sequence is None:
         return data

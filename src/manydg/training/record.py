@@ -105,6 +105,22 @@ class Counts:
 
 
 @dataclass(frozen=True)
+class MemberEntry:
+    """A learner that a model is made of: its share of the weights, and its own metrics on validation patients."""
+
+    name: str
+    share: float
+    val: Metrics
+
+    def to_json(self) -> dict[str, Json]:
+        return {"name": self.name, "share": self.share, "val": self.val}
+
+    @staticmethod
+    def from_json(value: Any) -> MemberEntry:
+        return MemberEntry(str(value["name"]), float(value["share"]), value["val"])
+
+
+@dataclass(frozen=True)
 class Use:
     """An experiment that a run serves, and what distinguishes the run there."""
 
@@ -172,6 +188,8 @@ class RunRecord:
         Where several trained together.
     curve : tuple of CurvePoint
         Of continual learning.
+    members : tuple of MemberEntry
+        Of a model of several learners.
     experiments : tuple of Use
         Every use of the run in a results folder; empty outside of one.
     """
@@ -210,6 +228,7 @@ class RunRecord:
     context: Mapping[str, Json] = field(default_factory=dict)
     processes: int | None = None
     curve: tuple[CurvePoint, ...] = ()
+    members: tuple[MemberEntry, ...] = ()
     experiments: tuple[Use, ...] = ()
 
     @property
@@ -256,6 +275,8 @@ class RunRecord:
             content["processes"] = self.processes
         if self.curve:
             content["curve"] = [point.to_json() for point in self.curve]
+        if self.members:
+            content["members"] = [member.to_json() for member in self.members]
         if self.experiments:
             content["experiments"] = [use.to_json() for use in self.experiments]
         return content
@@ -405,7 +426,7 @@ _VALUES: Mapping[str, Callable[[object], bool]] = {
     "Mapping[str, Json]": lambda value: isinstance(value, Mapping),
 }
 """What a field of a record may hold, by its annotation."""
-_TYPED = {"target", "samples", "patients", "config", "history", "curve", "experiments"}
+_TYPED = {"target", "samples", "patients", "config", "history", "curve", "members", "experiments"}
 _PLAIN = {entry.name: entry for entry in dataclasses.fields(RunRecord) if entry.name not in _TYPED}
 _CONFIG_KEYS = {entry.name for entry in dataclasses.fields(TrainingConfig)}
 
@@ -427,5 +448,6 @@ def _from_values(given: Any) -> RunRecord:
         config=TrainingConfig.from_mapping({"algorithm": given["algorithm"], "seed": given["seed"]} | config),
         history=tuple(EpochEntry.from_json(entry) for entry in given.get("history") or ()),
         curve=tuple(CurvePoint.from_json(point) for point in given.get("curve") or ()),
+        members=tuple(MemberEntry.from_json(member) for member in given.get("members") or ()),
         experiments=tuple(Use.from_json(use) for use in given.get("experiments") or ()),
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -50,7 +51,7 @@ from manydg.machine import peak_memory
 from manydg.targets import target_of
 from manydg.training.checkpoint import read_tensors, write_tensors
 from manydg.training.execution.distributed import by_leader, current_team
-from manydg.training.fit import CHECKPOINT, Fitted, Reporter, Silent, fit, rebuild, trust_named
+from manydg.training.fit import CHECKPOINT, MEMBERS, Fitted, Reporter, Silent, fit, rebuild, trust_named
 from manydg.training.inference import as_trained, predict_probabilities, refuse_infinite, with_context
 from manydg.training.record import Counts, RunRecord, check_files
 from manydg.training.reliability import fit_calibration, write_calibration
@@ -197,7 +198,7 @@ def train(
     if folder is not None:
         by_leader(partial(_claim, folder, identity))
         if (folder / RECORD).exists():
-            (folder / CHECKPOINT).unlink(missing_ok=True)
+            _remove_checkpoints(folder)
             return open_run(folder, backbone=backbone, device=device)
     try:
         training = _Training(
@@ -236,6 +237,8 @@ class _Training:
             backbone=self.backbone, folder=self.folder, reporter=self.reporter,
         )  # fmt: skip
         held_out = predict_held_out(fitted.algorithm, sides, self.split)
+        if fitted.out_of_fold is not None:
+            held_out["val"] = dataclasses.replace(held_out["val"], probabilities=fitted.out_of_fold)
         record = make_record(
             self.config, self.dataset, sides, held_out, fitted,
             name=name, run=identity, seconds=time.perf_counter() - start, device=str(self.device),
@@ -259,7 +262,7 @@ class _Training:
         self.split.save(folder / SPLIT, self.dataset)
         write_predictions(folder / PREDICTIONS, held_out)
         _write_model(folder, run)
-        (folder / CHECKPOINT).unlink(missing_ok=True)
+        _remove_checkpoints(folder)
 
 
 _warmed_up: set[torch.device] = set()
@@ -420,6 +423,7 @@ def training_record(
         peak_memory_mb=_peak_memory_mb(device),
         parameters=sum(parameter.numel() for parameter in fitted.algorithm.parameters()),
         device=device,
+        members=fitted.members,
     )
 
 
@@ -599,13 +603,22 @@ def _claim(folder: Path, identity: str) -> None:
                 "name another folder"
             )
         return
-    if (folder / RECORD).exists() or (folder / CHECKPOINT).exists():
+    if (folder / RECORD).exists() or _has_checkpoints(folder):
         raise StorageError(f"{folder} holds a run that does not say what it is of: name another folder")
     write_json(file, {"identity": identity}, indent=None)
 
 
+def _has_checkpoints(folder: Path) -> bool:
+    return (folder / CHECKPOINT).exists() or (folder / MEMBERS).exists()
+
+
+def _remove_checkpoints(folder: Path) -> None:
+    (folder / CHECKPOINT).unlink(missing_ok=True)
+    shutil.rmtree(folder / MEMBERS, ignore_errors=True)
+
+
 def _unclaim(folder: Path) -> None:
     """Release the folder of a run that failed before it wrote anything, so that other options can be tried there."""
-    if not (folder / CHECKPOINT).exists() and not (folder / RECORD).exists():
+    if not _has_checkpoints(folder) and not (folder / RECORD).exists():
         with contextlib.suppress(OSError):
             (folder / IDENTITY).unlink(missing_ok=True)

@@ -1,0 +1,168 @@
+"""best: several learners weighed on validation patients, as one ordinary run."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import manydg
+from manydg.algorithms.best import Best, Candidate, candidates, stack
+from manydg.data.dataset import DomainDataset, InputSchema
+from manydg.data.info import TargetSpec
+from manydg.errors import ConfigError
+from manydg.evaluation.predictions import read_predictions
+from manydg.studies.summary import Selection, composition
+from manydg.targets import target_of
+from manydg.training import fit as fitting
+from manydg.training.inference import settled, with_context
+from manydg.training.record import MemberEntry, RunRecord
+
+TARGET = target_of(TargetSpec("classes", ("a", "b", "c")))
+CONFIG = manydg.TrainingConfig(
+    "best",
+    epochs=2,
+    batch_size=64,
+    ratios=(0.5, 0.25, 0.25),
+    execution="plain",
+    context_options={"parts": ["relative"]},
+)
+
+
+def patients(count: int = 16, samples: int = 12, *, timed: bool = True) -> DomainDataset:
+    """A patient's shift hides the class from whoever does not know the patient."""
+    rng = np.random.default_rng(0)
+    who, label = np.repeat(np.arange(count), samples), np.tile(np.arange(samples) % 3, count)
+    x = 2 * np.eye(3)[label] + rng.normal(0, 2, (count, 3))[who] + rng.normal(0, 0.5, (len(who), 3))
+    times = np.tile(np.arange(float(samples)), count) if timed else None
+    return manydg.from_arrays(x.astype(np.float32), label, who, times=times)
+
+
+def outputs(skill: float, truth: torch.Tensor, seed: int) -> torch.Tensor:
+    noise = torch.randn(len(truth), 3, generator=torch.Generator().manual_seed(seed))
+    return skill * torch.nn.functional.one_hot(truth, 3) + noise
+
+
+def test_a_candidate_that_knows_gets_the_weight_and_noise_gets_none() -> None:
+    truth, who = torch.arange(600) % 3, torch.arange(600) // 60
+    weighed = stack(TARGET, [outputs(0.0, truth, 1), outputs(1.5, truth, 2)], truth, who, seed=0)
+    assert weighed.shares[1] > 0.95
+    assert sum(weighed.shares) == pytest.approx(1.0)
+
+
+def test_two_that_know_different_things_beat_each() -> None:
+    truth, who = torch.arange(600) % 3, torch.arange(600) // 60
+    each = [outputs(2.0, truth, 1), outputs(2.0, truth, 2)]
+    weighed = stack(TARGET, each, truth, who, seed=0)
+    assert all(0.3 < share < 0.7 for share in weighed.shares)
+    assert float(TARGET.loss(weighed.out_of_fold, truth)) < min(float(TARGET.loss(one, truth)) for one in each)
+
+
+def test_a_patient_s_own_labels_never_weigh_the_patient() -> None:
+    truth, who = torch.arange(300) % 3, torch.arange(300) // 30
+    each = [outputs(1.0, truth, 1), outputs(2.0, truth, 2)]
+    own = who == 4
+    changed = torch.where(own, (truth + 1) % 3, truth)
+    before, after = (stack(TARGET, each, labels, who, seed=3).out_of_fold for labels in (truth, changed))
+    torch.testing.assert_close(before[own], after[own])
+    assert not torch.allclose(before[~own], after[~own])
+
+
+def test_one_validation_patient_leaves_the_weights_equal() -> None:
+    truth = torch.arange(30) % 3
+    weighed = stack(TARGET, [outputs(0.0, truth, 1), outputs(4.0, truth, 2)], truth, torch.zeros(30), seed=0)
+    assert weighed.shares == [0.5, 0.5]
+
+
+def test_the_candidates_are_those_that_the_data_allow() -> None:
+    schema = InputSchema.of(with_context(patients(), CONFIG, torch.device("cpu")))
+    labels = [candidate.label for candidate in candidates(schema)]
+    assert labels[:4] == ["ema+context+sequence", "ema+sequence", "ema+context", "ema"]
+    assert len(labels) == 8
+    assert all(Candidate.of(label).label == label for label in labels)
+    without_times = InputSchema.of(with_context(patients(timed=False), CONFIG, torch.device("cpu")))
+    assert not [one.label for one in candidates(without_times) if "sequence" in one.options]
+    signals = InputSchema.of(
+        manydg.from_arrays({"signal": np.zeros((4, 2, 4000), np.float32)}, [0, 1, 0, 1], list("aabb"))
+    )
+    assert [one.label for one in candidates(signals)] == ["ema"]
+
+
+def test_context_is_causal_for_measurements_with_times_unless_it_is_given() -> None:
+    assert settled(CONFIG, patients()).context == "causal"
+    assert settled(CONFIG.replace(context="offline"), patients()).context == "offline"
+    assert settled(CONFIG, patients(timed=False)).context == "offline"
+    assert settled(CONFIG.replace(algorithm="base"), patients()) == CONFIG.replace(algorithm="base")
+
+
+def test_a_run_of_best_is_one_folder_that_opens_and_predicts_the_same(tmp_path: Path) -> None:
+    data = patients()
+    run = manydg.train(data, CONFIG, out=tmp_path / "run", device="cpu")
+    opened = manydg.open_run(tmp_path / "run")
+    assert isinstance(opened.algorithm, Best)
+    np.testing.assert_allclose(opened.predict_proba(data), run.predict_proba(data), atol=1e-6)
+    assert opened.record.members == run.record.members
+    assert sum(member.share for member in run.record.members) == pytest.approx(1.0)
+    assert all(member.val["kappa"] is not None for member in run.record.members)
+    assert not (tmp_path / "run" / "members").exists()
+    kept = read_predictions(tmp_path / "run" / "predictions.npz", "val", run.algorithm.target)
+    assert kept.rows is not None
+    # Out of fold: what the threshold, the temperature and the prediction sets are fitted on.
+    assert not np.allclose(kept.probabilities, run.predict_proba(data)[kept.rows], atol=1e-6)
+    weights = {label: float(member.weight) for label, member in run.algorithm.others.items()}  # type: ignore[union-attr, arg-type, operator]
+    assert weights == {label: float(member.weight) for label, member in opened.algorithm.others.items()}  # type: ignore[arg-type, union-attr]
+
+
+def test_later_samples_and_other_patients_never_reach_a_causal_best(tmp_path: Path) -> None:
+    data = patients()
+    run = manydg.train(data, CONFIG, device="cpu")
+    x = data.columns["x"]
+    assert isinstance(x, torch.Tensor)
+    assert data.times is not None
+    moved = x.clone()
+    scored = (data.domains == 3) & (data.times <= 5)
+    moved[~scored] += 100.0 * torch.rand(int((~scored).sum()), 3)
+    changed = dataclasses.replace(data, columns={"x": moved}, stored_hash=None)
+    rows = torch.nonzero(scored).squeeze(1).numpy()
+    np.testing.assert_allclose(run.predict_proba(changed)[rows], run.predict_proba(data)[rows], atol=1e-5)
+
+
+def test_a_stopped_run_of_best_goes_on_with_what_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = patients()
+    whole = manydg.train(data, CONFIG, out=tmp_path / "whole", device="cpu")
+    with monkeypatch.context() as patched:
+        patched.setattr(fitting, "stack", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            manydg.train(data, CONFIG, out=tmp_path / "run", device="cpu")
+    with pytest.raises(manydg.ManyDGError, match="another folder"):
+        manydg.train(data, CONFIG.replace(lr=0.1), out=tmp_path / "run", device="cpu")
+    epochs: list[str] = []
+    original = fitting.TrainingLoop._run_epoch
+    monkeypatch.setattr(
+        fitting.TrainingLoop, "_run_epoch", lambda self, *a: (epochs.append("x"), original(self, *a))[1]
+    )
+    again = manydg.train(data, CONFIG, out=tmp_path / "run", device="cpu")
+    assert not epochs
+    np.testing.assert_allclose(again.predict_proba(data), whole.predict_proba(data), atol=1e-6)
+
+
+def test_best_does_not_learn_continually() -> None:
+    data = patients()
+    fitted = fitting.fit(CONFIG.replace(epochs=1), data, None, torch.device("cpu"))
+    assert len(fitted.algorithm.others) == 2  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="by themselves"):
+        fitting.fit_further(fitted, CONFIG, data, data, torch.device("cpu"))
+
+
+def test_a_table_says_what_best_is_made_of_on_average() -> None:
+    record = RunRecord(run="1", algorithm="best", seed=0, dataset="d", config=CONFIG)
+    shares = ((0.9, 0.1), (0.5, 0.5))
+    runs = {
+        seed: record.replace(members=(MemberEntry("lightgbm", first, {}), MemberEntry("ema", second, {})))
+        for seed, (first, second) in enumerate(shares)
+    }
+    notes = composition(Selection("compare", "d", TARGET, {"base": {0: record}, "best": runs}, (0, 1), ()))
+    assert notes == ["best weighs its candidates, on average over the splits: lightgbm 70%, ema 30%"]
