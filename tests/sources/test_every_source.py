@@ -29,7 +29,9 @@ from manydg.sources._source import option_help
 from tools import source_tables
 
 PACKAGE = Path(__file__).resolve().parents[2] / "src" / "manydg"
-CLINICAL = ("eicu", "iiic", "meds", "mimic3", "sleep-edf")
+CLINICAL = ("eicu", "iiic", "meds", "mimic3", "mimic4", "sleep-edf")
+BUILT_ON = {"mimic3": "mimic4", "eicu": "mimic4"}
+"""Which source reads its files as which other does."""
 
 
 def strings_and_imports(file: Path) -> Iterator[str]:
@@ -52,7 +54,11 @@ def strings_and_imports(file: Path) -> Iterator[str]:
 @pytest.mark.parametrize("name", CLINICAL)
 def test_a_sources_name_stands_in_its_own_file_and_its_twins_and_nowhere_else(name: str) -> None:
     module = name.replace("-", "_")
-    own = {PACKAGE / "sources" / f"{module}.py", PACKAGE / "synthetic" / f"{module}.py"}
+    own = {
+        PACKAGE / folder / f"{owner}.py"
+        for folder in ("sources", "synthetic")
+        for owner in (module, BUILT_ON.get(name, module))
+    }
     word = re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])|manydg\.(sources|synthetic)\.{module}\b")
     others = [
         f"{file.relative_to(PACKAGE)}: {text[:80]}"
@@ -90,6 +96,7 @@ def test_every_twin_has_the_name_of_a_source_and_is_recognised_as_it(name: str, 
 
 PREPARING: dict[str, dict[str, object]] = {
     "mimic3": {"ndc_map": "raw/ndc_to_atc.csv"},
+    "mimic4": {"task": "drugs", "ndc_map": "raw/ndc_to_atc.csv"},
     "meds": {"labels": "raw/labels/readmission.parquet"},
 }
 
@@ -100,7 +107,8 @@ def test_a_dataset_prepared_from_a_twin_says_that_it_is_synthetic(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     raw = synthesize(name, tmp_path / "raw", patients=12, **({"hours": 0.25} if name == "sleep-edf" else {}))
-    options = {key: str(tmp_path / str(value)) for key, value in PREPARING.get(name, {}).items()}
+    given = PREPARING.get(name, {})
+    options = {key: str(tmp_path / str(value)) if "/" in str(value) else value for key, value in given.items()}
     prepared = read_description(prepare(name, raw, tmp_path / "data", **options)).info
     assert prepared.synthetic
     assert prepared.to_json()["provenance"]["synthetic"] is True  # type: ignore[index, call-overload]

@@ -37,7 +37,8 @@ sources.prepare(source, raw, out, **options)
 WORK: dict[str, tuple[ModuleType, str, int]] = {
     "mimic3": (mimic3, "keep_table", 3),
     "meds": (meds, "_read_file", 3),
-    "eicu": (eicu, "_read_table", 5),
+    "eicu": (eicu, "read_table", 5),
+    "mimic4": (eicu, "read_table", 6),
     "edf": (edf, "survey", 4),
 }
 
@@ -56,8 +57,8 @@ def synthesize(source: str, raw: Path) -> dict[str, Any]:
     if source == "edf":
         sources.synthesize("edf", raw, patients=2, seed=1, minutes=2)
         return {}
-    sources.synthesize("eicu", raw, patients=40, seed=1)
-    return {}
+    sources.synthesize(source, raw, patients=40, seed=1)
+    return {"task": "readmission"} if source == "mimic4" else {}
 
 
 def contents(folder: Path) -> dict[str, bytes]:

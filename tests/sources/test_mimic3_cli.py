@@ -20,12 +20,13 @@ def run(*arguments: object) -> str:
     return result.output
 
 
-@pytest.mark.parametrize("name", ["mimic3", "eicu", "meds"])
+@pytest.mark.parametrize("name", ["mimic3", "mimic4", "eicu", "meds"])
 def test_a_synthetic_database_becomes_a_dataset_by_two_commands(tmp_path: Path, name: str) -> None:
     raw, out = tmp_path / "raw", tmp_path / "out"
     run("synthesize", name, "--patients", 40, "--seed", 5, "--out", raw)
     extra = {
         "mimic3": ["--ndc-map", raw / "ndc_to_atc.csv", "--max-diagnoses", 0],
+        "mimic4": ["--task", "drugs", "--ndc-map", raw / "ndc_to_atc.csv", "--min-visits", 1],
         "eicu": ["--without", "lab", "--without", "treatment", "--max-events", 0],
         "meds": ["--labels", raw / "labels", "--kinds", "one"],
     }[name]

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -66,21 +68,12 @@ from manydg.sources._tables import (
 )
 
 KINDS = ("diagnosis", "lab", "medication", "physical_exam", "treatment")
-FIELDS = (
-    Field("diagnosis_string", 0),
-    Field("diagnosis_icd", 0),
-    Field("lab", 1),
-    Field("medication", 2),
-    Field("medication_frequency", 2),
-    Field("physical_exam", 3),
-    Field("treatment", 4),
-)
 FIELDS_OF = {
-    "diagnosis": ("diagnosis_string", "diagnosis_icd"),
-    "lab": ("lab",),
-    "medication": ("medication", "medication_frequency"),
-    "physicalexam": ("physical_exam",),
-    "treatment": ("treatment",),
+    "diagnosis": (Field("diagnosis_string", 0), Field("diagnosis_icd", 0)),
+    "lab": (Field("lab", 1),),
+    "medication": (Field("medication", 2), Field("medication_frequency", 2)),
+    "physicalexam": (Field("physical_exam", 3),),
+    "treatment": (Field("treatment", 4),),
 }
 EVENT_TABLES = tuple(FIELDS_OF)
 DAY = 24 * 60
@@ -99,14 +92,15 @@ _TEXTS = ["uniquepid", "age", "gender", "ethnicity"]
 _STAY = "patientunitstayid"
 _BATCH = 250_000
 _FAR = 1 << 30
-_NO_TIME = -(1 << 62)
+NO_TIME = -(1 << 62)
 _NO_END = 1 << 40
 
 
 @dataclass(frozen=True)
-class EicuOptions(Options):
+class StayOptions(Options):
     """Which tables, stays and events to use, and what counts as coming back."""
 
+    event_tables: ClassVar[tuple[str, ...]]
     without: tuple[str, ...] = option((), help="Event table to do without; may be given several times.")
     limit_patients: int | None = option(None, help="Keep only this many patients.", low=1)
     within_days: float = option(15.0, help="The next stay starts within so many days.")
@@ -119,13 +113,20 @@ class EicuOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "without", _left_out_tables(self.without))
+        object.__setattr__(self, "without", _left_out_tables(self.without, self.event_tables))
         if self.max_events is not None and self.max_events < self.min_events:
             raise ConfigError(f"max_events ({self.max_events}) is smaller than min_events ({self.min_events})")
         if not self.within_days > 0 or not self.min_gap >= 0:
             raise ConfigError(
                 f"within_days must be above 0 and min_gap not below 0; they are {self.within_days} and {self.min_gap}"
             )
+
+
+@dataclass(frozen=True)
+class EicuOptions(StayOptions):
+    """The same, of eICU's tables."""
+
+    event_tables: ClassVar = EVENT_TABLES
 
 
 class Eicu(Source[EicuOptions, Options]):
@@ -166,36 +167,9 @@ class Eicu(Source[EicuOptions, Options]):
     def prepare(self, raw: Path, out: Path, options: EicuOptions, *, workers: int = 1, overwrite: bool = False) -> Path:
         make_ready(out, overwrite=overwrite)
         tables = _find(raw.absolute(), options.without)
-        decisive = {"limit_patients": options.limit_patients, "version": 3, "block": BLOCK}
-        with work_folder(out, self.name, decisive) as work:
-            self._write(raw, out, tables, options, workers, overwrite, work)
-        return out
-
-    def _write(
-        self,
-        raw: Path,
-        out: Path,
-        tables: Mapping[str, Table],
-        options: EicuOptions,
-        workers: int,
-        overwrite: bool,
-        work: WorkFolder,
-    ) -> None:
-        flow = CohortFlow()
-        with ThreadPoolExecutor(1) as pool:
-            files = pool.submit(describe_files, [table.path for table in tables.values()])
-            stays = _limit(read_stays(tables["patient"], flow), options.limit_patients, flow)
-            labels = readmitted(stays, within_days=options.within_days, min_gap=options.min_gap)
-            store = _read_events(tables, stays, workers, flow, work)
-            vocabulary = store.vocabulary(options.min_count)
-            settings = {"source": self.name, **_settings(vocabulary, options)}
-            info = DatasetInfo(name=self.name, vocabularies={"events": vocabulary.words}, settings=settings)
-            target = TargetSpec("binary", ("not readmitted", "readmitted"))
-            with DatasetWriter(out, target, info, overwrite=overwrite) as writer:
-                blocks = store.blocks(vocabulary, min_events=options.min_events, max_events=options.max_events)
-                kept = _write_blocks(writer, blocks, stays, labels, flow, options.min_events)
-                _check_labels(labels[kept])
-                writer.info = with_provenance(writer.info, self.name, files.result(), options.to_json(), flow, raw=raw)
+        cohort = StayCohort(self.name, tables, EventReader, "patientunitstayid")
+        read = partial(read_stays, tables["patient"])
+        return cohort.prepare(raw, out, read, options, workers=workers, overwrite=overwrite)
 
     def for_prediction(self, raw: Path, trained: TrainedOn, options: Options) -> Iterator[NewSamples]:
         """Every unit stay with enough events; whether the patient came back need not be known.
@@ -203,20 +177,9 @@ class Eicu(Source[EicuOptions, Options]):
         Codes that are not in the vocabulary count as unknown, and tables that training did without are not read.
         """
         self.check_trained_on(trained)
-        settings = trained.settings
-        tables = _find(raw, settings.get("without", []))
-        stays = read_stays(tables["patient"], CohortFlow())
-        store = EventStore(FIELDS, stays.height)
-        for table in _event_tables(tables):
-            EventReader(store, *_ids_and_ends(stays)).read(table)
-        vocabulary = Vocabulary(list(trained.vocabularies["events"]))
-        limits = {"min_events": settings.get("min_events", 1), "max_events": settings.get("max_events")}
-        samples, columns = join_blocks(store.blocks(vocabulary, **limits))
-        if not len(samples):
-            raise DataError(f"{raw}: no unit stay has an event, so there is nothing to predict from")
-        kept = stays[samples]
-        columns["static"] = torch.from_numpy(static_features(kept))
-        yield NewSamples(columns, kept.select("patientunitstayid"), kept["uniquepid"].to_numpy())
+        tables = _find(raw, trained.settings.get("without", []))
+        cohort = StayCohort(self.name, tables, EventReader, "patientunitstayid")
+        yield cohort.for_prediction(raw, trained, read_stays(tables["patient"], CohortFlow()))
 
     def options_for(self, raw: Path, nearby: Path, report: Reporter) -> EicuOptions:
         """Without the event tables that are not there."""
@@ -230,14 +193,15 @@ def _find(raw: Path, without: Sequence[str]) -> dict[str, Table]:
     return find_tables(raw, ("patient", *EVENT_TABLES), source=Eicu.name, optional=EVENT_TABLES, without=without)
 
 
-def _left_out_tables(without: Sequence[str]) -> tuple[str, ...]:
-    names = sorted({name.lower().replace("_", "") for name in without})
-    for name in names:
-        if name not in EVENT_TABLES:
-            raise unknown_name("event table to do without", name, EVENT_TABLES)
-    if len(names) == len(EVENT_TABLES):
+def _left_out_tables(without: Sequence[str], tables: Sequence[str]) -> tuple[str, ...]:
+    spelt = {name.replace("_", ""): name for name in tables}
+    names = {spelt.get(name.lower().replace("_", ""), name) for name in without}
+    for name in sorted(names):
+        if name not in tables:
+            raise unknown_name("event table to do without", name, tables)
+    if len(names) == len(tables):
         raise ConfigError("without any event table there is nothing to learn from: keep at least one")
-    return tuple(names)
+    return tuple(sorted(names))
 
 
 # Unit stays: who, when, whether the patient came back, and what is known of the patient
@@ -249,8 +213,9 @@ def read_stays(table: Table, flow: CohortFlow) -> pl.DataFrame:
     Returns
     -------
     DataFrame
-        The columns of the table that are needed, ``start`` (minutes since the hospital admission) and ``order`` (the
-        stay's position among its patient's, from 0).
+        A row a stay: ``patient``, ``stay``, ``scope`` (the hospital stay), ``start`` (minutes since the hospital
+        admission), ``length`` (minutes), ``order`` (the stay's position among its patient's, from 0), ``time`` (the
+        same, as years are all that is known), ``age``, ``gender`` and ``ethnicity``.
     """
     integers = [*_INTEGERS, *_OPTIONAL_INTEGERS]
     with table.reading(integers):
@@ -283,11 +248,23 @@ def read_stays(table: Table, flow: CohortFlow) -> pl.DataFrame:
         "patientunitstayid",
         nulls_last=True,
     )
-    return ordered.with_columns(order=pl.int_range(pl.len()).over("uniquepid"))
+    order = pl.int_range(pl.len()).over("uniquepid")
+    return ordered.select(
+        "start",
+        "age",
+        "gender",
+        "ethnicity",
+        patient="uniquepid",
+        stay="patientunitstayid",
+        scope="patienthealthsystemstayid",
+        length="unitdischargeoffset",
+        order=order,
+        time=order.cast(pl.Float64),
+    )
 
 
 def readmitted(stays: pl.DataFrame, *, within_days: float = 15.0, min_gap: float = 0.0) -> npt.NDArray[np.int64]:
-    """Whether another unit stay of the same hospital stay follows.
+    """Whether another unit stay of the same scope follows: of the same hospital stay in eICU.
 
     Parameters
     ----------
@@ -302,10 +279,10 @@ def readmitted(stays: pl.DataFrame, *, within_days: float = 15.0, min_gap: float
     -------
     array ``(stays,)`` of 0 and 1
     """
-    keys = stays.select(
-        "patienthealthsystemstayid", "start", "order", end=pl.col("start") + pl.col("unitdischargeoffset").fill_null(0)
-    ).with_row_index("row")
-    pairs = keys.join(keys, on="patienthealthsystemstayid", suffix="_next").filter(
+    keys = stays.select("scope", "start", "order", end=pl.col("start") + pl.col("length").fill_null(0)).with_row_index(
+        "row"
+    )
+    pairs = keys.join(keys, on="scope", suffix="_next").filter(
         (pl.col("order_next") > pl.col("order"))
         & (pl.col("start_next") - pl.col("start") < within_days * DAY)
         & (pl.col("start_next") - pl.col("end") >= min_gap)
@@ -351,41 +328,63 @@ class EventReader:
     Parameters
     ----------
     store : EventStore
-    stays : array ``(stays,)``
-        The unit stays' ids, in sample order.
-    last : array ``(stays,)``
-        The last minute of each stay: what happens later belongs to what shall be predicted.
+    stays : DataFrame
+        The stays in sample order; what happens after a stay belongs to what shall be predicted.
+
+    Attributes
+    ----------
+    kinds : tuple of str
+        The kinds of events, in the order of their numbers.
+    fields_of : dict of str to tuple of Field
+        The fields of each event table, in the order in which the tables are read.
     """
 
-    def __init__(self, store: EventStore, stays: npt.NDArray[np.int64], last: Array) -> None:
-        self._store, self._index, self._last = store, SampleIndex(stays), last
+    kinds: ClassVar[tuple[str, ...]] = KINDS
+    fields_of: ClassVar[Mapping[str, tuple[Field, ...]]] = FIELDS_OF
+
+    def __init__(self, store: EventStore, stays: pl.DataFrame) -> None:
+        self._store, self._index = store, SampleIndex(stays["stay"].to_numpy())
+        self._last = stays["length"].fill_null(_NO_END).to_numpy()
 
     def read(self, table: Table) -> dict[str, int]:
         """Read one table; returns its counts by reason."""
-        readers: dict[str, Callable[[Table], dict[str, int]]] = {
-            "diagnosis": self._diagnoses,
-            "lab": self._labs,
-            "medication": self._medications,
-            "physicalexam": self._exams,
-            "treatment": self._treatments,
-        }
-        counts = readers[table.name](table)
+        counts = self._readers()[table.name](table)
         if counts["rows"] == 0:
             raise DataError(f"{table.path} holds no rows: download it again, or go on without it")
         return counts
+
+    def _readers(self) -> dict[str, Callable[[Table], dict[str, int]]]:
+        return {
+            "diagnosis": self._diagnoses,
+            "lab": lambda table: self._valued(table, "labresultoffset", "labname", ("labresulttext", "labresult")),
+            "medication": self._medications,
+            "physicalexam": lambda table: self._plain(table, "physicalexamoffset", "physicalexampath"),
+            "treatment": lambda table: self._plain(table, "treatmentoffset", "treatmentstring"),
+        }
+
+    def _ids(self, table: Table, time: str) -> list[str]:
+        """The columns of whole numbers by which :meth:`_locate` knows the stay."""
+        return [_STAY, time]
+
+    def _scan(self, table: Table, time: str, texts: Sequence[str]) -> pl.LazyFrame:
+        """The columns that :meth:`_locate` needs, and some texts."""
+        return table.scan(integers=self._ids(table, time), texts=texts)
+
+    def _locate(self, batch: pl.DataFrame, time: str) -> tuple[Array, Array]:
+        """The sample and the minute of each row; -1 and ``NO_TIME`` where they are not known."""
+        return self._index(batch[_STAY].fill_null(-1).to_numpy()), batch[time].fill_null(NO_TIME).to_numpy()
 
     def _batches(
         self, table: Table, time: str, columns: Sequence[pl.Expr], texts: Sequence[str], counts: dict[str, int]
     ) -> Iterator[_Kept]:
         """Batches of rows, with those that belong to a known stay and to its time picked out."""
-        integers = [_STAY, time]
-        scan = table.scan(integers=integers, texts=texts).select(*integers, *columns)
+        integers = self._ids(table, time)
+        scan = self._scan(table, time, texts).select(*dict.fromkeys([*integers, time]), *columns)
         counts |= {"rows": 0, "left_out_other_stay": 0, "left_out_without_time": 0, "left_out_after_discharge": 0}
         with table.reading(integers):
             for batch in scan.collect_batches(chunk_size=_BATCH, engine="streaming"):
                 counts["rows"] += batch.height
-                sample = self._index(batch[_STAY].fill_null(-1).to_numpy())
-                minute = batch[time].fill_null(_NO_TIME).to_numpy()
+                sample, minute = self._locate(batch, time)
                 known, timed = sample >= 0, (minute > -_FAR) & (minute < _FAR)
                 in_time = minute <= self._last[sample]
                 keep = known & timed & in_time
@@ -399,20 +398,40 @@ class EventReader:
     def _words(self, field: str) -> CategoryMap:
         return CategoryMap(lambda words: self._store.word_ids(field, _clean(words)), np.int32)
 
-    def _plain(self, table: Table, time: str, column: str, field: str) -> dict[str, int]:
+    def _plain(self, table: Table, time: str, column: str) -> dict[str, int]:
+        """Names alone, of a table of one field."""
         counts: dict[str, int] = {}
-        words = self._words(field)
+        (field,) = self.fields_of[table.name]
+        words = self._words(field.name)
         for kept in self._batches(table, time, [_category(column)], [column], counts):
             ids = words(kept.batch[column])[kept.rows]
             _count(counts, "left_out_without_name", ids < 0)
-            self._store.add(field, kept.sample, kept.minute, ids)
+            self._store.add(field.name, kept.sample, kept.minute, ids)
         return counts
 
-    def _exams(self, table: Table) -> dict[str, int]:
-        return self._plain(table, "physicalexamoffset", "physicalexampath", "physical_exam")
+    def _valued(self, table: Table, time: str, name: str, values: tuple[str, ...]) -> dict[str, int]:
+        """Names with a value, of a table of one field: the last of some columns is the number, if it is one.
 
-    def _treatments(self, table: Table) -> dict[str, int]:
-        return self._plain(table, "treatmentoffset", "treatmentstring", "treatment")
+        Else the number is read from the text of the first of them that has any.
+        """
+        counts: dict[str, int] = {}
+        (field,) = self.fields_of[table.name]
+        names, texts = self._words(field.name), CategoryMap(_numbers, np.float32)
+        number = pl.col(values[-1]).cast(pl.Float32, strict=False).fill_null(np.nan)
+        columns = [_category(name), number.alias("number"), pl.col(*values)]
+        category = pl.Categorical(pl.Categories.random())
+        for kept in self._batches(table, time, columns, [name, *values], counts):
+            value = kept.batch["number"].to_numpy()[kept.rows]
+            unread = np.flatnonzero(~np.isfinite(value))
+            rest = kept.batch.select(*values)[kept.rows[unread]]
+            value[unread] = texts(rest.select(pl.coalesce(pl.all()).fill_null("").cast(category)).to_series())
+            ids = names(kept.batch[name])[kept.rows]
+            missing = np.isnan(value[unread])
+            _count(counts, "left_out_without_name", ids < 0)
+            _count(counts, "values_from_text", ~missing)
+            _count(counts, "values_missing", missing)
+            self._store.add(field.name, kept.sample, kept.minute, ids, value)
+        return counts
 
     def _diagnoses(self, table: Table) -> dict[str, int]:
         counts: dict[str, int] = {}
@@ -426,26 +445,6 @@ class EventReader:
             self._store.add("diagnosis_string", kept.sample, kept.minute, ids)
             row, codes = icd(kept.batch["icd9code"], kept.rows)
             self._store.add("diagnosis_icd", kept.sample[row], kept.minute[row], codes)
-        return counts
-
-    def _labs(self, table: Table) -> dict[str, int]:
-        counts: dict[str, int] = {}
-        names, texts = self._words("lab"), CategoryMap(_numbers, np.float32)
-        number = pl.col("labresult").cast(pl.Float32, strict=False).fill_null(np.nan)
-        columns = [_category("labname"), number.alias("number"), pl.col("labresult", "labresulttext")]
-        wanted = ["labname", "labresult", "labresulttext"]
-        category = pl.Categorical(pl.Categories.random())
-        for kept in self._batches(table, "labresultoffset", columns, wanted, counts):
-            value = kept.batch["number"].to_numpy()[kept.rows]
-            unread = np.flatnonzero(~np.isfinite(value))
-            rest = kept.batch.select("labresulttext", "labresult")[kept.rows[unread]]
-            value[unread] = texts(rest.select(pl.coalesce(pl.all()).fill_null("").cast(category)).to_series())
-            ids = names(kept.batch["labname"])[kept.rows]
-            missing = np.isnan(value[unread])
-            _count(counts, "left_out_without_name", ids < 0)
-            _count(counts, "values_from_text", ~missing)
-            _count(counts, "values_missing", missing)
-            self._store.add("lab", kept.sample, kept.minute, ids, value)
         return counts
 
     def _medications(self, table: Table) -> dict[str, int]:
@@ -543,57 +542,118 @@ def _hicl_names(numbers: pl.Series) -> pl.Series:
 def _limit(stays: pl.DataFrame, limit: int | None, flow: CohortFlow) -> pl.DataFrame:
     if limit is None:
         return stays
-    kept = stays.filter(pl.col("uniquepid").rank("dense") <= limit)
-    flow.add(f"limited to {limit} patients", patients=kept["uniquepid"].n_unique(), samples=kept.height)
+    kept = stays.filter(pl.col("patient").rank("dense") <= limit)
+    flow.add(f"limited to {limit} patients", patients=kept["patient"].n_unique(), samples=kept.height)
     return kept
 
 
 @dataclass(frozen=True)
-class _TableTask:
-    """A table to read: the stays' ids and last minutes ``(stays,)``, and the file to keep its rows in."""
+class TableTask:
+    """A table to read: by which reader, of which stays, and the file to keep its rows in."""
 
     table: Table
-    stays: npt.NDArray[np.int64]
-    last: npt.NDArray[np.int64]
+    reader: type[EventReader]
+    stays: pl.DataFrame
     out: Path
 
 
-def _read_table(task: _TableTask) -> SavedEvents:
+def read_table(task: TableTask) -> SavedEvents:
     """Read one table and save its rows."""
-    fields = [field for field in FIELDS if field.name in FIELDS_OF[task.table.name]]
-    store = EventStore(fields, len(task.stays))
-    counts = EventReader(store, task.stays, task.last).read(task.table)
-    return save_events(store, task.out, counts)
+    store = EventStore(task.reader.fields_of[task.table.name], task.stays.height)
+    return save_events(store, task.out, task.reader(store, task.stays).read(task.table))
 
 
-def _read_events(
-    tables: Mapping[str, Table], stays: pl.DataFrame, workers: int, flow: CohortFlow, work: WorkFolder
-) -> EventStore:
-    ids, last = _ids_and_ends(stays)
-    tasks, jobs = [], []
-    for table in _event_tables(tables):
-        files = (table.path, tables["patient"].path)
-        tasks.append(_TableTask(table, ids, last, work.path_for(table.name, files)))
-        jobs.append(Job(table.name, files, tasks[-1]))
-    store = EventStore(FIELDS, stays.height)
-    pieces = run_jobs(_read_table, jobs, work, SavedEvents, workers=workers, title="tables")
-    for task, piece in zip(tasks, pieces, strict=True):
-        flow.add(f"rows of {task.table.name}", **piece.counts)
-        load_events(store, piece, task.out)
-    return store
+@dataclass(frozen=True)
+class StayCohort:
+    """Stays in intensive care as sequences of events, from the tables of a database.
+
+    Parameters
+    ----------
+    source : str
+    tables : dict of str to Table
+    reader : type of EventReader
+        How to read the event tables among them.
+    shown : str
+        What predictions call a stay's id.
+    settings : dict
+        What the dataset's settings hold besides.
+    """
+
+    source: str
+    tables: Mapping[str, Table]
+    reader: type[EventReader]
+    shown: str
+    settings: Mapping[str, Json] = field(default_factory=dict)
+
+    def prepare(
+        self,
+        raw: Path,
+        out: Path,
+        read: Callable[[CohortFlow], pl.DataFrame],
+        options: StayOptions,
+        *,
+        workers: int,
+        overwrite: bool,
+    ) -> Path:
+        """Make a dataset folder; ``read`` gives the stays, as :func:`read_stays` does."""
+        flow, decisive = CohortFlow(), {"limit_patients": options.limit_patients, "version": 3, "block": BLOCK}
+        with work_folder(out, self.source, decisive) as work, ThreadPoolExecutor(1) as pool:
+            files = pool.submit(describe_files, [table.path for table in self.tables.values()])
+            stays = _limit(read(flow), options.limit_patients, flow)
+            labels = readmitted(stays, within_days=options.within_days, min_gap=options.min_gap)
+            store = self._read_events(stays, workers, flow, work)
+            vocabulary = store.vocabulary(options.min_count)
+            settings = {"source": self.source, **self.settings, **_settings(self.reader, vocabulary, options)}
+            info = DatasetInfo(name=self.source, vocabularies={"events": vocabulary.words}, settings=settings)
+            target = TargetSpec("binary", ("not readmitted", "readmitted"))
+            with DatasetWriter(out, target, info, overwrite=overwrite) as writer:
+                blocks = store.blocks(vocabulary, min_events=options.min_events, max_events=options.max_events)
+                kept = _write_blocks(writer, blocks, stays, labels, flow, options.min_events)
+                _check_labels(labels[kept])
+                origin = files.result()
+                writer.info = with_provenance(writer.info, self.source, origin, options.to_json(), flow, raw=raw)
+        return out
+
+    def for_prediction(self, raw: Path, trained: TrainedOn, stays: pl.DataFrame) -> NewSamples:
+        """Every stay with enough events."""
+        settings = trained.settings
+        store = EventStore(self._fields(), stays.height)
+        for table in self._event_tables():
+            self.reader(store, stays).read(table)
+        vocabulary = Vocabulary(list(trained.vocabularies["events"]))
+        limits = {"min_events": settings.get("min_events", 1), "max_events": settings.get("max_events")}
+        samples, columns = join_blocks(store.blocks(vocabulary, **limits))
+        if not len(samples):
+            raise DataError(f"{raw}: no unit stay has an event, so there is nothing to predict from")
+        kept = stays[samples]
+        columns["static"] = torch.from_numpy(static_features(kept))
+        return NewSamples(columns, kept.select(pl.col("stay").alias(self.shown)), kept["patient"].to_numpy())
+
+    def _fields(self) -> list[Field]:
+        return [field for fields in self.reader.fields_of.values() for field in fields]
+
+    def _event_tables(self) -> list[Table]:
+        return [self.tables[name] for name in self.reader.fields_of if name in self.tables]
+
+    def _read_events(self, stays: pl.DataFrame, workers: int, flow: CohortFlow, work: WorkFolder) -> EventStore:
+        events = self._event_tables()
+        others = tuple(table.path for table in self.tables.values() if table not in events)
+        tasks, jobs = [], []
+        for table in events:
+            files = (table.path, *others)
+            tasks.append(TableTask(table, self.reader, stays, work.path_for(table.name, files)))
+            jobs.append(Job(table.name, files, tasks[-1]))
+        store = EventStore(self._fields(), stays.height)
+        pieces = run_jobs(read_table, jobs, work, SavedEvents, workers=workers, title="tables")
+        for task, piece in zip(tasks, pieces, strict=True):
+            flow.add(f"rows of {task.table.name}", **piece.counts)
+            load_events(store, piece, task.out)
+        return store
 
 
-def _event_tables(tables: Mapping[str, Table]) -> list[Table]:
-    return [tables[name] for name in EVENT_TABLES if name in tables]
-
-
-def _ids_and_ends(stays: pl.DataFrame) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    return stays["patientunitstayid"].to_numpy(), stays["unitdischargeoffset"].fill_null(_NO_END).to_numpy()
-
-
-def _settings(vocabulary: Vocabulary, options: EicuOptions) -> dict[str, Json]:
+def _settings(reader: type[EventReader], vocabulary: Vocabulary, options: StayOptions) -> dict[str, Json]:
     return {
-        "event_kinds": list(KINDS),
+        "event_kinds": list(reader.kinds),
         "code_fields": [field.to_json() for field in vocabulary.fields if field.stop > field.start],
         "static_names": list(STATIC_NAMES),
         "without": list(options.without),
@@ -611,7 +671,7 @@ def _write_blocks(
     min_events: int,
 ) -> npt.NDArray[np.int64]:
     """Write the blocks; returns the numbers of the stays written."""
-    static, order, patients = static_features(stays), stays["order"].to_numpy(), stays["uniquepid"].to_numpy()
+    static, times, patients = static_features(stays), stays["time"].to_numpy(), stays["patient"].to_numpy()
     counts: dict[str, int] = {}
     kept = []
     for block in blocks:
@@ -619,14 +679,14 @@ def _write_blocks(
             counts[name] = counts.get(name, 0) + count
         if len(block.samples):
             rows = block.samples
-            writer.append_immutable(block.columns | {"static": static[rows]}, labels[rows], patients[rows], order[rows])
+            writer.append_immutable(block.columns | {"static": static[rows]}, labels[rows], patients[rows], times[rows])
             kept.append(rows)
     chosen = np.concatenate(kept) if kept else np.zeros(0, np.int64)
     if not len(chosen):
         raise DataError(f"no unit stay has {min_events} or more events: there is nothing to learn from")
     flow.add(
         f"unit stays with {min_events} or more events",
-        patients=stays[chosen]["uniquepid"].n_unique(),
+        patients=stays[chosen]["patient"].n_unique(),
         samples=len(chosen),
         left_out_samples=counts["short_samples"],
         readmitted=int(labels[chosen].sum()),

@@ -12,7 +12,7 @@ import gzip
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -72,10 +72,10 @@ _TIME_FORMATS = ("%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M", "%Y
 
 
 @dataclass(frozen=True)
-class Mimic3Options(Options):
+class VisitOptions(Options):
     """Which patients and codes to use."""
 
-    ndc_map: Path = option(help="CSV table with the columns ndc and atc.")
+    ndc_map: Path | None = option(None, help="CSV table with the columns ndc and atc.")
     limit_patients: int | None = option(None, help="Keep only this many patients.", low=1)
     min_visits: int = option(2, help="Complete visits a patient must have.", low=1)
     max_diagnoses: int | None = option(
@@ -91,10 +91,17 @@ class Mimic3Options(Options):
 
 
 @dataclass(frozen=True)
+class Mimic3Options(VisitOptions):
+    """The same; a mapping of drugs is needed."""
+
+    ndc_map: Path = option(help="CSV table with the columns ndc and atc.")
+
+
+@dataclass(frozen=True)
 class DrugMapOptions(Options):
     """What new tables need besides themselves."""
 
-    ndc_map: Path | None = option(None, help="MIMIC-III: mapping from NDC to ATC.")
+    ndc_map: Path | None = option(None, help="MIMIC: mapping from NDC to ATC.")
 
 
 class Mimic3(Source[Mimic3Options, DrugMapOptions]):
@@ -130,27 +137,7 @@ class Mimic3(Source[Mimic3Options, DrugMapOptions]):
     ) -> Path:
         make_ready(out, overwrite=overwrite)
         tables = find_tables(raw.absolute(), TABLES, source=self.name)
-        read_ndc_map(options.ndc_map)  # A mapping that cannot be read is better known before the tables are.
-        extra = [file for file in (options.ndc_map, options.drugs, options.ddi, options.ddi_atc) if file is not None]
-        flow = CohortFlow()
-        with (
-            work_folder(out, self.name, {"max_diagnoses": options.max_diagnoses, "version": 1}) as work,
-            ThreadPoolExecutor(1) as pool,
-        ):
-            files = pool.submit(describe_files, [*(table.path for table in tables.values()), *extra])
-            records = _read(tables, options, workers, flow, work)
-            if options.drugs is not None:
-                records = replace(records, drugs=keep_listed_drugs(records.drugs, options.drugs, flow))
-            records = _cohort(records, options.min_visits, options.limit_patients, flow)
-            vocabularies = _vocabularies(records)
-            pairs: list[list[int]] = []
-            if options.ddi is not None:
-                pairs = read_interactions(options.ddi, vocabularies["drugs"], compounds=options.ddi_atc)
-            settings: dict[str, Json] = {"source": self.name, "drug_interactions": pairs}
-            info = DatasetInfo(name=self.name, vocabularies=vocabularies, settings=settings)
-            info = with_provenance(info, self.name, files.result(), options.to_json(), flow, raw=raw)
-            _write(records, vocabularies, out, info, overwrite)
-        return out
+        return VisitCohort(self.name, tables).prepare(raw, out, options, workers=workers, overwrite=overwrite)
 
     def for_prediction(self, raw: Path, trained: TrainedOn, options: DrugMapOptions) -> Iterator[NewSamples]:
         """Every visit with a diagnosis and a procedure; its history is the patient's earlier complete visits.
@@ -159,8 +146,76 @@ class Mimic3(Source[Mimic3Options, DrugMapOptions]):
         unknown.
         """
         self.check_trained_on(trained)
-        absent = TABLES[3:] if raw.is_dir() and "prescriptions" not in table_names(raw) else ()
-        records = _read_new(find_tables(raw, TABLES, source=self.name, without=absent), options.ndc_map)
+        cohort = VisitCohort(self.name, find_new_tables(raw, self.name))
+        yield cohort.for_prediction(raw, trained, options.ndc_map)
+
+    def options_for(self, raw: Path, nearby: Path, report: Reporter) -> Mimic3Options:
+        """Any mapping of drugs that lies with the tables, or nearby."""
+        return Mimic3Options(find_drug_mapping(self.name, raw, nearby))
+
+
+def find_new_tables(folder: Path, source: str) -> dict[str, Table]:
+    """The tables of new patients, whose prescriptions may be missing."""
+    absent = TABLES[3:] if folder.is_dir() and "prescriptions" not in table_names(folder) else ()
+    return find_tables(folder, TABLES, source=source, without=absent)
+
+
+@dataclass(frozen=True)
+class IcdColumns:
+    """The columns of a code and of its version; without the latter every code is of the same."""
+
+    code: str = "icd9_code"
+    version: str | None = None
+
+
+@dataclass(frozen=True)
+class VisitCohort:
+    """Hospital visits with diagnoses, procedures and drugs, from the tables of a MIMIC database.
+
+    Parameters
+    ----------
+    source : str
+    tables : dict of str to Table
+        Those of :data:`TABLES`.
+    icd : IcdColumns
+        How ``diagnoses_icd`` and ``procedures_icd`` name their codes.
+    settings : dict
+        What the dataset's settings hold besides.
+    """
+
+    source: str
+    tables: Mapping[str, Table]
+    icd: IcdColumns = IcdColumns()
+    settings: Mapping[str, Json] = field(default_factory=dict)
+
+    def prepare(self, raw: Path, out: Path, options: VisitOptions, *, workers: int, overwrite: bool) -> Path:
+        """Make a dataset folder."""
+        assert options.ndc_map is not None
+        read_ndc_map(options.ndc_map)  # A mapping that cannot be read is better known before the tables are.
+        extra = [file for file in (options.ndc_map, options.drugs, options.ddi, options.ddi_atc) if file is not None]
+        flow = CohortFlow()
+        with (
+            work_folder(out, self.source, {"max_diagnoses": options.max_diagnoses, "version": 1}) as work,
+            ThreadPoolExecutor(1) as pool,
+        ):
+            files = pool.submit(describe_files, [*(table.path for table in self.tables.values()), *extra])
+            records = self._read(options, workers, flow, work)
+            if options.drugs is not None:
+                records = replace(records, drugs=keep_listed_drugs(records.drugs, options.drugs, flow))
+            records = _cohort(records, options.min_visits, options.limit_patients, flow)
+            vocabularies = _vocabularies(records)
+            pairs: list[list[int]] = []
+            if options.ddi is not None:
+                pairs = read_interactions(options.ddi, vocabularies["drugs"], compounds=options.ddi_atc)
+            settings: dict[str, Json] = {"source": self.source, "drug_interactions": pairs, **self.settings}
+            info = DatasetInfo(name=self.source, vocabularies=vocabularies, settings=settings)
+            info = with_provenance(info, self.source, files.result(), options.to_json(), flow, raw=raw)
+            _write(records, vocabularies, out, info, overwrite)
+        return out
+
+    def for_prediction(self, raw: Path, trained: TrainedOn, ndc_map: Path | None) -> NewSamples:
+        """Every visit with a diagnosis and a procedure."""
+        records = self._read_new(ndc_map)
         visits = records.visits
         for frame in (records.diagnoses, records.procedures):
             visits = visits.join(frame, on="hadm_id", how="semi", maintain_order="left")
@@ -178,11 +233,38 @@ class Mimic3(Source[Mimic3Options, DrugMapOptions]):
         history = columns["history_drugs"]
         assert isinstance(history, Ragged)
         shown = visits.drop("subject_id").with_columns(earlier_visits=pl.Series(history.lengths.numpy()))
-        yield NewSamples(columns, shown, patients)
+        return NewSamples(columns, shown, patients)
 
-    def options_for(self, raw: Path, nearby: Path, report: Reporter) -> Mimic3Options:
-        """Any mapping of drugs that lies with the tables, or nearby."""
-        return Mimic3Options(find_drug_mapping(raw, nearby))
+    def _tasks(self, visits: pl.DataFrame, ndc_map: Path, max_diagnoses: int | None) -> list[TableTask]:
+        return [
+            TableTask(self.tables["diagnoses_icd"], visits, self.icd, most=max_diagnoses),
+            TableTask(self.tables["procedures_icd"], visits, self.icd),
+            TableTask(self.tables["prescriptions"], visits, self.icd, ndc_map=ndc_map),
+        ]
+
+    def _read(self, options: VisitOptions, workers: int, flow: CohortFlow, work: WorkFolder) -> Records:
+        assert options.ndc_map is not None
+        admissions = self.tables["admissions"]
+        visits = read_admissions(admissions, flow)
+        jobs = []
+        for task in self._tasks(visits, options.ndc_map.absolute(), options.max_diagnoses):
+            files = tuple(filter(None, (task.table.path, admissions.path, task.ndc_map)))
+            jobs.append(Job(task.table.name, files, replace(task, out=work.path_for(task.table.name, files))))
+        frames = []
+        saved = run_jobs(keep_table, jobs, work, SavedTable, workers=workers, title="tables")
+        for job, table in zip(jobs, saved, strict=True):
+            flow.extend(table.flow)
+            frames.append(kept_table(job.argument))
+        return Records(visits, *frames)
+
+    def _read_new(self, ndc_map: Path | None) -> Records:
+        visits = read_admissions(self.tables["admissions"], CohortFlow())
+        return Records(
+            visits,
+            read_codes(self.tables["diagnoses_icd"], self.icd, visits, CohortFlow()),
+            read_codes(self.tables["procedures_icd"], self.icd, visits, CohortFlow()),
+            _earlier_drugs(self.tables.get("prescriptions"), ndc_map, visits),
+        )
 
 
 # The tables read into visits and their codes, every row that is left out counted
@@ -215,6 +297,7 @@ class TableTask:
     table : Table
     visits : DataFrame
         As :func:`read_admissions` gives them.
+    icd : IcdColumns
     most : int, optional
         Keep only so many most frequent codes.
     ndc_map : path, optional
@@ -225,6 +308,7 @@ class TableTask:
 
     table: Table
     visits: pl.DataFrame
+    icd: IcdColumns
     most: int | None = None
     ndc_map: Path | None = None
     out: Path | None = None
@@ -234,7 +318,7 @@ def read_table(task: TableTask, flow: CohortFlow) -> pl.DataFrame:
     """``hadm_id`` and ``code`` of a table, each pair once."""
     if task.ndc_map is not None:
         return read_drugs(task.table, task.ndc_map, task.visits, flow)
-    return read_codes(task.table, task.visits, flow, most=task.most)
+    return read_codes(task.table, task.icd, task.visits, flow, most=task.most)
 
 
 @dataclass(frozen=True)
@@ -301,15 +385,42 @@ def read_admissions(table: Table, flow: CohortFlow) -> pl.DataFrame:
     return ordered.select("subject_id", "hadm_id", hours=hours)
 
 
-def read_codes(table: Table, visits: pl.DataFrame, flow: CohortFlow, *, most: int | None = None) -> pl.DataFrame:
-    """ICD codes of visits; with ``most``, only of that many codes that are most frequent in the whole table."""
-    with table.reading(["hadm_id"]):
-        scan = table.scan(integers=["hadm_id"], texts=["subject_id", "icd9_code"])
-        rows = scan.with_columns(as_ids_of(pl.col("subject_id"), visits["subject_id"])).collect(engine="streaming")
-    if rows.is_empty():
+def read_icd(table: Table, icd: IcdColumns, ids: Sequence[str], texts: Sequence[str] = ()) -> pl.DataFrame:
+    """Ids and other texts of a table's rows, and their ``code``: upper case, null where there is none.
+
+    Where the table names the version, it stands before the code (``10:I10``): E849 is a place of accidents in ICD-9 and
+    cystic fibrosis in ICD-10.
+    """
+    code, version = pl.col(icd.code).str.strip_chars().str.to_uppercase(), icd.version
+    code = pl.when(code != "").then(code)
+    if version is not None:
+        number = pl.col(version).str.strip_chars().str.strip_suffix(".0")
+        code = pl.concat_str(number, pl.lit(":"), code)
+    with table.reading(ids):
+        scan = table.scan(integers=ids, texts=[*texts, icd.code, *([version] if version else [])])
+        rows = scan.select(*ids, *texts, *([number.alias(version)] if version else []), code=code)
+        frame = rows.collect(engine="streaming")
+    if frame.is_empty():
         raise DataError(f"{table.path} holds no rows: download it again")
-    code = pl.col("icd9_code").str.strip_chars().str.to_uppercase()
-    named = rows.select(*_KEYS, code=code).filter(pl.col("code").is_not_null() & (pl.col("code") != "")).drop_nulls()
+    return frame if version is None else _check_versions(table, frame, version)
+
+
+def _check_versions(table: Table, rows: pl.DataFrame, version: str) -> pl.DataFrame:
+    other = (~rows[version].is_in(["9", "10"])).fill_null(True).arg_true()
+    if len(other):
+        value = rows[version][other[0]]
+        shown = "is empty" if value is None else f"is '{value}'"
+        raise DataError(f"{table.path}, row {other[0] + 1}: '{version}' {shown}: known are 9 and 10")
+    return rows.drop(version)
+
+
+def read_codes(
+    table: Table, icd: IcdColumns, visits: pl.DataFrame, flow: CohortFlow, *, most: int | None = None
+) -> pl.DataFrame:
+    """ICD codes of visits; with ``most``, only of that many codes that are most frequent in the whole table."""
+    rows = read_icd(table, icd, ["hadm_id"], ["subject_id"])
+    rows = rows.with_columns(as_ids_of(pl.col("subject_id"), visits["subject_id"]))
+    named = rows.drop_nulls()
     kept = named
     if most is not None:
         top = named.group_by("code").len().sort(["len", "code"], descending=[True, False]).head(most)
@@ -441,7 +552,7 @@ def _count_visits(flow: CohortFlow, step: str, visits: pl.DataFrame, **left_out:
 # Drugs: NDC to ATC by a table the user names, and pairs of drugs that interact
 
 
-def find_drug_mapping(*folders: Path) -> Path:
+def find_drug_mapping(source: str, *folders: Path) -> Path:
     """A CSV table with the columns ndc and atc, in or under the folders."""
     for folder in folders:
         for path in sorted(folder.rglob("*.csv*")):
@@ -449,7 +560,7 @@ def find_drug_mapping(*folders: Path) -> Path:
             if {"ndc", "atc"} <= columns:
                 return path
     raise DataError(
-        f"mimic3 needs a mapping of drugs: put a CSV table with the columns ndc and atc into {folders[-1]} "
+        f"{source} needs a mapping of drugs: put a CSV table with the columns ndc and atc into {folders[-1]} "
         "(docs/datasets.md says where to get one)"
     )
 
@@ -697,42 +808,6 @@ def _first_of(groups: IntArray) -> IntArray:
 
 
 # The cohort and the dataset folder
-
-
-def _tasks(
-    tables: Mapping[str, Table], visits: pl.DataFrame, ndc_map: Path, max_diagnoses: int | None
-) -> list[TableTask]:
-    return [
-        TableTask(tables["diagnoses_icd"], visits, most=max_diagnoses),
-        TableTask(tables["procedures_icd"], visits),
-        TableTask(tables["prescriptions"], visits, ndc_map=ndc_map),
-    ]
-
-
-def _read(
-    tables: Mapping[str, Table], options: Mimic3Options, workers: int, flow: CohortFlow, work: WorkFolder
-) -> Records:
-    visits = read_admissions(tables["admissions"], flow)
-    jobs = []
-    for task in _tasks(tables, visits, options.ndc_map.absolute(), options.max_diagnoses):
-        files = tuple(filter(None, (task.table.path, tables["admissions"].path, task.ndc_map)))
-        jobs.append(Job(task.table.name, files, replace(task, out=work.path_for(task.table.name, files))))
-    frames = []
-    saved = run_jobs(keep_table, jobs, work, SavedTable, workers=workers, title="tables")
-    for job, table in zip(jobs, saved, strict=True):
-        flow.extend(table.flow)
-        frames.append(kept_table(job.argument))
-    return Records(visits, *frames)
-
-
-def _read_new(tables: Mapping[str, Table], ndc_map: Path | None) -> Records:
-    visits = read_admissions(tables["admissions"], CohortFlow())
-    return Records(
-        visits,
-        read_codes(tables["diagnoses_icd"], visits, CohortFlow()),
-        read_codes(tables["procedures_icd"], visits, CohortFlow()),
-        _earlier_drugs(tables.get("prescriptions"), ndc_map, visits),
-    )
 
 
 def _earlier_drugs(table: Table | None, ndc_map: Path | None, visits: pl.DataFrame) -> pl.DataFrame:

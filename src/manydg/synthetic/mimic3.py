@@ -30,11 +30,11 @@ from manydg.synthetic._records import (
 )
 
 MAP_NAME = "ndc_to_atc.csv"
-_STATES = 10
-_DRUGS, _PRODUCTS = 150, 12
+STATES = 10
+_DRUGS, PRODUCTS = 150, 12
 _DIAGNOSES, _PROCEDURES = 2500, 1200
-_DRUGS_A_VISIT = 80
-_BACKWARD, _UNMAPPED, _NO_NDC = 0.002, 0.10, 0.08
+DRUGS_A_VISIT = 80
+BACKWARD, _UNMAPPED, NO_NDC = 0.002, 0.10, 0.08
 
 _ADMISSION_TEXTS: dict[str, list[str | None]] = {
     "ADMISSION_TYPE": ["EMERGENCY", "ELECTIVE", "URGENT"],
@@ -46,7 +46,7 @@ _ADMISSION_TEXTS: dict[str, list[str | None]] = {
     "MARITAL_STATUS": ["MARRIED", "SINGLE", None],
     "ETHNICITY": ["WHITE", "BLACK/AFRICAN AMERICAN", "UNKNOWN/NOT SPECIFIED"],
 }
-_PRESCRIPTION_TEXTS: dict[str, list[str | None]] = {
+PRESCRIPTION_TEXTS: dict[str, list[str | None]] = {
     "PROD_STRENGTH": ["5mg Tab", "25mcg/0.5mL Vial", "1,000 mL Bag"],
     "DOSE_VAL_RX": ["5", "0.5", "10-20", "1,000"],
     "DOSE_UNIT_RX": ["mg", "mL", "UNIT"],
@@ -74,7 +74,7 @@ class Mimic3Twin(Twin[TablesOptions]):
     def write(self, out: Path, options: TablesOptions) -> Path:
         patients = options.patients
         rng = np.random.default_rng(options.seed)
-        world = _World.make(rng)
+        world = World.make(rng)
         visits = np.where(rng.random(patients) < 0.84, 1, 1 + rng.geometric(0.6, patients))
         admissions = 100_000 + rng.permutation(int(visits.sum()))
         factors = rng.normal(size=(patients, FACTORS))
@@ -85,13 +85,13 @@ class Mimic3Twin(Twin[TablesOptions]):
                 ids = admissions[done : done + int(count.sum())]
                 _write_chunk(files, rng, world, start, count, ids, factors[start : start + CHUNK])
                 done += len(ids)
-            _write_map(files.folder, rng, world)
+            write_map(files.folder, rng, world)
             write_truth(files.folder, list(range(1, patients + 1)), factors)
         return out
 
 
 @dataclass(frozen=True)
-class _World:
+class World:
     """The parts of the model that all patients share."""
 
     diagnoses: CodeModel
@@ -103,16 +103,15 @@ class _World:
     ndc: pl.Series
 
     @staticmethod
-    def make(rng: np.random.Generator) -> _World:
+    def make(rng: np.random.Generator) -> World:
         # Products lie far apart, so that no two drugs share a code.
         ndc = [
-            f"{1_000_003 * number + int(rng.integers(1, 1_000_000)):011d}"
-            for number in range(1, _DRUGS * _PRODUCTS + 1)
+            f"{1_000_003 * number + int(rng.integers(1, 1_000_000)):011d}" for number in range(1, _DRUGS * PRODUCTS + 1)
         ]
-        return _World(
-            CodeModel(rng, _DIAGNOSES, _STATES),
-            CodeModel(rng, _PROCEDURES, _STATES),
-            CodeModel(rng, _DRUGS, _STATES, patient_strength=1.0),
+        return World(
+            CodeModel(rng, _DIAGNOSES, STATES),
+            CodeModel(rng, _PROCEDURES, STATES),
+            CodeModel(rng, _DRUGS, STATES, patient_strength=1.0),
             pl.Series([f"{100 + number // 3}{number % 3}" for number in range(_DIAGNOSES)]),
             pl.Series([f"{number:04d}" for number in range(_PROCEDURES)]),
             [f"{'ABCDGHJLMNPRSV'[n % 14]}{1 + n // 14:02d}{'ABCDE'[n % 5]}{'ABX'[n % 3]}" for n in range(_DRUGS)],
@@ -120,8 +119,8 @@ class _World:
         )
 
 
-def _write_map(folder: Path, rng: np.random.Generator, world: _World) -> None:
-    atc = pl.Series([code for code in world.atc for _ in range(_PRODUCTS)])
+def write_map(folder: Path, rng: np.random.Generator, world: World) -> None:
+    atc = pl.Series([code for code in world.atc for _ in range(PRODUCTS)])
     known = pl.Series(rng.random(len(atc)) >= _UNMAPPED)
     pl.DataFrame({"ndc": world.ndc, "atc": atc}).filter(known).write_csv(folder / MAP_NAME)
 
@@ -129,14 +128,14 @@ def _write_map(folder: Path, rng: np.random.Generator, world: _World) -> None:
 def _write_chunk(
     files: CsvFiles,
     rng: np.random.Generator,
-    world: _World,
+    world: World,
     first: int,
     count: IntArray,
     hadm: IntArray,
     factors: FloatArray,
 ) -> None:
     patient = np.repeat(np.arange(len(count)), count)
-    state, factor = rng.normal(size=(len(patient), _STATES)), factors[patient]
+    state, factor = rng.normal(size=(len(patient), STATES)), factors[patient]
     subject = first + 1 + patient
     files.append("ADMISSIONS", _admissions(rng, subject, hadm, count))
     for name, model, codes, mean in (
@@ -146,7 +145,7 @@ def _write_chunk(
         visit, code = each_once(*model.draw(rng, state, factor, rng.poisson(mean, len(patient))), model.size)
         rows = _numbered(rng, subject, hadm, visit).with_columns(ICD9_CODE=codes[code])
         files.append(name, repeat_rows(rng, blank_out(rng, rows, {"ICD9_CODE": 0.0005}), 0.001))
-    visit, drug = world.drugs.draw(rng, state, factor, rng.poisson(_DRUGS_A_VISIT, len(patient)))
+    visit, drug = world.drugs.draw(rng, state, factor, rng.poisson(DRUGS_A_VISIT, len(patient)))
     files.append("PRESCRIPTIONS", _prescriptions(rng, world, subject, hadm, visit, drug))
 
 
@@ -166,7 +165,7 @@ def _admissions(rng: np.random.Generator, subject: IntArray, hadm: IntArray, cou
     within = np.arange(len(subject)) - np.repeat(np.cumsum(count) - count, count)
     start = birth + within * 86400 * 120 + rng.integers(0, 86400 * 90, len(subject))
     stay = rng.exponential(9 * 86400, len(subject)).astype(np.int64) + 3600
-    backward = rng.random(len(subject)) < _BACKWARD
+    backward = rng.random(len(subject)) < BACKWARD
     end = np.where(backward, start - 7200, start + stay)
     died = rng.random(len(subject)) < 0.1
     frame = pl.DataFrame(
@@ -174,12 +173,12 @@ def _admissions(rng: np.random.Generator, subject: IntArray, hadm: IntArray, cou
             "ROW_ID": rng.integers(1, 1 << 40, len(subject)),
             "SUBJECT_ID": subject,
             "HADM_ID": hadm,
-            "ADMITTIME": _stamps(start),
-            "DISCHTIME": _stamps(end),
-            "DEATHTIME": pl.select(pl.when(pl.Series(died)).then(_stamps(end))).to_series(),
+            "ADMITTIME": stamps(start),
+            "DISCHTIME": stamps(end),
+            "DEATHTIME": pl.select(pl.when(pl.Series(died)).then(stamps(end))).to_series(),
             **{name: pick(rng, values, len(subject)) for name, values in _ADMISSION_TEXTS.items()},
-            "EDREGTIME": _stamps(start - 3600),
-            "EDOUTTIME": _stamps(start + 1800),
+            "EDREGTIME": stamps(start - 3600),
+            "EDOUTTIME": stamps(start + 1800),
             "DIAGNOSIS": pick(rng, ["SEPSIS", 'PNEUMONIA, "SEVERE"', "CHEST PAIN"], len(subject)),
             "HOSPITAL_EXPIRE_FLAG": died.astype(np.int64),
             "HAS_CHARTEVENTS_DATA": np.ones(len(subject), np.int64),
@@ -190,28 +189,28 @@ def _admissions(rng: np.random.Generator, subject: IntArray, hadm: IntArray, cou
 
 
 def _prescriptions(
-    rng: np.random.Generator, world: _World, subject: IntArray, hadm: IntArray, visit: IntArray, drug: IntArray
+    rng: np.random.Generator, world: World, subject: IntArray, hadm: IntArray, visit: IntArray, drug: IntArray
 ) -> pl.DataFrame:
-    product = drug * _PRODUCTS + np.minimum(rng.geometric(0.4, len(drug)) - 1, _PRODUCTS - 1)
-    no_ndc = pl.Series(rng.random(len(drug)) < _NO_NDC)
+    product = drug * PRODUCTS + np.minimum(rng.geometric(0.4, len(drug)) - 1, PRODUCTS - 1)
+    no_ndc = pl.Series(rng.random(len(drug)) < NO_NDC)
     day = rng.integers(4_200_000_000 // 86400, 7_200_000_000 // 86400, len(drug)) * 86400
     rows = _numbered(rng, subject, hadm, visit).drop("SEQ_NUM")
     name = pl.Series([f"Drug {code}" for code in world.atc])[drug]
     formulary = pl.Series([f"{code}1I" for code in world.atc])[drug]
     rows = rows.with_columns(
         pl.Series("ICUSTAY_ID", 200_000 + hadm[visit] % 99_999),
-        _stamps(day).alias("STARTDATE"),
-        _stamps(day + 86400).alias("ENDDATE"),
+        stamps(day).alias("STARTDATE"),
+        stamps(day + 86400).alias("ENDDATE"),
         pl.Series("DRUG_TYPE", ["MAIN", "BASE", "ADDITIVE"])[rng.choice(3, len(drug), p=[0.74, 0.25, 0.01])],
         *(name.alias(column) for column in ("DRUG", "DRUG_NAME_POE", "DRUG_NAME_GENERIC")),
         formulary.alias("FORMULARY_DRUG_CD"),
         pl.Series("GSN", [f"{number:06d}" for number in range(_DRUGS)])[drug],
         pl.when(no_ndc).then(pl.lit("0")).otherwise(world.ndc[product]).alias("NDC"),
-        *(pick(rng, values, len(drug)).alias(column) for column, values in _PRESCRIPTION_TEXTS.items()),
+        *(pick(rng, values, len(drug)).alias(column) for column, values in PRESCRIPTION_TEXTS.items()),
     )
     missing = {"ICUSTAY_ID": 0.3, "NDC": 0.001, "ENDDATE": 0.0005, "DRUG_NAME_POE": 0.4, "GSN": 0.1}
     return repeat_rows(rng, blank_out(rng, rows, missing), 0.001)
 
 
-def _stamps(seconds: IntArray) -> pl.Series:
+def stamps(seconds: IntArray) -> pl.Series:
     return pl.Series(seconds * 1_000_000).cast(pl.Datetime("us")).dt.strftime("%Y-%m-%d %H:%M:%S")
