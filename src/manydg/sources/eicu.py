@@ -248,6 +248,11 @@ def read_stays(table: Table, flow: CohortFlow) -> pl.DataFrame:
         "patientunitstayid",
         nulls_last=True,
     )
+    return _in_neutral_words(ordered)
+
+
+def _in_neutral_words(ordered: pl.DataFrame) -> pl.DataFrame:
+    """The columns that stays of any database have."""
     order = pl.int_range(pl.len()).over("uniquepid")
     return ordered.select(
         "start",
