@@ -15,7 +15,9 @@ One row of the result is one hour of one stay:
 ``unitvisitnumber``  its number within the hospital stay, as eICU has it
 ``stay``             its place among the patient's stays, from 1 (by year, hospital stay and number within it)
 ``hour``             of the stay
-``label``            kidney injury at that hour
+``label``            kidney injury at that hour: from six hours before its onset to six hours after, as the YAIB project
+                     labels it; the record ends there
+``onset``            the hour of onset, the same in every row of a stay; empty where the kidneys stay well
 ``value_*``          the last value measured in the stay up to that hour; empty before the first
 ``measured_*``       1 where it was measured in that very hour
 ``static_*``         age, sex (1 male, 0 female), height, weight, and the hour of the stay
@@ -28,6 +30,8 @@ import sys
 from pathlib import Path
 
 import polars as pl
+
+HOURS_LABELLED_BEFORE_ONSET = 6
 
 
 def join(hourly: Path, eicu: Path) -> pl.DataFrame:
@@ -55,6 +59,9 @@ def join(hourly: Path, eicu: Path) -> pl.DataFrame:
         .join(_stays(eicu), on="stay_id", how="inner", validate="m:1")
         .with_columns(hour.alias("hour"), hour.alias("static_hour"), pl.col("label").cast(pl.Int8))
     )
+    # Every stay with an injury has one unbroken run of 7 to 13 positive hours, so that the onset is always in the run.
+    first = pl.col("hour").filter(pl.col("label") == 1).min().over("stay_id")
+    table = table.with_columns((first + HOURS_LABELLED_BEFORE_ONSET).alias("onset"))
     return table.drop("time").sort("stay_id", "hour")
 
 
@@ -81,8 +88,8 @@ def main() -> None:
         f"wrote {out}: {table.height:,} hours ({positive:,} with injury) of {table['uniquepid'].n_unique():,} patients"
     )
     print(
-        f"next: manydg prepare table {out} --patient uniquepid --target label --session stay --time hour "
-        "--features 'value_*' 'measured_*' 'static_*' --missing keep --out kidney"
+        f"next: manydg prepare table {out} --patient uniquepid --event onset --horizon 6h --session stay --time hour "
+        "--time-unit h --features 'value_*' 'measured_*' 'static_*' --missing keep --out kidney"
     )
 
 

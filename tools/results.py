@@ -36,6 +36,10 @@ _COLUMNS_OF_A_CURVE = 7
 
 SLEEP = "--epochs 10 --batch-size 1024 --lr 1e-3 --backbone mlp"
 KIDNEY = "--epochs 10 --batch-size 1024 --lr 1e-3 --backbone tabular"
+KIDNEY_COLUMNS = (
+    "--patient uniquepid --event onset --horizon 6h --session stay --time hour --time-unit h "
+    "--features 'value_*' 'measured_*' 'static_*' --missing keep --subgroup static_male --subgroup static_age:40,65,80"
+)
 EEG = "--epochs 12 --batch-size 64 --lr 5e-4 --backbone seizure-cnn"
 DENSE = (
     "base,prototype,manydg-random-pairs,manydg,condadv,dann,irm,pcl,mldg,simd1,simd2,boosting,lightgbm,ema,swad,coral,"
@@ -50,8 +54,11 @@ DATASETS: dict[str, tuple[str, ...]] = {
     ),
     "kidney": (
         "python examples/kidney_table.py {data}/aki_hourly_eicu_demo {data}/eicu_demo {work}/kidney.parquet",
-        "manydg prepare table {work}/kidney.parquet --patient uniquepid --target label --session stay --time hour "
-        "--features 'value_*' 'measured_*' 'static_*' --missing keep --out {work}/kidney",
+        f"manydg prepare table {{work}}/kidney.parquet --target label {KIDNEY_COLUMNS} --out {{work}}/kidney",
+    ),
+    "kidney-before": (
+        "python examples/kidney_table.py {data}/aki_hourly_eicu_demo {data}/eicu_demo {work}/kidney.parquet",
+        f"manydg prepare table {{work}}/kidney.parquet {KIDNEY_COLUMNS} --out {{work}}/kidney-before",
     ),
     "eegmat": ("manydg prepare edf {data}/eegmat_bids --window 10 --classes rest,arithmetic --out {work}/eegmat",),
     "twin-iiic": (
@@ -94,6 +101,9 @@ STUDIES = (
               "compare kidney --algorithms best,boosting,ema --context causal --seeds 5 --set boosting.rounds=50 "
               "--set boosting.learning_rate=0.05 --set boosting.leaves=16 --set boosting.leaf_samples=200 "
               f"--set boosting.l2=10.0 --set boosting.feature_share=0.3 {KIDNEY}", "best"),
+    StudyPlan("kidney-before", "kidney-before",
+              f"experiment context-rivals kidney-before --context causal --algorithms {CORE},boosting,lightgbm "
+              f"--seeds 5 {KIDNEY}", "base (no context)"),
     StudyPlan("eegmat-rivals", "eegmat",
               f"experiment context-rivals eegmat --algorithms {CORE},dann,irm --seeds 5 {EEG}", "base (no context)"),
     StudyPlan("eegmat-best", "eegmat",
@@ -209,6 +219,8 @@ def _bounds(interval: Any, *, negate: bool = False) -> list[float | None] | None
 # From results/NAME.json to the page.
 
 _SHOWN = (Similarity, CellTable, Curve)
+_NOT_APART = tuple(f"{metric}_{when}" for metric in ("f1", "kappa") for when in ("before", "after"))
+"""What the page leaves out: before and after an event's onset, metrics of a threshold say little."""
 BEGIN, END = "<!-- result: {name} -->", "<!-- end of result -->"
 
 
@@ -255,16 +267,17 @@ def _unfinished(plan: StudyPlan, summary: dict[str, Any]) -> list[str]:
 
 def _summary_table(summary: dict[str, Any]) -> str:
     reference, primary = summary["reference"], summary["primary"]
-    names = [METRIC_NAMES.get(metric, metric) for metric in summary["metrics"]]
+    shown = [metric for metric in summary["metrics"] if not metric.startswith(_NOT_APART)]
+    names = [METRIC_NAMES.get(metric, metric) for metric in shown]
     gain = [f"{METRIC_NAMES.get(primary, primary)} minus {reference}", "p"] if reference else []
     lines = _table_head(["", *names, *gain], ["---", *["---:"] * (len(names) + len(gain))])
     best = {
         metric: max((row["metrics"][metric]["mean"] or -math.inf) for row in summary["rows"].values())
-        for metric in summary["metrics"]
+        for metric in shown
     }
     for name, row in summary["rows"].items():
         cells = []
-        for metric in summary["metrics"]:
+        for metric in shown:
             entry = row["metrics"][metric]
             mean = _number(entry["mean"])
             mean = f"**{mean}**" if entry["mean"] == best[metric] else mean

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,22 @@ PRECISIONS = ("auto", "float32", "tf32", "bf16")
 EXECUTIONS = ("auto", "plain", "captured", "compiled", "deterministic")
 CONTEXTS = ("auto", "none", "offline", "causal")
 NO_SEQUENCE = "none"
+UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+"""Seconds of the units of time."""
+
+
+def duration(text: str, name: str) -> float:
+    """Seconds of a time such as ``6h``, ``30min``, ``2d`` or ``90s``.
+
+    Examples
+    --------
+    >>> duration("1.5h", "horizon")
+    5400.0
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(s|min|h|d)\s*", str(text))
+    if match is None or float(match[1]) == 0:
+        raise ConfigError(f"{name} is '{text}'; write a time with its unit, such as 6h, 30min, 2d or 90s")
+    return float(match[1]) * UNITS[match[2]]
 
 
 @dataclass(frozen=True)

@@ -352,5 +352,5 @@ def _on_validation(run: Run, threshold: float) -> _Shares | None:
     path = None if run.folder is None else run.folder / PREDICTIONS
     if path is None or not path.exists():
         return None
-    val = read_predictions(path, "val", run.algorithm.target, threshold)
+    val = read_predictions(path, "val", run.algorithm.target, threshold).scored()
     return _Shares(float(np.mean(val.decisions() != 0)), float(np.mean(val.truth != 0)))

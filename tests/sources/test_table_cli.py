@@ -51,7 +51,7 @@ def test_what_was_written_and_what_is_odd_is_said_without_naming_a_patient(table
     assert "5 samples of 3 patients" in result.output
     assert "binary of 2 (W, N1)" in result.output
     assert "input x: 3 float32 a sample" in result.output
-    assert "not used as features, being patient, target, time or session: stage" in result.output
+    assert "not used as features, being patient, target, time, session or event: stage" in result.output
     assert "manydg: warning: the same value in every sample: feature 'eeg_2'" in result.output
     assert "Roe" not in result.output
 

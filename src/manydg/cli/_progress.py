@@ -195,7 +195,7 @@ def described(run: PlannedRun) -> str:
 def outcome(record: RunRecord) -> str:
     """How a run ended."""
     if record.ok:
-        return figures(record.test)
+        return figures(record.headline)
     lines = (record.error or "no reason given").strip().splitlines()
     return f"failed: {lines[-1]}"
 

@@ -11,7 +11,7 @@ import typer
 from manydg.cli._options import AsJson, Dataset, Device, RunSettings, Tuned, UsedAlgorithm, UsedBackbone, command
 
 if TYPE_CHECKING:
-    from manydg.training.record import RunRecord
+    from manydg.training.record import Metrics, RunRecord
 
 
 def register_train(app: typer.Typer) -> None:
@@ -91,13 +91,19 @@ def _show_result(record: RunRecord, out: Path) -> None:
         shares = (f"{member.name} {member.share:.0%}" for member in sorted(record.members, key=lambda m: -m.share))
         console.print(f"weights: {', '.join(shares)}; context: {record.context.get('mode')}")
     patients, samples = record.patients.test, record.samples.test
-    metrics = "  ".join(f"{name} {value:.4f}" for name, value in record.test.items() if value is not None)
     people = "unseen synthetic patients" if record.synthetic else "unseen patients"
-    show_line(f"{patients} {people}, {samples} samples:  {metrics}")
+    show_line(f"{patients} {people}, {samples} samples:  {_in_a_line(record.headline)}")
+    for when in ("before", "after") if record.event else ():
+        apart = {name: value for name, value in record.test.items() if name.endswith(f"_{when}")}
+        show_line(f"{when} onset of '{record.event and record.event.name}':  {_in_a_line(apart)}")
     metric = record.config.selection or (target_of(record.target).selection if record.target else "")
     for note in cautions([record], metric):
         console.print(f"note: {note}")
     console.print(f"wrote {out}/run.json (the record), model.safetensors, predictions.npz and split.json")
+
+
+def _in_a_line(metrics: Metrics) -> str:
+    return "  ".join(f"{name} {value:.4f}" for name, value in metrics.items() if value is not None)
 
 
 def show(

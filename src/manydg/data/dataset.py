@@ -33,7 +33,7 @@ from manydg.data.encoding import (
     times_in,
 )
 from manydg.data.info import DatasetInfo, Provenance, TargetSpec, combine_checksums
-from manydg.data.storage import DatasetWriter, Verify, offsets_file, read_arrays, read_description
+from manydg.data.storage import METADATA, DatasetWriter, Verify, offsets_file, read_arrays, read_description
 from manydg.errors import DataError, StorageError
 from manydg.files import ArrayFile, Json, ParsedJson
 
@@ -81,6 +81,10 @@ class DomainDataset:
         ``(rows,)`` float64: when each sample was taken, on its patient's own clock.
     info : DatasetInfo
         What else is known: vocabularies, settings such as sampling rates, provenance, cohort flow.
+    metadata : dict of str to Tensor
+        Values of each sample that no model sees: ``onset`` (``(rows,)`` float64, when the event of ``info.event``
+        begins in the sample's session, NaN where it does not) and ``subgroups`` (``(rows, columns)`` codes of
+        ``info.subgroups``).
     rows : Tensor, optional
         The rows of ``columns`` that this dataset selects; ``None`` for all, in order. Targets, domains and times are
         already those of the selection.
@@ -93,6 +97,7 @@ class DomainDataset:
     patients: npt.NDArray[np.str_]
     times: Tensor | None = None
     info: DatasetInfo = field(default_factory=DatasetInfo)
+    metadata: dict[str, Tensor] = field(default_factory=dict)
     rows: Tensor | None = None
     stored_hash: str | None = None
     pseudonym_key: str = ""
@@ -109,6 +114,9 @@ class DomainDataset:
             raise DataError(f"there are {len(self.targets)} targets, but {count} patient ids")
         if self.times is not None and len(self.times) != count:
             raise DataError(f"there are {len(self.times)} times, but {count} patient ids")
+        for name, values in self.metadata.items():
+            if len(values) != count:
+                raise DataError(f"metadata '{name}' has {len(values)} rows, but there are {count} patient ids")
         if not self.pseudonym_key:
             object.__setattr__(self, "pseudonym_key", secrets.token_hex(32))
 
@@ -160,6 +168,7 @@ class DomainDataset:
             domains=codes,
             patients=self.patients[present.cpu().numpy()],
             times=None if self.times is None else self.times[index],
+            metadata={name: values[index] for name, values in self.metadata.items()},
             rows=index if self.rows is None else self.rows[index],
             stored_hash=None,
         )
@@ -188,6 +197,7 @@ class DomainDataset:
             targets=whole.targets.to(device),
             domains=whole.domains.to(device),
             times=None if whole.times is None else whole.times.to(device),
+            metadata={name: values.to(device) for name, values in whole.metadata.items()},
         )
 
     def content_hash(self) -> str:
@@ -198,7 +208,17 @@ class DomainDataset:
             key: ArrayFile(array.nbytes, array.dtype.str, array.shape, _checksum(array))
             for key, array in arrays_of(self).items()
         }
-        return combine_checksums(arrays, self.target)
+        return combine_checksums(arrays, self.target, self.info.event)
+
+    def learnable(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Those of some rows that a model may be trained on: of an event to be foreseen, only those before onset."""
+        event = self.info.event
+        if event is None or not event.foresee:
+            return rows
+        assert self.times is not None
+        # NaN, no onset, is never reached.
+        begun: npt.NDArray[np.bool_] = (self.times >= self.metadata["onset"]).cpu().numpy()
+        return rows[~begun[rows]]
 
     def pseudonyms(self) -> list[str]:
         """An alias for each patient, by the dataset's random key: who has not the key cannot tell whose it is."""
@@ -211,7 +231,9 @@ class DomainDataset:
         """Write the dataset to a folder that :func:`manydg.open_dataset` opens; all or nothing."""
         codes, columns = self.domains.cpu().numpy(), {name: self.column(name) for name in self.columns}
         with DatasetWriter(folder, self.target, self.info, overwrite=overwrite) as writer:
-            writer.append_all(columns, self.targets, codes, self.patients, self.times, self.pseudonym_key)
+            writer.append_all(
+                columns, self.targets, codes, self.patients, self.times, self.pseudonym_key, self.metadata
+            )
         return Path(folder)
 
 
@@ -416,6 +438,7 @@ def open_dataset(folder: str | Path, *, verify: Verify = "auto") -> DomainDatase
         domains=tensors["domains"],
         patients=np.array(names),
         times=tensors.get("times"),
+        metadata={key.removeprefix(METADATA): values for key, values in tensors.items() if key.startswith(METADATA)},
         info=description.info,
         stored_hash=description.content_hash,
         pseudonym_key=description.pseudonym_key,
@@ -447,6 +470,7 @@ def arrays_of(dataset: DomainDataset) -> dict[str, npt.NDArray[Any]]:
     arrays["patients"] = np.array(dataset.patients.tolist(), dtype=np.str_)
     if dataset.times is not None:
         arrays["times"] = dataset.times.cpu().numpy()
+    arrays |= {f"{METADATA}{name}": values.cpu().numpy() for name, values in dataset.metadata.items()}
     return arrays
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
@@ -56,6 +57,42 @@ class TargetSpec:
     def to_json(self) -> dict[str, Json]:
         """As :meth:`from_json` reads it."""
         return {"kind": self.kind, "names": list(self.names)}
+
+
+@dataclass(frozen=True)
+class EventSpec:
+    """An event that may befall a patient, and that samples come before or after.
+
+    When it begins is the dataset's metadata ``onset``, at most once in a session.
+
+    Parameters
+    ----------
+    name : str
+        The column of the table it was read from.
+    horizon : float
+        How long before the onset an alarm counts as a warning of it, in the unit of the dataset's times.
+    day : float
+        The length of a day in that unit.
+    foresee : bool
+        Whether the labels were made from the event: positive within the horizon before onset. Then samples from the
+        onset on are not trained on, and are scored apart. Otherwise the labels are the user's, and every sample trains.
+    """
+
+    name: str
+    horizon: float
+    day: float
+    foresee: bool = True
+
+    def __post_init__(self) -> None:
+        if not (0 < self.horizon < math.inf and 0 < self.day < math.inf):
+            raise DataError(f"the event '{self.name}' has a horizon of {self.horizon:g}: it must be longer than 0")
+
+    @staticmethod
+    def from_json(value: ParsedJson) -> EventSpec:
+        return EventSpec(str(value["name"]), float(value["horizon"]), float(value["day"]), bool(value["foresee"]))
+
+    def to_json(self) -> dict[str, Json]:
+        return {"name": self.name, "horizon": self.horizon, "day": self.day, "foresee": self.foresee}
 
 
 @dataclass(frozen=True)
@@ -150,6 +187,11 @@ class DatasetInfo:
         Patients reserved for testing; a split then draws only training and validation.
     provenance : Provenance, optional
     cohort_flow : tuple of CohortStep
+    event : EventSpec, optional
+        Where samples come before or after an event.
+    subgroups : dict of str to sequence of str
+        The groups of each column that results are broken down by, in the order of their codes (the metadata
+        ``subgroups``).
     other : dict
         Further entries, kept as they are.
     """
@@ -161,6 +203,8 @@ class DatasetInfo:
     test_patients: tuple[str, ...] = ()
     provenance: Provenance | None = None
     cohort_flow: tuple[CohortStep, ...] = ()
+    event: EventSpec | None = None
+    subgroups: Mapping[str, Sequence[str]] = field(default_factory=dict)
     other: Mapping[str, Json] = field(default_factory=dict)
 
     @property
@@ -195,7 +239,7 @@ class DatasetInfo:
     def from_json(value: ParsedJson) -> DatasetInfo:
         """Read it from a dataset's description."""
         known = {entry.name for entry in fields(DatasetInfo)} - {"other"}
-        provenance = value.get("provenance")
+        provenance, event = value.get("provenance"), value.get("event")
         return DatasetInfo(
             name=str(value.get("name", "")),
             vocabularies={name: list(words) for name, words in value.get("vocabularies", {}).items()},
@@ -204,6 +248,8 @@ class DatasetInfo:
             test_patients=tuple(str(patient) for patient in value.get("test_patients", ())),
             provenance=Provenance.from_json(provenance) if provenance else None,
             cohort_flow=tuple(CohortStep.from_json(step) for step in value.get("cohort_flow", ())),
+            event=EventSpec.from_json(event) if event else None,
+            subgroups={name: list(map(str, groups)) for name, groups in value.get("subgroups", {}).items()},
             other={key: entry for key, entry in value.items() if key not in known},
         )
 
@@ -218,6 +264,8 @@ class DatasetInfo:
             "test_patients": list(self.test_patients),
             "provenance": self.provenance.to_json() if self.provenance else None,
             "cohort_flow": [step.to_json() for step in self.cohort_flow],
+            "event": self.event.to_json() if self.event else None,
+            "subgroups": {name: list(groups) for name, groups in self.subgroups.items()},
             **self.other,
         }
         return {key: value for key, value in content.items() if value or key in always}
@@ -250,7 +298,7 @@ class DatasetDescription:
 
     @property
     def content_hash(self) -> str:
-        return combine_checksums(self.files, self.target)
+        return combine_checksums(self.files, self.target, self.info.event)
 
     @staticmethod
     def from_json(value: ParsedJson) -> DatasetDescription:
@@ -281,8 +329,10 @@ class DatasetDescription:
         }
 
 
-def combine_checksums(arrays: Mapping[str, ArrayFile], target: TargetSpec) -> str:
-    """The content hash of a dataset, from its arrays' types, shapes and checksums and the names of its labels."""
+def combine_checksums(arrays: Mapping[str, ArrayFile], target: TargetSpec, event: EventSpec | None = None) -> str:
+    """The content hash of a dataset, from its arrays' types, shapes and checksums, the names of its labels, and the
+    event that decides which samples are trained on."""
     parts = {key: [array.dtype, array.shape, array.checksum] for key, array in arrays.items()}
-    text = json.dumps([parts, target.kind, target.names], sort_keys=True)
+    also = [event.to_json()] if event else []
+    text = json.dumps([parts, target.kind, target.names, *also], sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -44,6 +44,8 @@ from manydg.files import (
 
 DESCRIPTION = "dataset.json"
 SCHEMA_VERSION = 1
+METADATA = "metadata."
+"""The prefix of the files with a dataset's metadata."""
 VERIFY_CONTENT_BELOW = 1 << 30
 """Bytes up to which a folder's content is checked whenever it is opened."""
 
@@ -51,6 +53,7 @@ Array = npt.NDArray[Any]
 Values = Tensor | Array
 Ids = Sequence[Any] | Array
 InputColumns = Mapping[str, Column | Array]
+Metadata = Mapping[str, Values]
 Verify = Literal["auto", "full", "sizes"]
 
 
@@ -123,18 +126,30 @@ class DatasetWriter:
             self._hashing.close()
             shutil.rmtree(self._partial, ignore_errors=True)
 
-    def append(self, inputs: InputColumns, targets: Values, patients: Ids, times: Values | None = None) -> None:
+    def append(
+        self,
+        inputs: InputColumns,
+        targets: Values,
+        patients: Ids,
+        times: Values | None = None,
+        metadata: Metadata | None = None,
+    ) -> None:
         """Add samples. ``patients`` holds one id per sample; a patient may occur again in a later piece."""
-        self.append_immutable(inputs, targets, patients, times)
+        self.append_immutable(inputs, targets, patients, times, metadata)
         self._hashing.wait()
 
     def append_immutable(
-        self, inputs: InputColumns, targets: Values, patients: Ids, times: Values | None = None
+        self,
+        inputs: InputColumns,
+        targets: Values,
+        patients: Ids,
+        times: Values | None = None,
+        metadata: Metadata | None = None,
     ) -> None:
         """Add samples whose arrays never change again: returns while they are still being hashed."""
         codes, names = encode_patients(patients)
         known = np.array([self._codes.setdefault(name, len(self._codes)) for name in names.tolist()], np.int64)
-        self._append(inputs, targets, known[codes.numpy()], times)
+        self._append(inputs, targets, known[codes.numpy()], times, metadata or {})
 
     def append_all(
         self,
@@ -144,6 +159,7 @@ class DatasetWriter:
         patients: npt.NDArray[np.str_],
         times: Values | None,
         pseudonym_key: str,
+        metadata: Metadata | None = None,
     ) -> None:
         """Add a whole dataset whose patients are encoded already, and whose pseudonyms are to stay the same.
 
@@ -156,12 +172,19 @@ class DatasetWriter:
         """
         self._codes = {name: code for code, name in enumerate(patients.tolist())}
         self._pseudonym_key = pseudonym_key
-        self._append(inputs, targets, codes, times)
+        self._append(inputs, targets, codes, times, metadata or {})
 
     def _append(
-        self, inputs: InputColumns, targets: Values, codes: npt.NDArray[np.int64], times: Values | None
+        self,
+        inputs: InputColumns,
+        targets: Values,
+        codes: npt.NDArray[np.int64],
+        times: Values | None,
+        metadata: Metadata,
     ) -> None:
-        self._check_piece(inputs, {"targets": len(targets), **({} if times is None else {"times": len(times)})}, codes)
+        lengths = {f"{METADATA}{name}": len(values) for name, values in metadata.items()}
+        lengths |= {"targets": len(targets), **({} if times is None else {"times": len(times)})}
+        self._check_piece(inputs, lengths, codes)
         with disk_errors(self.folder):
             for name, column in inputs.items():
                 self._append_column(name, column)
@@ -169,6 +192,8 @@ class DatasetWriter:
             self._write("domains", codes)
             if times is not None:
                 self._write("times", _array(times).astype(np.float64))
+            for name, values in metadata.items():
+                self._write(f"{METADATA}{name}", _array(values))
 
     def _check_piece(self, inputs: InputColumns, lengths: dict[str, int], codes: npt.NDArray[np.int64]) -> None:
         """Raise before anything is written if a piece does not fit together, or not with the pieces before it."""
@@ -176,7 +201,9 @@ class DatasetWriter:
         for name, length in lengths.items():
             if length != len(codes):
                 raise DataError(f"{name}: {length} rows, but there are {len(codes)} patient ids")
-        if self._streams and (set(inputs) != set(self._nesting) or ("times" in lengths) != ("times" in self._streams)):
+        optional = {key for key in lengths if key == "times" or key.startswith(METADATA)}
+        before = {key for key in self._streams if key == "times" or key.startswith(METADATA)}
+        if self._streams and (set(inputs) != set(self._nesting) or optional != before):
             raise DataError(f"a piece with the inputs {sorted(inputs)} does not fit the pieces before it")
 
     def _append_column(self, name: str, column: Column | Array) -> None:

@@ -2,14 +2,16 @@
 
 ``predictions.npz`` of a run folder has the validation and the test patients' samples one after the other: ``split`` (0
 or 1), ``row`` (position in the dataset), ``patient`` (index into ``pseudonyms``), ``probabilities`` and ``truth``.
+Where there is an event, ``times``, ``onset`` and ``session``; and ``subgroup0``, ``subgroup1``, ... of ``subgroups``.
 """
 
 from __future__ import annotations
 
+import json
 import zipfile
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,17 +19,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from manydg.errors import StorageError
+from manydg.data.info import EventSpec
+from manydg.errors import DataError, StorageError
 from manydg.files import private, replacing, unpacked_limit
 from manydg.targets import Target
 
 Array = npt.NDArray[Any]
 DEFAULT_THRESHOLD = 0.5
 _SIDES = ("val", "test")
+_TIMES = ("times", "onset", "session")
 # What NumPy and the archives beneath it raise for a damaged file.
 _DAMAGED = (
     OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, EOFError, RuntimeError, SyntaxError,
-    MemoryError, zipfile.BadZipFile, zlib.error,
+    MemoryError, zipfile.BadZipFile, zlib.error, DataError,
 )  # fmt: skip
 
 
@@ -46,6 +50,31 @@ def decide(target: Target, probabilities: Array, threshold: float | None = None)
 
 
 @dataclass(frozen=True, eq=False)
+class Timing:
+    """When samples were taken, and when the event of their session begins.
+
+    Parameters
+    ----------
+    event : EventSpec
+    times : (rows,)
+    onset : (rows,)
+        NaN in sessions without the event.
+    session : (rows,) int
+        Rows of one number are of one session of one patient.
+    """
+
+    event: EventSpec
+    times: npt.NDArray[np.float64]
+    onset: npt.NDArray[np.float64]
+    session: npt.NDArray[np.int64]
+
+    @property
+    def begun(self) -> npt.NDArray[np.bool_]:
+        """Where the event has begun, ``(rows,)``."""
+        return np.asarray(self.times >= self.onset)
+
+
+@dataclass(frozen=True, eq=False)
 class Predictions:
     """Probabilities and truth of some patients' samples.
 
@@ -60,6 +89,10 @@ class Predictions:
         Decision threshold of binary and multi-label targets; 0.5 if not given.
     rows : (rows,), optional
         Position of each sample in the dataset.
+    timing : Timing, optional
+        Where samples come before or after an event.
+    subgroups : mapping of str to (rows,) array of str
+        By column, the group of each row.
     """
 
     target: Target
@@ -68,6 +101,8 @@ class Predictions:
     patients: Array
     threshold: float | None = None
     rows: npt.NDArray[np.int64] | None = None
+    timing: Timing | None = None
+    subgroups: Mapping[str, Array] = field(default_factory=dict)
 
     @property
     def names(self) -> Array:
@@ -82,6 +117,45 @@ class Predictions:
     @cached_property
     def _grouping(self) -> tuple[Array, npt.NDArray[np.intp]]:
         return np.unique(self.patients, return_inverse=True)
+
+    def select(self, chosen: npt.NDArray[np.bool_]) -> Predictions:
+        """The rows where a mask is true."""
+        timing = self.timing
+        if timing is not None:
+            timing = Timing(timing.event, timing.times[chosen], timing.onset[chosen], timing.session[chosen])
+        return replace(
+            self,
+            truth=self.truth[chosen],
+            probabilities=self.probabilities[chosen],
+            patients=self.patients[chosen],
+            rows=None if self.rows is None else self.rows[chosen],
+            timing=timing,
+            subgroups={name: groups[chosen] for name, groups in self.subgroups.items()},
+        )
+
+    def scored(self) -> Predictions:
+        """The rows that the model is judged by: of an event to be foreseen, those before its onset."""
+        timing = self.timing
+        return self.select(~timing.begun) if timing is not None and timing.event.foresee else self
+
+    def with_scored(self, probabilities: Array) -> Predictions:
+        """The same with other probabilities of the rows of :meth:`scored`."""
+        changed = np.array(self.probabilities, dtype=probabilities.dtype)
+        timing = self.timing
+        counts = ~timing.begun if timing is not None and timing.event.foresee else np.ones(len(changed), bool)
+        changed[counts] = probabilities
+        return replace(self, probabilities=changed)
+
+    def around_onset(self) -> dict[str, Predictions]:
+        """The rows ``before`` an event's onset; and those ``after``, from the onset on, with the negative ones before.
+
+        Both have the same negative samples: hours in which nothing happens and nothing has happened. Without an event
+        there are none.
+        """
+        if self.timing is None:
+            return {}
+        begun = self.timing.begun
+        return {"before": self.select(~begun), "after": self.select(begun | (np.asarray(self.truth) == 0))}
 
     def decisions(self) -> npt.NDArray[np.int64]:
         """Class codes ``(rows,)`` or label indicators ``(rows, K)``."""
@@ -102,6 +176,15 @@ def write_predictions(path: Path, held_out: Mapping[str, Predictions]) -> None:
     }
     # numpy's keywords are arrays and a bool, which no type says.
     joined: Any = {name: np.concatenate(parts) for name, parts in columns.items()}
+    timings = [side.timing for side in sides if side.timing is not None]
+    if timings:
+        for name in _TIMES:
+            joined[name] = np.concatenate([getattr(timing, name) for timing in timings])
+        joined["event"] = np.array(json.dumps(timings[0].event.to_json()))
+    for number, name in enumerate(sides[0].subgroups):
+        joined[f"subgroup{number}"] = np.concatenate([side.subgroups[name] for side in sides])
+    if sides[0].subgroups:
+        joined["subgroups"] = np.array(json.dumps(list(sides[0].subgroups)))
     with replacing(path) as partial, open(partial, "wb", opener=private) as file:
         np.savez_compressed(file, **joined)
 
@@ -120,9 +203,15 @@ def read_predictions(path: Path, side: str, target: Target, threshold: float | N
             chosen = arrays["split"] == _SIDES.index(side)
             patients = arrays["pseudonyms"][arrays["patient"][chosen]]
             truth, probabilities, rows = (arrays[name][chosen] for name in ("truth", "probabilities", "row"))
+            timing = None
+            if "event" in arrays:
+                event = EventSpec.from_json(json.loads(str(arrays["event"])))
+                timing = Timing(event, *(arrays[name][chosen] for name in _TIMES))
+            named = json.loads(str(arrays["subgroups"])) if "subgroups" in arrays else []
+            groups = {str(name): arrays[f"subgroup{number}"][chosen] for number, name in enumerate(named)}
     except _DAMAGED as error:
         raise StorageError(f"{path} cannot be read ({error}): delete the run's folder and run it again") from error
-    return Predictions(target, truth, probabilities, patients, threshold, rows)
+    return Predictions(target, truth, probabilities, patients, threshold, rows, timing, groups)
 
 
 def _check_unpacked_size(path: Path) -> None:

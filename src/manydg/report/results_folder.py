@@ -93,7 +93,7 @@ class Chapter:
         runs = self.runs("compare")
         if not runs:
             return None
-        predictions = {run.run: each for run in runs if (each := self.predictions(run)) is not None}
+        predictions = {run.run: each for run in runs if (each := self.whole_predictions(run)) is not None}
         return Comparison.of(summarize(runs, predictions))
 
     def runs(self, experiment: str) -> list[RunRecord]:
@@ -127,7 +127,12 @@ class Chapter:
         return [_without_paper(figure) for figure in figures] if self.synthetic else figures
 
     def predictions(self, record: RunRecord) -> Predictions | None:
-        """Test predictions of a run; None where the run's folder is not here."""
+        """Test predictions that a run is judged by (:meth:`Predictions.scored`); None without the run's folder."""
+        whole = self.whole_predictions(record)
+        return None if whole is None else whole.scored()
+
+    def whole_predictions(self, record: RunRecord) -> Predictions | None:
+        """All test predictions of a run, those after an event's onset too; None where the run's folder is not here."""
         if record.run not in self._predictions:
             self._predictions[record.run] = _read_predictions(self.folder, record)
         return self._predictions[record.run]

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -441,6 +441,7 @@ def write_dense(
     times: npt.NDArray[np.float64] | None = None,
     missing: str = "refuse",
     codes: npt.NDArray[np.int64] | None = None,
+    metadata: Mapping[str, npt.NDArray[Any]] = MappingProxyType({}),
     info: DatasetInfo,
     overwrite: bool = False,
 ) -> Path:
@@ -460,6 +461,8 @@ def write_dense(
         Whether NaN is an error or a measurement not taken.
     codes : array ``(rows, n)`` int64, optional
         Codes of categories, in a column of their own.
+    metadata : dict of str to array
+        Values of each sample that no model sees.
     """
     with naming(files["target"]):
         labels, target = encode_targets(targets, kind, classes)
@@ -477,10 +480,10 @@ def write_dense(
                 piece = np.asarray(values[rows], dtype=np.float32)
             check_finite(piece, start, missing, position_name)
             value_range.update(piece)
-            when = None if times is None else times[rows]
             columns = {column: piece} if piece.shape[1:] != (0,) else {}
             coded = {} if codes is None else {CATEGORIES: codes[rows]}
-            writer.append({**columns, **coded}, labels.numpy()[rows], patients[rows], when)
+            when, beside = None if times is None else times[rows], {key: each[rows] for key, each in metadata.items()}
+            writer.append({**columns, **coded}, labels.numpy()[rows], patients[rows], when, beside)
     _warn_of_constants(value_range.constant(), position_name)
     return Path(out)
 

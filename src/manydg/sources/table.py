@@ -7,6 +7,8 @@ dates, times, durations, or categories.
 from __future__ import annotations
 
 import difflib
+import itertools
+import math
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,9 +22,10 @@ import numpy.typing as npt
 import polars as pl
 import torch
 
+from manydg.config import UNITS, duration
 from manydg.data.columns import Column
 from manydg.data.encoding import FrameEncoding, inputs_of, plan_encoding, seconds_of
-from manydg.data.info import DatasetInfo
+from manydg.data.info import DatasetInfo, EventSpec
 from manydg.errors import ConfigError, DataError, ManyDGWarning, StorageError
 from manydg.files import Json
 from manydg.sources._preparing import MISSING, CohortFlow, check_finite, naming, with_provenance, write_dense
@@ -48,9 +51,13 @@ class TableOptions(Options):
     """
 
     patient: str = option(help="Column of the patient.", metavar="COL")
-    target: tuple[str, ...] = option(help="Column of the class; repeat it for votes or labels.", metavar="COL")
     features: tuple[str, ...] = option(
         help="Columns of the inputs, such as 'EEG_*', or '*' for all.", metavar="PATTERN...", greedy=True
+    )
+    target: tuple[str, ...] = option(
+        (),
+        help="Column of the class; repeat it for votes or labels. --event makes a target of its own.",
+        metavar="COL",
     )
     categorical: tuple[str, ...] = option(
         (),
@@ -59,6 +66,23 @@ class TableOptions(Options):
     )
     time: str | None = option(None, help="Column of the time of a sample.", metavar="COL")
     session: str | None = option(None, help="Column of the night or stay that times are counted within.", metavar="COL")
+    event: str | None = option(
+        None,
+        help="Column of an event to foresee: the time of its onset, or 0 before the onset and 1 from then on.",
+        metavar="COL",
+    )
+    horizon: str | None = option(
+        None, help="How long before the onset the target is positive, such as 6h.", metavar="6h|30min|..."
+    )
+    time_unit: str | None = option(
+        None, help="What one unit of a --time of plain numbers is: s, min, h or d.", choices=tuple(UNITS)
+    )
+    subgroup: tuple[str, ...] = option(
+        (),
+        help="Column to break results down by, such as sex; numbers in bands, as age:40,65 or age:bands (quarters of "
+        "the patients). May be repeated.",
+        metavar="COL[:CUTS]",
+    )
     kind: str | None = option(
         None, help="classes, votes, binary or multilabel, where it cannot be told from the values."
     )
@@ -77,12 +101,26 @@ class TableOptions(Options):
             raise ConfigError(
                 "a session column needs a time column, which orders the samples within a session: give time"
             )
+        if not self.target and self.event is None:
+            raise ConfigError("the option target is needed: the column of the class; or an event and its horizon")
+        if (self.event is None) != (self.horizon is None):
+            raise ConfigError(
+                "an event and a horizon go together: say in which column the onset is (--event) and how long before "
+                "it the event is to be foreseen (--horizon 6h)"
+            )
+        if self.event is not None and self.time is None:
+            raise ConfigError("an event needs a time column, by which samples come before or after it: give time")
+        grouped = [name.partition(":")[0] for name in self.subgroup]
+        if repeated := sorted({name for name in grouped if grouped.count(name) > 1}):
+            raise ConfigError(f"the subgroup column '{repeated[0]}' is named twice: name it once, with one set of cuts")
+        if self.horizon is not None:
+            duration(self.horizon, "horizon")
 
     def to_json(self) -> dict[str, Json]:
         target: Json = self.target[0] if len(self.target) == 1 else list(self.target)
         shown = super().to_json() | {"target": target}
-        left = ("kind", "classes") if self.categorical else ("kind", "classes", "categorical")
-        return {name: value for name, value in shown.items() if name not in left}
+        unused = [name for name in ("categorical", "event", "horizon", "time_unit", "subgroup") if not shown[name]]
+        return {name: value for name, value in shown.items() if name not in ("kind", "classes", *unused)}
 
 
 @dataclass(frozen=True)
@@ -125,8 +163,13 @@ class TableFile(Source[TableOptions, PredictionOptions]):
         frame = _collect(tables, roles.columns(), raw)
         flow = CohortFlow()
         flow.add("rows of the table", patients=frame[roles.patient].n_unique(), samples=frame.height)
-        patients, labels = patients_of(frame, roles.patient, raw), labels_of(frame, roles.targets, raw)
+        patients = patients_of(frame, roles.patient, raw)
         times, gap = _times(frame, roles, patients, raw)
+        event = None if times is None else _event(frame, roles, options, patients, times, raw)
+        if event is not None:
+            flow.add(f"onset in '{roles.event}'", **event.counts())
+        labels = event.labels() if event and not roles.targets else labels_of(frame, roles.targets, raw)
+        beside = _Beside(event, [_subgroup(frame, name, patients, raw) for name in options.subgroup])
         encoding, texts = _encoding(frame, roles, patients, raw)
         _question(frame, encoding, labels, roles, raw)
         values = encoding.numbers(frame)
@@ -143,11 +186,12 @@ class TableFile(Source[TableOptions, PredictionOptions]):
             position_name=lambda position: f"feature '{encoding.features[position[0]].name}'",
             files={"target": raw, "patient": raw},
             kind=options.kind,
-            classes=options.classes if options.classes is not None or len(roles.targets) == 1 else roles.targets,
+            classes=_class_names(options, roles),
             times=times,
             missing=options.missing,
             codes=encoding.codes(frame),
-            info=with_provenance(DatasetInfo(settings=settings), self.name, files, described, flow, raw=raw),
+            metadata=beside.metadata(),
+            info=with_provenance(beside.info(settings), self.name, files, described, flow, raw=raw),
             overwrite=overwrite,
         )
 
@@ -173,7 +217,7 @@ class TableFile(Source[TableOptions, PredictionOptions]):
 
     def notes_on(self, options: Mapping[str, Json]) -> list[str]:
         reasons = {
-            "left_out_of_features": "not used as features, being patient, target, time or session",
+            "left_out_of_features": "not used as features, being patient, target, time, session or event",
             "text_left_out": "not used as features, being text that hardly two patients share (name them in "
             "--categorical to use them)",
         }
@@ -200,11 +244,13 @@ class _Roles:
     left_out: list[str]
     categorical: list[str]
     optional: list[str]
+    event: str | None = None
+    subgroups: tuple[str, ...] = ()
 
     def columns(self) -> list[str]:
         """Every column that is needed, once."""
-        others = [self.patient, *self.targets, *(name for name in (self.time, self.session) if name is not None)]
-        return list(dict.fromkeys([*self.features, *others]))
+        named = [name for name in (self.time, self.session, self.event) if name is not None]
+        return list(dict.fromkeys([*self.features, self.patient, *self.targets, *named, *self.subgroups]))
 
 
 def _choose(columns: Sequence[str], path: Path, options: TableOptions) -> _Roles:
@@ -212,8 +258,10 @@ def _choose(columns: Sequence[str], path: Path, options: TableOptions) -> _Roles
     targets = _columns(options.target, columns, path, "target")
     time = None if options.time is None else _columns([options.time], columns, path, "time")[0]
     session = None if options.session is None else _columns([options.session], columns, path, "session")[0]
+    event = None if options.event is None else _columns([options.event], columns, path, "event")[0]
+    subgroups = _columns([name.partition(":")[0] for name in options.subgroup], columns, path, "subgroup")
     chosen = _columns(options.features, columns, path, "feature")
-    reserved = {patient, *targets, time, session}
+    reserved = {patient, *targets, time, session, event}
     categorical = _columns(options.categorical, columns, path, "categorical") if options.categorical else []
     chosen = [name for name in columns if name in {*chosen, *categorical}]
     names = [name for name in chosen if name not in reserved]
@@ -222,7 +270,15 @@ def _choose(columns: Sequence[str], path: Path, options: TableOptions) -> _Roles
             f"{path}: the patterns {list(options.features)} leave no feature besides patient, target and time"
         )
     left_out, optional = [[n for n in chosen if n in reserved], [n for n in names if n not in options.features]]
-    return _Roles(patient, targets, time, session, names, left_out, categorical, optional)
+    return _Roles(
+        patient, targets, time, session, names, left_out, categorical, optional, event, tuple(subgroups)
+    )  # fmt: skip
+
+
+def _class_names(options: TableOptions, roles: _Roles) -> Sequence[str] | None:
+    if options.classes is not None or len(roles.targets) == 1:
+        return options.classes
+    return roles.targets or ("no", str(roles.event))
 
 
 def _encoding(
@@ -567,6 +623,189 @@ def _natural(value: Any) -> tuple[Any, ...]:
         return (value,)
     parts = _DIGITS.split(value)
     return (*(int(part) if number % 2 else part for number, part in enumerate(parts)), value)
+
+
+# Events: when each session's begins, and which samples come before it
+
+_LEAST_PATIENTS, _MOST_GROUPS = 10, 12
+
+
+@dataclass(frozen=True, eq=False)
+class _Event:
+    """When the event begins in each row's session, NaN where it does not.
+
+    ``onset`` and ``times`` are ``(rows,)``, on the time axis on which sessions follow each other.
+    """
+
+    spec: EventSpec
+    onset: npt.NDArray[np.float64]
+    times: npt.NDArray[np.float64]
+    onsets: int
+
+    def labels(self) -> npt.NDArray[np.int64]:
+        """1 from the horizon before onset on."""
+        # An hour may be no exact number of the unit.
+        return np.asarray(self.onset - self.times <= self.spec.horizon * (1 + 1e-9), np.int64)
+
+    def counts(self) -> dict[str, int]:
+        before, within = self.times < self.onset, self.labels() == 1
+        return {
+            "onsets": self.onsets,
+            "samples_within_the_horizon": int((before & within).sum()),
+            "samples_from_onset_on": int((self.times >= self.onset).sum()),
+        }
+
+
+def _event(
+    frame: pl.DataFrame,
+    roles: _Roles,
+    options: TableOptions,
+    patients: npt.NDArray[Any],
+    laid_out: npt.NDArray[np.float64],
+    path: Path,
+) -> _Event | None:
+    """The event that is asked for; ``laid_out`` are the rows' times on the axis of all sessions."""
+    if roles.event is None or roles.time is None or options.horizon is None:
+        return None
+    times = times_of(frame, roles.time, path)
+    in_seconds = not frame[roles.time].dtype.is_numeric()
+    if not in_seconds and options.time_unit is None:
+        raise ConfigError(
+            f"{path}: time column '{roles.time}' holds plain numbers, so that a horizon of {options.horizon} is not "
+            "known in its unit: say what one unit is (--time-unit h)"
+        )
+    unit = 1.0 if in_seconds else UNITS[str(options.time_unit)]
+    sessions = None if roles.session is None else sessions_of(frame, roles.session, path)
+    session, _ = _number(patients, np.zeros(len(times), np.int64) if sessions is None else sessions)
+    begins = _begins(frame[roles.event], times, in_seconds, path)
+    onset = np.full(int(session.max()) + 1, np.inf)
+    np.minimum.at(onset, session[~np.isnan(begins)], begins[~np.isnan(begins)])
+    several = ~np.isnan(begins) & (begins != onset[session]) & ~_is_flag(frame[roles.event])
+    if several.any():
+        what = "patient" if roles.session is None else "session"
+        raise DataError(
+            f"{path}: event column '{roles.event}' has two onsets in one {what}, the second in row "
+            f"{int(np.flatnonzero(several)[0])} (the first row is 0): a {what} has one event; keep the first, or cut "
+            "the stay into sessions (--session)"
+        )
+    if not np.isfinite(onset).any():
+        raise DataError(f"{path}: event column '{roles.event}' has no onset in any row: there is nothing to foresee")
+    spec = EventSpec(roles.event, duration(options.horizon, "horizon") / unit, UNITS["d"] / unit, not roles.targets)
+    shifted = np.where(np.isfinite(onset), onset, np.nan)[session] + (laid_out - times)
+    return _Event(spec, shifted, laid_out, int(np.isfinite(onset).sum()))
+
+
+def _is_flag(column: pl.Series) -> bool:
+    """Whether an event's column says of every row if the event has begun, rather than when it begins."""
+    if column.dtype == pl.Boolean:
+        return True
+    return bool(column.dtype.is_numeric() and column.null_count() == 0 and column.is_in([0, 1]).all())
+
+
+def _begins(column: pl.Series, times: npt.NDArray[np.float64], in_seconds: bool, path: Path) -> npt.NDArray[np.float64]:
+    """What each row says of the onset's time, ``(rows,)``; NaN where it says nothing."""
+    if _is_flag(column):
+        begun = column.cast(pl.Int8).fill_null(0).to_numpy() == 1
+        return np.where(begun, times, np.nan)
+    if column.null_count() == len(column):
+        return np.full(len(times), np.nan)
+    with naming(path):
+        seconds = seconds_of(column)
+    if seconds is None and not column.dtype.is_numeric():
+        raise DataError(
+            f"{path}: event column '{column.name}' has type {column.dtype}; it holds the onset's time as --time does, "
+            "or 0 before the onset and 1 from then on"
+        )
+    if in_seconds != (seconds is not None):
+        kinds = ("dates or durations", "plain numbers")
+        raise DataError(
+            f"{path}: event column '{column.name}' holds {kinds[in_seconds]} and the time column "
+            f"{kinds[not in_seconds]}: write the onset as the times are written, or as 0 and 1"
+        )
+    return column.cast(pl.Float64).to_numpy() if seconds is None else seconds
+
+
+# Subgroups that results are broken down by; no model sees them
+
+
+@dataclass(frozen=True, eq=False)
+class _Subgroup:
+    """The group of each row, ``(rows,)`` codes, and the groups' names."""
+
+    name: str
+    codes: npt.NDArray[np.int16]
+    names: list[str]
+
+
+@dataclass(frozen=True, eq=False)
+class _Beside:
+    """What is kept beside the samples, for training and results alone."""
+
+    event: _Event | None
+    subgroups: Sequence[_Subgroup]
+
+    def metadata(self) -> dict[str, npt.NDArray[Any]]:
+        onset = {} if self.event is None else {"onset": self.event.onset}
+        groups = {"subgroups": np.stack([group.codes for group in self.subgroups], axis=1)} if self.subgroups else {}
+        return {**onset, **groups}
+
+    def info(self, settings: Mapping[str, Json]) -> DatasetInfo:
+        names = {group.name: group.names for group in self.subgroups}
+        return DatasetInfo(settings=settings, event=None if self.event is None else self.event.spec, subgroups=names)
+
+
+def _subgroup(frame: pl.DataFrame, wanted: str, patients: npt.NDArray[Any], path: Path) -> _Subgroup:
+    name, colon, cuts = wanted.partition(":")
+    column = frame[name]
+    texts = _bands(column, cuts, patients, path) if colon else column.cast(pl.String)
+    distinct = texts.n_unique()
+    if not colon and column.dtype.is_float() and distinct > _MOST_GROUPS:
+        raise DataError(
+            f"{path}: subgroup column '{name}' has {distinct} different numbers: give bands (--subgroup "
+            f"{name}:40,65, or {name}:bands for quarters of the patients)"
+        )
+    people = pl.DataFrame({"group": texts.fill_null("unknown"), "patient": patients}).group_by("group")
+    counted = people.agg(pl.col("patient").n_unique()).sort("patient", "group", descending=[True, False])
+    large = [group for group, count in counted.iter_rows() if count >= _LEAST_PATIENTS][: _MOST_GROUPS - 1]
+    if not large:
+        raise DataError(
+            f"{path}: no group of '{name}' has {_LEAST_PATIENTS} patients: nothing can be said of smaller ones"
+        )
+    large.sort(key=_band_order if colon else _natural)
+    codes = {group: code for code, group in enumerate(large)}
+    rows = np.array([codes.get(group, len(large)) for group in texts.fill_null("unknown").to_list()], np.int16)
+    return _Subgroup(name, rows, [*large, "other"] if (rows == len(large)).any() else large)
+
+
+def _bands(column: pl.Series, cuts: str, patients: npt.NDArray[Any], path: Path) -> pl.Series:
+    """Each number's band as text."""
+    if not column.dtype.is_numeric():
+        raise DataError(f"{path}: subgroup column '{column.name}' has type {column.dtype}; only numbers have bands")
+    values = column.cast(pl.Float64)
+    if cuts == "bands":
+        by_patient = pl.DataFrame({"value": values, "patient": patients}).group_by("patient").agg(pl.col("value").max())
+        quarters = by_patient["value"].drop_nulls().drop_nans()
+        borders = sorted({float(f"{quarters.quantile(share, 'linear'):.3g}") for share in (0.25, 0.5, 0.75)})
+    else:
+        try:
+            borders = sorted({float(cut) for cut in cuts.split(",")})
+        except ValueError:
+            raise ConfigError(
+                f"'{cuts}' are no cuts of '{column.name}': write numbers, as {column.name}:40,65"
+            ) from None
+    names = [f"under {borders[0]:g}", *(f"{low:g} to under {high:g}" for low, high in itertools.pairwise(borders))]
+    names.append(f"{borders[-1]:g} and over")
+    where = np.searchsorted(borders, values.fill_null(np.nan).to_numpy(), side="right")
+    known = ~np.isnan(values.fill_null(np.nan).to_numpy())
+    return pl.Series(column.name, [names[at] if here else None for at, here in zip(where, known, strict=True)])
+
+
+def _band_order(name: str) -> tuple[float, str]:
+    """Sorts bands by their numbers; what has none comes last."""
+    first, _, rest = name.partition(" ")
+    if first == "under":
+        return (-math.inf, "")
+    return (math.inf, name) if first == "unknown" else (float(first), rest)
 
 
 # New tables

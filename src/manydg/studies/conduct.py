@@ -25,7 +25,7 @@ from manydg.studies.summary import Summary, summarize_folder, write_summary
 from manydg.studies.tuning import keep_tuning, with_tuned
 from manydg.targets import target_of
 from manydg.training.fit import trust_named
-from manydg.training.inference import contradiction
+from manydg.training.inference import contradiction, looks_ahead
 
 Report = Callable[[str], None]
 
@@ -60,6 +60,7 @@ def fitting(request: Request, report: Report) -> Request:
     for algorithm in request.algorithms:
         cls = ALGORITHMS.get(algorithm)
         reason = cls.refuses(target, backbone) or contradiction(algorithm, config) or cls.lacks()
+        reason = reason or looks_ahead(config.replace(algorithm=algorithm, settings={}), data)
         if reason is None and cls.sampling == "whole":
             reason = no_table(schema)
         if reason is None:

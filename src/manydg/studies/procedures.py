@@ -18,7 +18,7 @@ from manydg.data.splits import Split, split_named, split_patients
 from manydg.evaluation.predictions import Predictions, write_predictions
 from manydg.training.fit import Fitted, Reporter, fit, fit_further
 from manydg.training.record import CurvePoint, EpochEntry, RunRecord, Variant
-from manydg.training.run import PREDICTIONS, draw_split, make_record, predict_held_out, train, warm_up
+from manydg.training.run import PREDICTIONS, draw_split, make_record, predict_held_out, sides_of, train, warm_up
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +90,7 @@ def learn_continually(task: RunTask) -> RunRecord:
     start = time.perf_counter()
     dataset, config = task.dataset, task.config
     split = draw_split(dataset, config)
-    sides = {side: dataset.select(getattr(split, side)) for side in ("train", "val", "test")}
+    sides = sides_of(dataset, split)
     scorer = _Scorer(dataset, config, split, sides, task.name, str(device))
     train, val, arrival = sides["train"], sides["val"], order_of_arrival(sides["train"])
     (first, each), replay = patients_by_step(train.n_patients), int(task.variant[REPLAY])
@@ -150,7 +150,7 @@ class _Scorer:
     device: str
 
     def point(self, fitted: Fitted, step: int, seen: int, reporter: Reporter) -> CurvePoint:
-        record = self._score(fitted, predict_held_out(fitted.algorithm, self.sides, self.split), 0.0)
+        record = self._score(fitted, predict_held_out(fitted.algorithm, self.dataset, self.split), 0.0)
         losses = fitted.history[-1].losses if fitted.history else {}
         reporter.epoch_ended(EpochEntry(step + 1, losses, record.val, 0.0))
         people = min(seen, self.sides["train"].n_patients)
@@ -158,7 +158,7 @@ class _Scorer:
 
     def record(self, fitted: Fitted, seconds: float, folder: Path) -> RunRecord:
         """The record of the last step's model, whose predictions are kept."""
-        predictions = predict_held_out(fitted.algorithm, self.sides, self.split)
+        predictions = predict_held_out(fitted.algorithm, self.dataset, self.split)
         write_predictions(folder / PREDICTIONS, predictions)
         return self._score(fitted, predictions, seconds)
 

@@ -174,6 +174,13 @@ class Selection:
     notes: tuple[str, ...]
 
     @property
+    def metrics(self) -> tuple[str, ...]:
+        """The target's metrics; then after an event's onset and, unless the first are those, before it."""
+        event, own = self.records[0].event, self.target.metrics
+        apart = () if event is None else ("after",) if event.foresee else ("before", "after")
+        return (*own, *(f"{metric}_{when}" for when in apart for metric in own))
+
+    @property
     def records(self) -> list[Record]:
         """Every run that counts."""
         return [record for runs in self.rows.values() for record in runs.values()]
@@ -409,8 +416,18 @@ def resample_runs(
     runs = {}
     for record in records:
         run = known[record.run]
-        runs[record.run] = _from_patients(record, plan) if run is None else plan.evaluate(run)
+        runs[record.run] = _from_patients(record, plan) if run is None else _evaluate(run, plan)
     return Draws(plan, runs), [note] if lacking else []
+
+
+def _evaluate(run: Predictions, plan: PatientResampling) -> dict[str, FloatArray]:
+    """Every metric under resampled patients, also before and after an event's onset apart."""
+    values = plan.evaluate(run.scored())
+    for when, part in run.around_onset().items():
+        foreseen = run.timing is not None and run.timing.event.foresee and when == "before"
+        part_values = values if foreseen else plan.evaluate(part)
+        values |= {f"{name}_{when}": part_values[name] for name in run.target.metrics}
+    return values
 
 
 def _from_patients(record: Record, plan: PatientResampling) -> dict[str, FloatArray]:
@@ -479,7 +496,7 @@ def summarize(
     return Summary(
         experiment=chosen.experiment,
         dataset=chosen.dataset,
-        metrics=tuple(chosen.target.metrics),
+        metrics=chosen.metrics,
         primary=chosen.target.selection,
         reference=against,
         rows=tuple(chosen.rows),
@@ -502,7 +519,7 @@ def _entries(
 ) -> dict[tuple[str, str], Entry]:
     """Every row's entry at every metric, with tests where there is a reference; adds to the notes."""
     entries = {}
-    for metric in chosen.target.metrics:
+    for metric in chosen.metrics:
         column = _column(chosen, metric, draws)
         if metric == chosen.target.selection:
             notes += [entry.worst_tenth_note for entry in column.values() if entry.worst_tenth_note]

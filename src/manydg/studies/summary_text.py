@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 NONE = "–"
+APART = ("before", "after")
 METRIC_NAMES = {
     "accuracy": "Accuracy",
     "kappa": "Kappa",
@@ -33,6 +34,7 @@ METRIC_NAMES = {
     "auprc_samples": "AUPRC per sample",
     "f1_samples": "F1 per sample",
 }
+METRIC_NAMES |= {f"{key}_{when}": f"{name} {when} onset" for key, name in METRIC_NAMES.items() for when in APART}
 _COLUMNS = (
     "experiment", "dataset", "synthetic", "row", "metric", "seeds", "mean", "sd", "low", "high", "rank", "worst_tenth",
     "worst_tenth_patients", "tested_patients", "reference", "reference_minus_row", "reference_minus_row_low",
@@ -259,9 +261,12 @@ def _title(summary: Summary) -> str:
 
 def _needed(summary: Summary) -> Iterator[_Column]:
     yield _Column("", [Text(printable(row)) for row in summary.rows], "left")
+    # Before and after the onset of an event, the first metric is enough for a screen; the files have all.
+    others = {f"{metric}_{when}" for metric in summary.metrics for when in APART if metric != summary.primary}
     for metric in summary.metrics:
-        cells = [_metric_cell(summary.entries[row, metric]) for row in summary.rows]
-        yield _Column(METRIC_NAMES.get(metric, metric), cells, "left")
+        if metric not in others:
+            cells = [_metric_cell(summary.entries[row, metric]) for row in summary.rows]
+            yield _Column(METRIC_NAMES.get(metric, metric).replace(" ", "\n", 1), cells, "left")
     if any(len(summary.entries[row, summary.primary].values) < len(summary.seeds) for row in summary.rows):
         yield _Column("seeds", [Text(seeds_text(summary, row)) for row in summary.rows])
     if summary.reference and len(summary.rows) > 1:

@@ -494,6 +494,7 @@ def validation_score(dataset: DomainDataset, config: TrainingConfig, device: str
     train, val = np.searchsorted(rows, split.train), np.searchsorted(rows, split.val)
     target = target_of(seen.target)
     target.check(seen.targets)
+    train, val = seen.learnable(train), seen.learnable(val)
     data = with_context(seen, config, chosen_device, None, train)
     sides = {"train": data.select(train), "val": data.select(val)}
     fitted = fit(config, sides["train"], sides["val"], chosen_device, reporter=reporter)

@@ -184,10 +184,15 @@ def context_mode(config: TrainingConfig, dataset: DomainDataset) -> str:
     if reason := contradiction(config.algorithm, config):
         what = "causal context" if config.sequence == NO_SEQUENCE else f"the sequence {config.sequence}"
         raise ConfigError(f"{config.algorithm} cannot be used with {what}: {reason}")
+    event = dataset.info.event
+    if event is not None and (reason := looks_ahead(config, dataset)):
+        raise ConfigError(f"{config.algorithm} cannot foresee '{event.name}': {reason}")
     if config.context != AUTO:
         return config.context
     preferred = ALGORITHMS.get(config.algorithm).context
-    return NONE if preferred == NONE or has_context(dataset) or unsupported(dataset) else preferred
+    if preferred == NONE or has_context(dataset) or unsupported(dataset):
+        return NONE
+    return CAUSAL if event is not None and event.foresee else preferred
 
 
 def sequence_options(config: TrainingConfig) -> SequenceOptions | None:
@@ -231,6 +236,18 @@ def settled(config: TrainingConfig, dataset: DomainDataset) -> TrainingConfig:
     if sequence == NO_SEQUENCE and dataset.times is not None and len(dataset) >= _FEWEST_IN_ORDER * dataset.n_patients:
         sequence = "gru"
     return config.replace(context=context, sequence=sequence)
+
+
+def looks_ahead(config: TrainingConfig, dataset: DomainDataset) -> str | None:
+    """The reason why a configuration would show samples after an event's onset to a model that is to foresee it."""
+    if dataset.info.event is None or not dataset.info.event.foresee:
+        return None
+    if ALGORITHMS.get(config.algorithm).uses_patients:
+        return "it adapts to all samples of a patient when it predicts, to those after the onset too"
+    sequence = sequence_options(config)
+    if config.context == "offline" or (sequence is not None and sequence.direction != CAUSAL):
+        return "offline context or sequence looks at samples after the onset; say --context causal"
+    return None
 
 
 def with_context(

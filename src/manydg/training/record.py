@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from manydg.config import TrainingConfig
-from manydg.data.info import TargetSpec
+from manydg.data.info import EventSpec, TargetSpec
 from manydg.errors import ManyDGError, StorageError
 from manydg.files import Json, ParsedJson, file_checksum, read_json, verify_checksum, with_checksum, write_json
 
@@ -190,6 +190,9 @@ class RunRecord:
         Of continual learning.
     members : tuple of MemberEntry
         Of a model of several learners.
+    event : EventSpec, optional
+        Where samples come before or after an event: ``test`` then has every metric before and after its onset too, as
+        ``auprc_before`` and ``auprc_after``.
     experiments : tuple of Use
         Every use of the run in a results folder; empty outside of one.
     """
@@ -229,12 +232,18 @@ class RunRecord:
     processes: int | None = None
     curve: tuple[CurvePoint, ...] = ()
     members: tuple[MemberEntry, ...] = ()
+    event: EventSpec | None = None
     experiments: tuple[Use, ...] = ()
 
     @property
     def ok(self) -> bool:
         """Whether the run came to its end."""
         return self.status == "ok"
+
+    @property
+    def headline(self) -> Metrics:
+        """The test metrics without those before and after an event's onset apart."""
+        return {name: value for name, value in self.test.items() if not name.endswith(("_before", "_after"))}
 
     @property
     def uses(self) -> tuple[Use, ...]:
@@ -277,6 +286,8 @@ class RunRecord:
             content["curve"] = [point.to_json() for point in self.curve]
         if self.members:
             content["members"] = [member.to_json() for member in self.members]
+        if self.event is not None:
+            content["event"] = self.event.to_json()
         if self.experiments:
             content["experiments"] = [use.to_json() for use in self.experiments]
         return content
@@ -426,7 +437,7 @@ _VALUES: Mapping[str, Callable[[object], bool]] = {
     "Mapping[str, Json]": lambda value: isinstance(value, Mapping),
 }
 """What a field of a record may hold, by its annotation."""
-_TYPED = {"target", "samples", "patients", "config", "history", "curve", "members", "experiments"}
+_TYPED = {"target", "samples", "patients", "config", "history", "curve", "members", "event", "experiments"}
 _PLAIN = {entry.name: entry for entry in dataclasses.fields(RunRecord) if entry.name not in _TYPED}
 _CONFIG_KEYS = {entry.name for entry in dataclasses.fields(TrainingConfig)}
 
@@ -438,7 +449,7 @@ def _from_values(given: Any) -> RunRecord:
         for name, entry in _PLAIN.items()
         if name in given and (given[name] is not None or entry.default is None)
     }
-    target = given.get("target")
+    target, event = given.get("target"), given.get("event")
     config = {key: value for key, value in (given.get("config") or {}).items() if key in _CONFIG_KEYS}
     return RunRecord(
         **plain,
@@ -449,5 +460,6 @@ def _from_values(given: Any) -> RunRecord:
         history=tuple(EpochEntry.from_json(entry) for entry in given.get("history") or ()),
         curve=tuple(CurvePoint.from_json(point) for point in given.get("curve") or ()),
         members=tuple(MemberEntry.from_json(member) for member in given.get("members") or ()),
+        event=EventSpec.from_json(event) if event else None,
         experiments=tuple(Use.from_json(use) for use in given.get("experiments") or ()),
     )

@@ -42,10 +42,10 @@ from manydg.data.splits import (
     warn_of_overlap,
 )
 from manydg.data.storage import refuse_dataset_folder
-from manydg.data.timeline import SequenceOptions
+from manydg.data.timeline import SequenceOptions, Timeline
 from manydg.errors import ConfigError, DataError, ManyDGError, StorageError
 from manydg.evaluation.metrics import choose_threshold, score, score_patients
-from manydg.evaluation.predictions import Predictions, write_predictions
+from manydg.evaluation.predictions import Predictions, Timing, write_predictions
 from manydg.files import Json, JsonObject, ParsedJson, fingerprint, read_json, remove_partial_files, write_json
 from manydg.machine import peak_memory
 from manydg.targets import target_of
@@ -230,15 +230,16 @@ class _Training:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         target_of(self.dataset.target).check(self.dataset.targets)
-        data = with_context(self.dataset, self.config, self.device, self.backbone, self.split.train)
-        sides = {side: data.select(getattr(self.split, side)) for side in ("train", "val", "test")}
+        learned = self.dataset.learnable(self.split.train)
+        data = with_context(self.dataset, self.config, self.device, self.backbone, learned)
+        sides = sides_of(data, self.split)
         fitted = fit(
             self.config, sides["train"], sides["val"], self.device,
             backbone=self.backbone, folder=self.folder, reporter=self.reporter,
         )  # fmt: skip
-        held_out = predict_held_out(fitted.algorithm, sides, self.split)
+        held_out = predict_held_out(fitted.algorithm, data, self.split)
         if fitted.out_of_fold is not None:
-            held_out["val"] = dataclasses.replace(held_out["val"], probabilities=fitted.out_of_fold)
+            held_out["val"] = held_out["val"].with_scored(fitted.out_of_fold)
         record = make_record(
             self.config, self.dataset, sides, held_out, fitted,
             name=name, run=identity, seconds=time.perf_counter() - start, device=str(self.device),
@@ -252,7 +253,7 @@ class _Training:
         info = _data_info(self.dataset, self.backbone)
         run = Run(fitted.algorithm, record, schema, self.config, info, self.folder)
         if self.folder is not None:
-            calibration = fit_calibration(fitted.algorithm, sides, held_out["val"])
+            calibration = fit_calibration(fitted.algorithm, sides, held_out["val"].scored())
             by_leader(partial(write_calibration, self.folder, calibration))
             by_leader(partial(self._write, self.folder, run, held_out))
         self.reporter.finished(record)
@@ -349,18 +350,39 @@ def _data_info(dataset: DomainDataset, backbone: nn.Module | None) -> JsonObject
 # Records
 
 
-def predict_held_out(algorithm: Algorithm, sides: Mapping[str, DomainDataset], split: Split) -> dict[str, Predictions]:
-    """Predictions on the validation and, once, the test patients: ``val`` and ``test``."""
-    return {
-        side: Predictions(
-            algorithm.target,
-            algorithm.target.truth(sides[side].targets).cpu().numpy(),
-            predict_probabilities(algorithm, sides[side]).numpy(),
-            np.array(sides[side].pseudonyms())[sides[side].domains.cpu().numpy()],
-            rows=np.asarray(getattr(split, side)),
-        )
-        for side in ("val", "test")
-    }
+def sides_of(data: DomainDataset, split: Split) -> dict[str, DomainDataset]:
+    """The samples to train on, to choose the epoch by, and to test: of an event to be foreseen, those before onset."""
+    return {side: data.select(data.learnable(getattr(split, side))) for side in ("train", "val", "test")}
+
+
+def predict_held_out(algorithm: Algorithm, data: DomainDataset, split: Split) -> dict[str, Predictions]:
+    """Predictions on all samples of the validation and, once, of the test patients: ``val`` and ``test``."""
+    return {side: _predictions(algorithm, data, np.asarray(getattr(split, side))) for side in ("val", "test")}
+
+
+def _predictions(algorithm: Algorithm, data: DomainDataset, rows: npt.NDArray[np.int64]) -> Predictions:
+    part = data.select(rows)
+    columns = part.info.subgroups if "subgroups" in part.metadata else {}
+    codes = part.metadata["subgroups"].cpu().numpy() if columns else np.zeros((0, 0), np.int16)
+    return Predictions(
+        algorithm.target,
+        algorithm.target.truth(part.targets).cpu().numpy(),
+        predict_probabilities(algorithm, part).numpy(),
+        np.array(part.pseudonyms())[part.domains.cpu().numpy()],
+        rows=rows,
+        timing=_timing(part),
+        subgroups={name: np.array(groups)[codes[:, at]] for at, (name, groups) in enumerate(columns.items())},
+    )
+
+
+def _timing(part: DomainDataset) -> Timing | None:
+    if part.info.event is None or part.times is None:
+        return None
+    timeline = Timeline.of(part.domains, part.times, part.info.session_gap)
+    session = torch.empty_like(timeline.session)
+    session[timeline.order] = timeline.session
+    onset = part.metadata["onset"].cpu().numpy()
+    return Timing(part.info.event, part.times.cpu().numpy(), onset, session.cpu().numpy())
 
 
 def make_record(
@@ -376,22 +398,33 @@ def make_record(
     device: str,
 ) -> RunRecord:
     """The record of a run: what ran, on what, and how it did on patients it had not seen."""
-    val, test = held_out["val"], held_out["test"]
+    val, test = (held_out[side].scored() for side in ("val", "test"))
     threshold, threshold_rule = choose_threshold(val.target, val.truth, val.probabilities)
     patients = score_patients(test.target, test.truth, test.probabilities, test.patients, threshold)
     return training_record(config, fitted, sides, name=name, seconds=seconds, device=device).replace(
         run=run,
         dataset_hash=dataset.content_hash(),
         code_version=code_version(),
+        event=dataset.info.event,
         threshold=threshold,
         threshold_rule=threshold_rule,
-        val=_plain(score(val.target, val.truth, val.probabilities, threshold)),
-        test=_plain(score(test.target, test.truth, test.probabilities, threshold)),
+        val=_scores(held_out["val"], threshold),
+        test=_scores(held_out["test"], threshold),
         per_patient={
             name: {**_plain(patients[name]), "samples": int(patients[name]["samples"])}
             for name in sides["test"].pseudonyms()
         },
     )
+
+
+def _scores(run: Predictions, threshold: float | None) -> dict[str, float | int | None]:
+    """Metrics of the samples that count and, where there is an event, of those before and after its onset apart."""
+    parts = {"": run.scored()} | {f"_{when}": part for when, part in run.around_onset().items()}
+    return {
+        f"{name}{suffix}": value
+        for suffix, part in parts.items()
+        for name, value in _plain(score(part.target, part.truth, part.probabilities, threshold)).items()
+    }
 
 
 def training_record(

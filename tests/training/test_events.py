@@ -1,0 +1,150 @@
+"""An event to be foreseen: nothing after its onset is trained on, and scores before and after it are kept apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import average_precision_score, roc_auc_score
+
+from manydg.config import TrainingConfig
+from manydg.data.dataset import DomainDataset, from_arrays
+from manydg.data.info import DatasetInfo, EventSpec
+from manydg.errors import ConfigError
+from manydg.evaluation.predictions import Predictions, read_predictions
+from manydg.studies.conduct import compare
+from manydg.studies.summary import summarize_folder
+from manydg.studies.tuning import validation_score
+from manydg.training.fit import Silent
+from manydg.training.run import open_run, train
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*constant in the training")
+HOURS, PATIENTS, ONSET, HORIZON = 16, 40, 11.0, 4.0
+
+
+def stays(*, foresee: bool = True, seed: int = 0) -> DomainDataset:
+    """Half of the patients fall ill at hour 11; a value rises before it, and far more from the onset on."""
+    rng = np.random.default_rng(seed)
+    who, hour = np.repeat(np.arange(PATIENTS), HOURS), np.tile(np.arange(float(HOURS)), PATIENTS)
+    onset = np.where(who % 2 == 0, ONSET, np.nan)
+    label = (onset - hour <= HORIZON).astype(int)
+    values = rng.normal(size=(len(who), 3))
+    values[:, 0] += label + 3 * (hour >= onset)
+    info = DatasetInfo(event=EventSpec("onset", HORIZON, 24.0, foresee))
+    data = from_arrays(values, label, who, times=hour, info=info)
+    return replace(data, metadata={"onset": torch.from_numpy(onset)})
+
+
+def options(**changes: Any) -> TrainingConfig:
+    return TrainingConfig(**{"algorithm": "base", "epochs": 2, "lr": 0.01, "batch_size": 64, **changes})
+
+
+def disturbed(data: DomainDataset) -> DomainDataset:
+    """The same with other values and labels from the onset on."""
+    assert data.times is not None
+    begun = data.times >= data.metadata["onset"]
+    column = data.column("x")
+    assert isinstance(column, torch.Tensor)
+    changed = torch.where(begun[:, None], -50.0 * column - 7.0, column)
+    return replace(data, columns={"x": changed}, targets=torch.where(begun, 1 - data.targets, data.targets))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        options(context="none"),
+        options(context="causal"),
+        options(algorithm="manydg", context="causal"),
+        options(algorithm="manydg-context"),
+        options(context="causal", sequence="gru"),
+        options(algorithm="boosting", context="causal", settings={"rounds": 5}),
+    ],
+    ids=["plain", "context", "pairs", "method with context", "sequence", "boosting"],
+)
+def test_nothing_from_the_onset_on_reaches_training_choice_threshold_or_scores_before_it(
+    config: TrainingConfig, tmp_path: Path
+) -> None:
+    first = train(stays(), config, out=tmp_path / "a", device="cpu")
+    other = train(disturbed(stays()), config, out=tmp_path / "b", device="cpu")
+    ours, theirs = first.algorithm.state_dict(), other.algorithm.state_dict()
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+    assert [entry.val for entry in first.record.history] == [entry.val for entry in other.record.history]
+    assert first.record.threshold == other.record.threshold
+    assert first.record.headline == other.record.headline
+    assert first.record.per_patient.keys() != {}
+    assert (tmp_path / "a/calibration.safetensors").read_bytes() == (
+        tmp_path / "b/calibration.safetensors"
+    ).read_bytes()
+    # They are predicted all the same, and scored apart.
+    assert first.record.test["auprc_after"] != other.record.test["auprc_after"]
+
+
+def test_a_search_of_settings_is_not_shown_them_either() -> None:
+    scores = [validation_score(data, options(), "cpu", Silent()) for data in (stays(), disturbed(stays()))]
+    assert scores[0] == scores[1]
+
+
+def whole(folder: Path) -> Predictions:
+    run = open_run(folder)
+    return read_predictions(folder / "predictions.npz", "test", run.algorithm.target, run.record.threshold)
+
+
+@pytest.mark.parametrize("foresee", [True, False])
+def test_metrics_before_and_after_onset_are_those_of_scikit_learn(foresee: bool, tmp_path: Path) -> None:
+    record = train(stays(foresee=foresee), options(), out=tmp_path, device="cpu").record
+    run = whole(tmp_path)
+    assert run.timing is not None
+    begun, truth, scores = run.timing.begun, run.truth, run.probabilities[:, 1]
+    negative = truth == 0
+    for when, rows in {"before": ~begun, "after": begun | negative}.items():
+        assert record.test[f"auprc_{when}"] == pytest.approx(average_precision_score(truth[rows], scores[rows]))
+        assert record.test[f"auroc_{when}"] == pytest.approx(roc_auc_score(truth[rows], scores[rows]))
+    counted = ~begun if foresee else np.ones(len(truth), bool)
+    assert record.test["auprc"] == pytest.approx(average_precision_score(truth[counted], scores[counted]))
+    assert record.samples.test == counted.sum()
+    assert record.event == EventSpec("onset", HORIZON, 24.0, foresee)
+    # What came after is easier to recognise than what comes is to foresee.
+    assert float(record.test["auprc_after"] or 0) > float(record.test["auprc_before"] or 0)
+
+
+def test_a_patient_who_is_ill_from_the_first_sample_is_only_scored_after(tmp_path: Path) -> None:
+    data = stays()
+    assert data.times is not None
+    test = train(data, options(epochs=1), out=tmp_path / "once", device="cpu")
+    ill = np.unique(whole(tmp_path / "once").patients)[0]
+    code = data.pseudonyms().index(str(ill))
+    onset = torch.where(data.domains == code, 0.0, data.metadata["onset"])
+    run = train(replace(data, metadata={"onset": onset}), options(epochs=1), out=tmp_path / "again", device="cpu")
+    assert len(run.record.per_patient) == len(test.record.per_patient) - 1
+    assert len(np.unique(whole(tmp_path / "again").patients)) == len(test.record.per_patient)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [options(context="offline"), options(algorithm="bn-adapt"), options(sequence="gru")],
+    ids=["offline context", "adapts to all samples", "offline sequence"],
+)
+def test_what_looks_at_samples_after_the_onset_is_refused(config: TrainingConfig) -> None:
+    with pytest.raises(ConfigError, match=r"cannot foresee 'onset': .* onset"):
+        train(stays(), config, device="cpu")
+
+
+def test_a_summary_has_every_metric_after_onset_with_interval_and_test(tmp_path: Path) -> None:
+    stays().save(tmp_path / "data")
+    compare(tmp_path / "data", ["base", "boosting"], 2, tmp_path / "out", options=options(epochs=1), device="cpu")
+    (summary,) = summarize_folder(tmp_path / "out", "base", resamples=50)
+    own = ("auprc", "f1", "kappa", "auroc")
+    assert summary.metrics == (*own, *(f"{metric}_after" for metric in own))
+    entry = summary.entries["boosting", "auprc_after"]
+    assert entry.interval is not None
+    assert entry.interval.low < entry.mean < entry.interval.high + 1e-9
+    assert entry.interval.estimate == pytest.approx(entry.mean)
+    assert entry.comparison is not None
+    assert "AUPRC after onset" in summary.to_markdown()
+    screen = [str(column.header) for column in summary.to_rich(200).columns]
+    assert "AUPRC\nafter onset" in screen
+    assert not [name for name in screen if name.startswith("F1\n")]
