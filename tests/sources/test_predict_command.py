@@ -9,7 +9,10 @@ from typing import Any
 import mne
 import numpy as np
 import polars as pl
+import pyarrow.parquet as pq
 import pytest
+from meds_evaluation.evaluate import evaluate_binary_classification
+from meds_evaluation.schema import PredictionSchema
 
 TRUST = {"unlike_training", "distance"}
 
@@ -49,6 +52,8 @@ def test_a_meds_dataset_is_prepared_trained_on_and_predicted(commands: Any, tmp_
     asked = tmp_path / "new" / labels
     do(commands, "predict", tmp_path / "run", tmp_path / "new", "--times", asked, "--out", tmp_path / "at")
     assert pl.read_csv(tmp_path / "at" / "predictions.csv").height == pl.read_parquet(asked).height > table.height
+    assert not (tmp_path / "at" / "predictions.parquet").exists()
+    _check_meds_evaluation(commands, tmp_path, asked)
 
     for option in (["--ndc-map", asked], ["--resample"]):
         code, _, err = commands.run("predict", tmp_path / "run", tmp_path / "new", "--out", tmp_path / "no", *option)
@@ -56,6 +61,40 @@ def test_a_meds_dataset_is_prepared_trained_on_and_predicted(commands: Any, tmp_
         assert f"{option[0]} is for models trained on" in err
         assert "this one was on meds: leave it out" in err
         assert not (tmp_path / "no").exists()
+
+
+def _check_meds_evaluation(commands: Any, folder: Path, labels: Path) -> None:
+    """A table of predictions and labels that the official package accepts and scores."""
+    new, scored = ("predict", folder / "run", folder / "new"), folder / "scored"
+    said = do(commands, *new, "--times", labels, "--meds-evaluation", "--out", scored)
+    assert f"wrote {scored / 'predictions.parquet'}" in said
+    table = pq.read_table(scored / "predictions.parquet")
+    PredictionSchema.validate(table)
+    assert table.column_names == [
+        "subject_id",
+        "prediction_time",
+        "boolean_value",
+        "predicted_boolean_value",
+        "predicted_boolean_probability",
+    ]
+    rows, shown = pl.DataFrame(pl.from_arrow(table)), pl.read_csv(scored / "predictions.csv")
+    keys = ["subject_id", "prediction_time"]
+    assert (
+        rows.select(*keys, "boolean_value")
+        .sort(keys)
+        .equals(pl.read_parquet(labels).select(*keys, "boolean_value").sort(keys))
+    )
+    assert rows["predicted_boolean_value"].to_list() == shown["predicted"].to_list()
+    np.testing.assert_allclose(rows["predicted_boolean_probability"], shown["p_true"], atol=1e-5)
+    scores = evaluate_binary_classification(rows)["samples_equally_weighted"]
+    assert 0 <= scores["roc_auc_score"] <= 1
+
+    code, _, err = commands.run(*new, "--meds-evaluation", "--out", folder / "no")
+    assert (code, "name a label file with --times" in err) == (2, True)
+    pl.read_parquet(labels).drop("boolean_value").write_parquet(folder / "times.parquet")
+    code, _, err = commands.run(*new, "--meds-evaluation", "--times", folder / "times.parquet", "--out", folder / "no")
+    assert (code, "times.parquet has no column 'boolean_value'" in err) == (2, True)
+    assert not (folder / "no").exists()
 
 
 def test_a_new_night_comes_with_how_far_to_trust_its_stages(commands: Any, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ import torch
 
 from manydg.data.info import DatasetInfo, TargetSpec
 from manydg.data.storage import DatasetWriter
-from manydg.errors import DataError, StorageError
+from manydg.errors import ConfigError, DataError, StorageError
 from manydg.files import Json, disk_errors
 from manydg.jobs import Job
 from manydg.sources._events import (
@@ -46,7 +46,7 @@ from manydg.sources._preparing import (
     with_provenance,
     work_folder,
 )
-from manydg.sources._source import NewSamples, Options, Source, SourceDocs, TrainedOn, option
+from manydg.sources._source import NewSamples, Options, SamplePredictions, Source, SourceDocs, TrainedOn, option
 from manydg.sources._tables import Array, CategoryMap, SampleIndex, check_unpacked_rows
 
 BIRTH = "MEDS_BIRTH"
@@ -82,6 +82,14 @@ class TimesOptions(Options):
     """When to predict."""
 
     times: Path | None = option(None, help="MEDS: parquet file of prediction times.")
+    meds_evaluation: bool = option(
+        False, help="MEDS: also write predictions.parquet for meds-evaluation; --times names a label file."
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.meds_evaluation and self.times is None:
+            raise ConfigError("meds-evaluation compares predictions with labels: name a label file with --times")
 
 
 class Meds(Source[MedsOptions, TimesOptions]):
@@ -145,7 +153,8 @@ class Meds(Source[MedsOptions, TimesOptions]):
         """Every subject at the times asked for, or else at the time of its last event."""
         self.check_trained_on(trained)
         settings, events = trained.settings, scan_events(data_files(raw))
-        samples = _last_events(events, raw) if options.times is None else read_prediction_times(options.times)
+        shown = ["subject_id", "prediction_time", *(["boolean_value"] if options.meds_evaluation else [])]
+        samples = _last_events(events, raw) if options.times is None else read_prediction_times(options.times, shown)
         if samples.is_empty():
             raise DataError(f"{raw} holds no subject with an event in time, so there is nothing to predict from")
         fields = [Field(name, kind) for kind, name in enumerate(settings["event_kinds"])]
@@ -158,8 +167,23 @@ class Meds(Source[MedsOptions, TimesOptions]):
         if not len(rows):
             raise DataError(f"{raw}: no subject has an event up to its prediction time")
         columns["static"] = torch.from_numpy(clock.static[rows])
-        kept = samples[rows].select("subject_id", "prediction_time")
+        kept = samples[rows].select(shown)
         yield NewSamples(columns, kept, kept["subject_id"].to_numpy())
+
+    def write_predictions(self, folder: Path, samples: NewSamples, predictions: SamplePredictions) -> list[Path]:
+        """One CSV table and, where the labels are known, the table that ``meds-evaluation`` reads."""
+        written = super().write_predictions(folder, samples, predictions)
+        if "boolean_value" not in samples.rows.columns:
+            return written
+        target = predictions.target
+        if target.kind != "binary":
+            raise ConfigError(f"meds-evaluation knows yes-or-no targets, this model predicts {target.kind}")
+        decided = pl.Series(predictions.decisions, dtype=pl.String) == target.names[1]
+        probability = pl.Series(predictions.probabilities[:, 1], dtype=pl.Float32).fill_nan(None)
+        path = folder / "predictions.parquet"
+        table = samples.rows.with_columns(predicted_boolean_value=decided, predicted_boolean_probability=probability)
+        table.write_parquet(path)
+        return [*written, path]
 
 
 def _settings(vocabulary: Vocabulary, options: MedsOptions) -> dict[str, Json]:
@@ -261,9 +285,15 @@ def read_labels(path: str | Path, flow: CohortFlow) -> pl.DataFrame:
     return labels.sort("subject_id", "prediction_time")
 
 
-def read_prediction_times(path: str | Path) -> pl.DataFrame:
-    """``subject_id`` and ``prediction_time`` of a label file whose labels are not needed."""
-    return _read_times(path).select("subject_id", "prediction_time").drop_nulls().unique().sort(pl.all())
+def read_prediction_times(path: str | Path, columns: Sequence[str]) -> pl.DataFrame:
+    """Columns of a label file, each row once, by subject and time; its labels may be among them."""
+    rows = _read_times(path)
+    if "boolean_value" in columns and rows.schema.get("boolean_value") != pl.Boolean:
+        raise DataError(f"{path} has no column 'boolean_value' of true and false, which meds-evaluation compares with")
+    times = rows.select(columns).drop_nulls().unique().sort(pl.all())
+    if times.select("subject_id", "prediction_time").is_duplicated().any():
+        raise DataError(f"{path} gives two different labels for one subject at one time: leave one")
+    return times
 
 
 def _read_times(path: str | Path) -> pl.DataFrame:
