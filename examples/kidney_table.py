@@ -11,6 +11,7 @@ One row of the result is one hour of one stay:
 
 ===================  ==================================================================================================
 ``uniquepid``        the patient
+``hospitalid``       the hospital, as a site for ``--site``
 ``stay_id``          the stay in intensive care (eICU's ``patientunitstayid``)
 ``unitvisitnumber``  its number within the hospital stay, as eICU has it
 ``stay``             its place among the patient's stays, from 1 (by year, hospital stay and number within it)
@@ -68,10 +69,11 @@ def join(hourly: Path, eicu: Path) -> pl.DataFrame:
 def _stays(eicu: Path) -> pl.DataFrame:
     """Each stay's patient, and its place in the order of the patient's stays."""
     order = ["hospitaldischargeyear", "patienthealthsystemstayid", "unitvisitnumber"]
-    stays = pl.read_csv(eicu / "patient.csv.gz", columns=["patientunitstayid", "uniquepid", *order])
+    stays = pl.read_csv(eicu / "patient.csv.gz", columns=["patientunitstayid", "uniquepid", "hospitalid", *order])
     return stays.sort("uniquepid", *order).select(
         pl.col("patientunitstayid").cast(pl.Int32).alias("stay_id"),
         "uniquepid",
+        "hospitalid",
         "unitvisitnumber",
         (pl.int_range(pl.len()).over("uniquepid") + 1).alias("stay"),
     )

@@ -37,7 +37,7 @@ _COLUMNS_OF_A_CURVE = 7
 SLEEP = "--epochs 10 --batch-size 1024 --lr 1e-3 --backbone mlp"
 KIDNEY = "--epochs 10 --batch-size 1024 --lr 1e-3 --backbone tabular"
 KIDNEY_COLUMNS = (
-    "--patient uniquepid --event onset --horizon 6h --session stay --time hour --time-unit h "
+    "--patient uniquepid --event onset --horizon 6h --session stay --time hour --time-unit h --site hospitalid "
     "--features 'value_*' 'measured_*' 'static_*' --missing keep --subgroup static_male --subgroup static_age:40,65,80"
 )
 EEG = "--epochs 12 --batch-size 64 --lr 5e-4 --backbone seizure-cnn"

@@ -16,6 +16,7 @@ from manydg.files import Json, ParsedJson
 
 PRECISIONS = ("auto", "float32", "tf32", "bf16")
 EXECUTIONS = ("auto", "plain", "captured", "compiled", "deterministic")
+SPLITS = ("patient", "site")
 CONTEXTS = ("auto", "none", "offline", "causal")
 NO_SEQUENCE = "none"
 UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -126,6 +127,9 @@ class TrainingConfig:
     folds : int
         0 draws a random split for each seed. With K folds, at least 3, seed ``s`` is fold ``s % K`` of repeat
         ``s // K``, in which the patients are dealt into K groups: K seeds test everyone once. ``ratios`` do not count.
+    split : {"patient", "site"}
+        Whether patients are drawn, or whole sites (hospitals) with all their patients; ``ratios`` and ``folds`` are of
+        sites then, and with as many folds as sites every site is tested once by a model of the others.
     selection : str, optional
         Validation metric that chooses the epoch; the target's own if not given.
     context : {"auto", "none", "offline", "causal"}
@@ -157,6 +161,7 @@ class TrainingConfig:
     ratios: tuple[float, float, float] = (0.8, 0.1, 0.1)
     stratify: bool = False
     folds: int = 0
+    split: str = "patient"
     selection: str | None = None
     context: str = "auto"
     context_options: Mapping[str, Json] = field(default_factory=dict)
@@ -177,6 +182,9 @@ class TrainingConfig:
             raise ConfigError(f"folds is {self.folds!r}; it must be 0, or 3 or more: to test, validate and train")
         if self.lr == 0:
             raise ConfigError("lr is 0; it must be above 0")
+        _check_name("unit of splits", self.split, SPLITS)
+        if self.split == "site" and self.stratify:
+            raise ConfigError("sites are not stratified by label: leave out stratify, or split by patient")
         _check_name("kind of context", self.context, CONTEXTS)
         _check_name("precision", self.precision, PRECISIONS)
         _check_name("execution", self.execution, EXECUTIONS)
@@ -204,7 +212,7 @@ class TrainingConfig:
 
 def _check_kinds(config: TrainingConfig) -> None:
     """Raise if a name is no text, options are no mapping, or the shares of the patients are no three shares."""
-    for name in ("algorithm", "backbone", "context", "sequence", "precision", "execution"):
+    for name in ("algorithm", "backbone", "split", "context", "sequence", "precision", "execution"):
         if not isinstance(getattr(config, name), str):
             raise ConfigError(f"{name} is {getattr(config, name)!r}; it must be text")
     if config.selection is not None and not isinstance(config.selection, str):

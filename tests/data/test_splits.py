@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manydg.data.dataset import DomainDataset, from_arrays, open_dataset
+from manydg.data.info import DatasetInfo
 from manydg.data.splits import (
     SIDES,
     Split,
@@ -22,8 +24,10 @@ from manydg.data.splits import (
     load_split,
     patient_folds,
     patient_labels,
+    site_folds,
     split_named,
     split_patients,
+    split_sites,
 )
 from manydg.errors import ConfigError, DataError, StorageError
 
@@ -327,3 +331,52 @@ def test_patients_of_several_labels_at_once_are_not_stratified() -> None:
     dataset = from_arrays(np.zeros((4, 1)), np.eye(4, 3, dtype=int), ["a", "a", "b", "b"], kind="multilabel")
     with pytest.raises(ConfigError, match="multi-label target have no single label"):
         patient_labels(dataset)
+
+
+def of_sites(patients: int = 12, samples: int = 4) -> DomainDataset:
+    """Patients p00 to p11 of the sites A, B, C and D in turn."""
+    names = [f"p{number:02d}" for number in range(patients)]
+    who = np.repeat(names, samples)
+    info = DatasetInfo(sites={name: "ABCD"[number % 4] for number, name in enumerate(names)})
+    return from_arrays(np.arange(len(who))[:, None], np.arange(len(who)) % 2, who, info=info)
+
+
+def test_a_site_is_never_on_two_sides_and_no_patient_is_lost() -> None:
+    data = of_sites()
+    sites = data.sites()
+    assert sites is not None
+    for seed in range(5):
+        split = split_sites(data, (0.5, 0.25, 0.25), seed)
+        check_split(split, data)
+        sides = [set(sites[data.domains.numpy()[rows]]) for rows in split]
+        assert [len(side) for side in sides] == [2, 1, 1]
+        assert set.union(*sides) == set("ABCD")
+        assert sum(map(len, split)) == len(data)
+
+
+def test_as_many_folds_as_sites_leave_each_out_once() -> None:
+    data = of_sites()
+    sites = data.sites()
+    assert sites is not None
+    tested = [set(sites[data.domains.numpy()[split.test]]) for split in site_folds(data, 4)]
+    assert sorted(tested, key=str) == [{"A"}, {"B"}, {"C"}, {"D"}]
+    assert len(site_folds(data, 4)[0].patients("test")) == 3
+
+
+def test_a_dataset_that_does_not_know_its_sites_says_how_to_get_them() -> None:
+    data = replace(of_sites(), info=DatasetInfo())
+    with pytest.raises(DataError, match="--site COL"):
+        split_sites(data, (0.8, 0.1, 0.1), 0)
+    few = replace(of_sites(), info=DatasetInfo(sites={f"p{number:02d}": "AB"[number % 2] for number in range(12)}))
+    with pytest.raises(DataError, match=r"2 site\(s\)"):
+        split_sites(few, (0.8, 0.1, 0.1), 0)
+    with pytest.raises(DataError, match="5 folds need at least 5 sites; there are 4"):
+        site_folds(of_sites(), 5)
+
+
+def test_sites_are_kept_on_disk(tmp_path: Path) -> None:
+    data = of_sites()
+    data.save(tmp_path / "data")
+    opened = open_dataset(tmp_path / "data")
+    assert opened.info.sites == data.info.sites
+    assert opened.select(np.arange(8)).sites().tolist() == ["A", "B"]  # type: ignore[union-attr]

@@ -21,6 +21,7 @@ from manydg.evaluation.statistics import (
     patient_weights,
     percentile_interval,
     shared_patient_values,
+    site_weights,
 )
 from manydg.targets import Target, target_of
 
@@ -226,3 +227,40 @@ def test_models_are_compared_on_patients_and_runs_that_all_of_them_have() -> Non
     values = shared_patient_values({"ours": ours, "theirs": theirs, "nowhere": nowhere}, "f1")
     # Of P-0 only the run counts that both have; P-1 is undefined for one of them.
     assert values == {"ours": {"P-0": 0.9, "P-2": 0.3}, "theirs": {"P-0": 0.8, "P-2": 0.2}, "nowhere": {}}
+
+
+def test_sites_are_drawn_first_and_then_their_patients() -> None:
+    sites = np.array(["A"] * 2 + ["B"] * 3 + ["C"] * 1)
+    weights = site_weights(sites, 4000, seed=0)
+    per_site = np.stack([weights[:, sites == name].sum(axis=1) for name in "ABC"], axis=1)
+    # Every draw of a site brings as many draws of its patients as it has patients: whole sites come and go.
+    drawn = per_site / np.array([2, 3, 1])
+    assert (drawn == drawn.round()).all()
+    assert (drawn.sum(axis=1) == 3).all()
+    np.testing.assert_allclose(weights.mean(axis=0), 1.0, atol=0.06)
+    # Within a site that is drawn once, patients differ from draw to draw.
+    once = weights[drawn[:, 1] == 1][:, sites == "B"]
+    assert {tuple(row) for row in once.tolist()} >= {(1, 1, 1), (3, 0, 0), (0, 1, 2)}
+
+
+def test_where_sites_differ_intervals_for_new_sites_are_wider_than_for_new_patients() -> None:
+    rng = np.random.default_rng(0)
+    names, sites = np.array([f"P-{number:03d}" for number in range(200)]), np.repeat(np.arange(10), 20)
+    value = rng.normal(size=10)[sites] + 0.1 * rng.normal(size=200)
+
+    def width(plan: PatientResampling) -> float:
+        means = (plan.weights @ value) / plan.weights.sum(axis=1)
+        interval = plan.interval(means)
+        return interval.high - interval.low
+
+    by_patient, by_site = PatientResampling(names), PatientResampling(names, sites=sites)
+    assert by_site.units == 10
+    assert width(by_site) > 2 * width(by_patient)
+    # About the width that ten independent means have.
+    expected = 2 * 1.96 * np.array([value[sites == site].mean() for site in range(10)]).std() / math.sqrt(10)
+    assert width(by_site) == pytest.approx(expected, rel=0.35)
+
+
+def test_two_sites_give_no_interval() -> None:
+    plan = PatientResampling(np.array(["P-1", "P-2", "P-3"]), sites=np.array(["A", "B", "B"]))
+    assert plan.interval(np.ones(len(plan.weights))).note == "no interval: 2 sites"

@@ -456,3 +456,14 @@ def test_a_killed_run_goes_on_with_the_tables_it_had_read(raw: Path, monkeypatch
         assert ("diagnosis_string:new|one" in data.info.vocabularies["events"]) == bool(changed)
         assert (data.content_hash() == plain) == (not changed)
         assert not list(raw.parent.glob(".again*"))
+
+
+def test_the_hospital_of_each_patient_is_kept_where_the_table_has_it(tmp_path: Path) -> None:
+    lines = TABLES["patient"].splitlines()
+    hospitals = ["hospitalid", "73", "73", "66", "90"]
+    text = "".join(f"{line},{hospital}\n" for line, hospital in zip(lines, hospitals, strict=True))
+    folder = write_tables(tmp_path / "raw", patient=text)
+    sources.prepare("eicu", folder, tmp_path / "out")
+    assert open_dataset(tmp_path / "out").info.sites == {"p-1": "73", "p-2": "90"}
+    sources.prepare("eicu", write_tables(tmp_path / "plain"), tmp_path / "without")
+    assert open_dataset(tmp_path / "without").sites() is None

@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 from manydg.cli import app
 from manydg.data.dataset import open_dataset
 from manydg.errors import DataError
+from manydg.studies.records import read_results
 
 
 def run(*arguments: object) -> Result:
@@ -51,7 +52,7 @@ def test_what_was_written_and_what_is_odd_is_said_without_naming_a_patient(table
     assert "5 samples of 3 patients" in result.output
     assert "binary of 2 (W, N1)" in result.output
     assert "input x: 3 float32 a sample" in result.output
-    assert "not used as features, being patient, target, time, session or event: stage" in result.output
+    assert "not used as features, being patient, target, time, session, event or site: stage" in result.output
     assert "manydg: warning: the same value in every sample: feature 'eeg_2'" in result.output
     assert "Roe" not in result.output
 
@@ -75,3 +76,34 @@ def test_a_mistake_is_our_error_and_an_unknown_option_is_refused(table: Path, tm
     assert isinstance(result.exception, DataError)
     assert "did you mean 'subject'?" in str(result.exception)
     assert run(*who, "--feature", "age").exit_code == 2
+
+
+def test_the_site_of_each_patient_is_kept_and_whole_sites_are_split(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    who = np.repeat(np.arange(24), 6)
+    rows = {"id": who, "y": rng.integers(0, 2, len(who)), "hospital": (who % 6) * 100, "f": rng.normal(size=len(who))}
+    pl.DataFrame(rows).write_parquet(tmp_path / "t.parquet")
+    named = ("--patient", "id", "--target", "y", "--features", "*", "--site", "hospital")
+    result = run("table", tmp_path / "t.parquet", *named, "--out", tmp_path / "data")
+    assert result.exit_code == 0, result.output
+    data = open_dataset(tmp_path / "data")
+    assert data.info.sites["7"] == "100"
+    assert data.columns["x"].shape[1:] == (1,), "the site is no feature"
+    assert "of 6 sites" in CliRunner().invoke(app, ["inspect", str(tmp_path / "data")]).output
+    small = ("--epochs", 1, "--backbone", "mlp", "--seeds", 6, "--repeats", 1, "--split", "site")
+    arguments = ("compare", tmp_path / "data", "--algorithms", "base", *small, "--out", tmp_path / "out")
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.output
+    assert "intervals draw the 6 tested sites first" in result.output
+    records = read_results(tmp_path / "out")
+    assert sorted(set(record.sites.values()).pop() for record in records) == ["0", "100", "200", "300", "400", "500"]
+    assert all(len(set(record.sites.values())) == 1 for record in records)
+
+
+def test_rows_without_a_site_are_named(tmp_path: Path) -> None:
+    rows = {"id": [1, 1, 2], "y": [0, 1, 0], "hospital": ["A", None, "B"], "f": [0.1, 0.2, 0.3]}
+    pl.DataFrame(rows).write_parquet(tmp_path / "t.parquet")
+    named = ("--patient", "id", "--target", "y", "--features", "f", "--site", "hospital")
+    result = run("table", tmp_path / "t.parquet", *named, "--out", tmp_path / "data")
+    assert isinstance(result.exception, DataError)
+    assert "1 rows have no site in 'hospital', the first is row 1" in str(result.exception)

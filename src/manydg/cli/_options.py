@@ -97,6 +97,14 @@ class RunSettings:
     stratify: Annotated[
         bool, typer.Option("--stratify", help="Give each side its share of the patients of every label.")
     ] = False
+    split: Annotated[
+        str | None,
+        typer.Option(
+            help="What is split: patient, or site (whole hospitals, as 'prepare --site' noted them; with --repeats and "
+            "as many --seeds as sites, each is left out once).",
+            show_default="patient",
+        ),
+    ] = None
     context: Annotated[
         str | None,
         typer.Option(
@@ -154,7 +162,7 @@ class RunSettings:
             console.print(f"settings: {base.origin}{_how_to_see(base.origin)}")
         training: dict[str, Json] = {
             name: getattr(self, name)
-            for name in ("epochs", "batch_size", "lr", "weight_decay", "context", "sequence")
+            for name in ("epochs", "batch_size", "lr", "weight_decay", "split", "context", "sequence")
             if getattr(self, name) is not None
         }
         if self.stratify:

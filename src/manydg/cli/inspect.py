@@ -129,6 +129,7 @@ class DatasetSummary:
     content_hash: str
     samples: int
     patients: int
+    sites: int
     inputs: Mapping[str, ColumnSchema]
     vocabularies: dict[str, int]
     target: TargetSummary
@@ -160,6 +161,7 @@ def summarize(folder: str | Path) -> DatasetSummary:
         content_hash=data.content_hash(),
         samples=len(data),
         patients=data.n_patients,
+        sites=len(set(data.info.sites.values())),
         inputs=InputSchema.of(data).columns,
         vocabularies=sizes,
         target=TargetSummary(data.target.kind, list(data.target.names)),
@@ -330,7 +332,8 @@ def _show(console: Console, summary: DatasetSummary) -> None:
     source = f" from {summary.source}" if summary.source else ""
     data = " (synthetic data)" if summary.synthetic else ""
     console.print(
-        f"{summary.dataset}{source}{data}: {summary.samples:,} samples of {summary.patients:,} patients, "
+        f"{summary.dataset}{source}{data}: {summary.samples:,} samples of {summary.patients:,} patients"
+        f"{f' of {summary.sites:,} sites' if summary.sites else ''}, "
         f"content {summary.content_hash}"
     )
     for name, column in summary.inputs.items():

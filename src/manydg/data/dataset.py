@@ -139,6 +139,13 @@ class DomainDataset:
         """Where the columns are."""
         return self.domains.device
 
+    def sites(self) -> npt.NDArray[np.str_] | None:
+        """The site of each patient, in code order; ``None`` where it is not known of every one."""
+        known = self.info.sites
+        if not known or any(name not in known for name in self.patients.tolist()):
+            return None
+        return np.array([known[name] for name in self.patients.tolist()], dtype=str)
+
     def take(self, indices: Tensor, pairs: int = 0) -> Batch:
         """Gather samples by position: one vectorised gather per column, on the data's device."""
         stored = indices if self.rows is None else self.rows[indices]

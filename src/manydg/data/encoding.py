@@ -116,6 +116,22 @@ def encode_patients(patients: ArrayLike | Sequence[Any]) -> tuple[Tensor, npt.ND
     return torch.from_numpy(codes.astype(np.int64)), names.astype(str)
 
 
+def sites_of_patients(patients: ArrayLike | Sequence[Any], sites: Sequence[Any]) -> dict[str, str]:
+    """The site of each patient, by name: the one that most of the patient's samples are of, the first of several.
+
+    Examples
+    --------
+    >>> sites_of_patients(["ann", "ann", "ann", "bob"], ["A", "B", "B", "A"])
+    {'ann': 'B', 'bob': 'A'}
+    """
+    codes, names = encode_patients(patients)
+    site_names, site_codes = np.unique(np.asarray(sites).astype(str), return_inverse=True)
+    pairs, counts = np.unique(np.stack([codes.numpy(), site_codes]), axis=1, return_counts=True)
+    order = np.lexsort((pairs[1], -counts, pairs[0]))
+    first = order[np.unique(pairs[0][order], return_index=True)[1]]
+    return dict(zip(names.tolist(), site_names[pairs[1][first]].tolist(), strict=True))
+
+
 def encode_targets(
     targets: ArrayLike | Sequence[Any], kind: str | None, names: Sequence[str] | None
 ) -> tuple[Tensor, TargetSpec]:

@@ -185,6 +185,8 @@ class DatasetInfo:
         Further counts that a backbone is built from.
     test_patients : tuple of str
         Patients reserved for testing; a split then draws only training and validation.
+    sites : dict of str to str
+        The hospital, laboratory or other site of each patient, where sites are known.
     provenance : Provenance, optional
     cohort_flow : tuple of CohortStep
     event : EventSpec, optional
@@ -201,6 +203,7 @@ class DatasetInfo:
     settings: Mapping[str, Json] = field(default_factory=dict)
     sizes: Mapping[str, int] = field(default_factory=dict)
     test_patients: tuple[str, ...] = ()
+    sites: Mapping[str, str] = field(default_factory=dict)
     provenance: Provenance | None = None
     cohort_flow: tuple[CohortStep, ...] = ()
     event: EventSpec | None = None
@@ -246,6 +249,7 @@ class DatasetInfo:
             settings=dict(value.get("settings", {})),
             sizes={name: int(size) for name, size in value.get("sizes", {}).items()},
             test_patients=tuple(str(patient) for patient in value.get("test_patients", ())),
+            sites={str(patient): str(site) for patient, site in value.get("sites", {}).items()},
             provenance=Provenance.from_json(provenance) if provenance else None,
             cohort_flow=tuple(CohortStep.from_json(step) for step in value.get("cohort_flow", ())),
             event=EventSpec.from_json(event) if event else None,
@@ -262,6 +266,7 @@ class DatasetInfo:
             "settings": dict(self.settings),
             "sizes": dict(self.sizes),
             "test_patients": list(self.test_patients),
+            "sites": dict(self.sites),
             "provenance": self.provenance.to_json() if self.provenance else None,
             "cohort_flow": [step.to_json() for step in self.cohort_flow],
             "event": self.event.to_json() if self.event else None,

@@ -214,6 +214,40 @@ def patient_folds(domains: Domains, folds: int = 5, seed: int = 0, labels: Indic
     return splits
 
 
+def split_sites(dataset: DomainDataset, ratios: tuple[float, float, float], seed: int) -> Split:
+    """The split in which whole sites train, validate and test; shares are of the sites."""
+    return _of_patients(split_patients(_site_of_sample(dataset), ratios, seed), dataset)
+
+
+def site_folds(dataset: DomainDataset, folds: int, seed: int = 0) -> list[Split]:
+    """Splits for cross-validation by site; with as many folds as sites it is leave-one-site-out.
+
+    Sites are dealt as patients are in :func:`patient_folds`.
+    """
+    sites = _site_of_sample(dataset)
+    count = len(np.unique(sites))
+    if count < folds:
+        raise DataError(f"{folds} folds need at least {folds} sites; there are {count}")
+    return [_of_patients(split, dataset) for split in patient_folds(sites, folds, seed)]
+
+
+def _site_of_sample(dataset: DomainDataset) -> npt.NDArray[np.str_]:
+    sites = dataset.sites()
+    if sites is None:
+        raise DataError(
+            "the dataset does not say of which site its patients are: prepare it with the column of the site "
+            "('manydg prepare table ... --site COL'), or split by patient"
+        )
+    if (count := len(np.unique(sites))) < 3:
+        raise DataError(f"the dataset has {count} site(s): training, validation and test need one each at least")
+    return sites[dataset.domains.cpu().numpy()]
+
+
+def _of_patients(split: Split, dataset: DomainDataset) -> Split:
+    """The same samples on the same sides, as a split of the dataset's patients."""
+    return Split(split.train, split.val, split.test, *_patients_of(dataset))
+
+
 def load_split(path: str | Path, dataset: DomainDataset) -> Split:
     """Read a split that :meth:`Split.save` wrote, for the dataset it was made of."""
     file = Path(path)

@@ -46,6 +46,30 @@ def patient_weights(patients: int, resamples: int, seed: int) -> npt.NDArray[np.
     return rng.multinomial(patients, np.full(patients, 1.0 / patients), size=resamples)
 
 
+def site_weights(sites: npt.NDArray[Any], resamples: int, seed: int) -> npt.NDArray[np.int64]:
+    """How often each patient is drawn where sites are drawn first and then patients within them.
+
+    A site of ``n`` patients that is drawn ``c`` times gives ``c * n`` draws of its patients.
+
+    Parameters
+    ----------
+    sites : array ``(patients,)``
+        The site of each patient.
+
+    Returns
+    -------
+    array ``(resamples, patients)``
+    """
+    rng = np.random.default_rng(seed)
+    names, codes = np.unique(sites, return_inverse=True)
+    drawn = rng.multinomial(len(names), np.full(len(names), 1.0 / len(names)), size=resamples)
+    weights = np.zeros((resamples, len(sites)), np.int64)
+    for site in range(len(names)):
+        members = np.flatnonzero(codes == site)
+        weights[:, members] = rng.multinomial(drawn[:, site] * len(members), np.full(len(members), 1 / len(members)))
+    return weights
+
+
 class PatientResampling:
     """One set of bootstrap draws of the patients, shared by all runs, so that runs are compared draw by draw.
 
@@ -57,23 +81,31 @@ class PatientResampling:
         All patients, sorted and distinct.
     resamples : int
     seed : int
+    sites : array, optional
+        The site of each patient: then sites are drawn first, and patients within them (:func:`site_weights`), so that
+        intervals are for patients of new sites.
 
     Notes
     -----
     ``weights`` has a first row of ones (the estimate), then ``resamples`` rows of bootstrap counts, then rows that
-    leave patients out for the jackknife: one patient each, or one of 200 groups where there are more patients.
+    leave patients (or sites) out for the jackknife: one each, or one of 200 groups where there are more.
     """
 
-    def __init__(self, names: npt.NDArray[Any], *, resamples: int = 1000, seed: int = 0) -> None:
+    def __init__(
+        self, names: npt.NDArray[Any], *, resamples: int = 1000, seed: int = 0, sites: npt.NDArray[Any] | None = None
+    ) -> None:
         patients = len(names)
         if patients < 1 or resamples < 1:
             raise DataError(f"a bootstrap needs patients and resamples; got {patients} and {resamples}")
-        self.names, self.resamples = names, resamples
-        jackknife = np.ones((min(patients, JACKKNIFE_GROUPS), patients), np.int64)
-        order = np.random.default_rng(seed).permutation(patients)
-        jackknife[order % len(jackknife), np.arange(patients)] = 0
+        self.names, self.resamples, self.unit = names, resamples, "patient" if sites is None else "site"
+        units = np.arange(patients) if sites is None else np.unique(sites, return_inverse=True)[1]
+        self.units = int(units.max()) + 1
+        jackknife = np.ones((min(self.units, JACKKNIFE_GROUPS), patients), np.int64)
+        order = np.random.default_rng(seed).permutation(self.units)
+        jackknife[order[units] % len(jackknife), np.arange(patients)] = 0
         ones = np.ones((1, patients), np.int64)
-        self.weights = np.concatenate([ones, patient_weights(patients, resamples, seed), jackknife])
+        draws = patient_weights(patients, resamples, seed) if sites is None else site_weights(sites, resamples, seed)
+        self.weights = np.concatenate([ones, draws, jackknife])
 
     def evaluate(self, run: Predictions) -> dict[str, FloatArray]:
         """Each metric of a run under every row of ``weights``."""
@@ -81,9 +113,9 @@ class PatientResampling:
 
     def interval(self, values: FloatArray, level: float = 0.95) -> Interval:
         """BCa interval from one statistic's value under every row of ``weights``."""
-        estimate, patients = float(values[0]), len(self.names)
-        if patients < MIN_PATIENTS:
-            note = f"no interval: {patients} patient{'s' if patients > 1 else ''}"
+        estimate = float(values[0])
+        if self.units < MIN_PATIENTS:
+            note = f"no interval: {self.units} {self.unit}{'s' if self.units > 1 else ''}"
             return Interval(estimate, math.nan, math.nan, level, note)
         return bca_interval(values[1 : 1 + self.resamples], estimate, values[1 + self.resamples :], level)
 

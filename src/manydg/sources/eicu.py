@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -20,6 +20,7 @@ import numpy.typing as npt
 import polars as pl
 import torch
 
+from manydg.data.encoding import sites_of_patients
 from manydg.data.info import DatasetInfo, TargetSpec
 from manydg.data.storage import DatasetWriter
 from manydg.errors import ConfigError, DataError, unknown_name
@@ -89,7 +90,7 @@ STATIC_NAMES = (
 _INTEGERS = ["patientunitstayid", "patienthealthsystemstayid", "hospitaladmitoffset", "unitdischargeoffset"]
 _OPTIONAL_INTEGERS = ["unitvisitnumber", "hospitaldischargeyear"]
 _TEXTS = ["uniquepid", "age", "gender", "ethnicity"]
-_STAY = "patientunitstayid"
+_STAY, _SITE = "patientunitstayid", "hospitalid"
 _BATCH = 250_000
 _FAR = 1 << 30
 NO_TIME = -(1 << 62)
@@ -189,6 +190,13 @@ class Eicu(Source[EicuOptions, Options]):
         return EicuOptions(without=absent)
 
 
+def _sites(stays: pl.DataFrame) -> dict[str, str]:
+    """The hospital of each patient; none where the table does not say it of every stay."""
+    if "site" not in stays.columns or stays["site"].null_count():
+        return {}
+    return sites_of_patients(stays["patient"].to_numpy(), stays["site"].to_numpy())
+
+
 def _find(raw: Path, without: Sequence[str]) -> dict[str, Table]:
     return find_tables(raw, ("patient", *EVENT_TABLES), source=Eicu.name, optional=EVENT_TABLES, without=without)
 
@@ -218,8 +226,9 @@ def read_stays(table: Table, flow: CohortFlow) -> pl.DataFrame:
         same, as years are all that is known), ``age``, ``gender`` and ``ethnicity``.
     """
     integers = [*_INTEGERS, *_OPTIONAL_INTEGERS]
+    texts = [*_TEXTS, *([_SITE] if _SITE in table.columns else [])]
     with table.reading(integers):
-        rows = table.scan(integers=integers, texts=_TEXTS).collect(engine="streaming")
+        rows = table.scan(integers=integers, texts=texts).collect(engine="streaming")
     if rows.is_empty():
         raise DataError(f"{table.path} holds no rows: download it again")
     known = rows.drop_nulls(["patientunitstayid", "patienthealthsystemstayid", "hospitaladmitoffset", "uniquepid"])
@@ -254,6 +263,7 @@ def read_stays(table: Table, flow: CohortFlow) -> pl.DataFrame:
 def _in_neutral_words(ordered: pl.DataFrame) -> pl.DataFrame:
     """The columns that stays of any database have."""
     order = pl.int_range(pl.len()).over("uniquepid")
+    site = {"site": _SITE} if _SITE in ordered.columns else {}
     return ordered.select(
         "start",
         "age",
@@ -265,6 +275,7 @@ def _in_neutral_words(ordered: pl.DataFrame) -> pl.DataFrame:
         length="unitdischargeoffset",
         order=order,
         time=order.cast(pl.Float64),
+        **site,
     )
 
 
@@ -616,6 +627,7 @@ class StayCohort:
                 kept = _write_blocks(writer, blocks, stays, labels, flow, options.min_events)
                 _check_labels(labels[kept])
                 origin = files.result()
+                writer.info = replace(writer.info, sites=_sites(stays[kept]))
                 writer.info = with_provenance(writer.info, self.source, origin, options.to_json(), flow, raw=raw)
         return out
 

@@ -24,7 +24,7 @@ import torch
 
 from manydg.config import UNITS, duration
 from manydg.data.columns import Column
-from manydg.data.encoding import FrameEncoding, inputs_of, plan_encoding, seconds_of
+from manydg.data.encoding import FrameEncoding, inputs_of, plan_encoding, seconds_of, sites_of_patients
 from manydg.data.info import DatasetInfo, EventSpec
 from manydg.errors import ConfigError, DataError, ManyDGWarning, StorageError
 from manydg.files import Json
@@ -83,6 +83,7 @@ class TableOptions(Options):
         "the patients). May be repeated.",
         metavar="COL[:CUTS]",
     )
+    site: str | None = option(None, help="Column of the hospital or other site of the patient.", metavar="COL")
     kind: str | None = option(
         None, help="classes, votes, binary or multilabel, where it cannot be told from the values."
     )
@@ -119,7 +120,7 @@ class TableOptions(Options):
     def to_json(self) -> dict[str, Json]:
         target: Json = self.target[0] if len(self.target) == 1 else list(self.target)
         shown = super().to_json() | {"target": target}
-        unused = [name for name in ("categorical", "event", "horizon", "time_unit", "subgroup") if not shown[name]]
+        unused = [name for name in ("categorical", "event", "horizon", "time_unit", "subgroup", "site") if not shown[name]]
         return {name: value for name, value in shown.items() if name not in ("kind", "classes", *unused)}
 
 
@@ -174,6 +175,7 @@ class TableFile(Source[TableOptions, PredictionOptions]):
         _question(frame, encoding, labels, roles, raw)
         values = encoding.numbers(frame)
         options = replace(options, missing=_missing(options.missing, values, raw))
+        sites = {} if roles.site is None else _sites(frame, roles.site, patients, raw)
         settings = encoding.settings() | ({} if gap is None else {"session_gap": gap})
         described = options.to_json() | {"left_out_of_features": roles.left_out}
         described |= {"text_left_out": list(texts)} if texts else {}
@@ -191,7 +193,7 @@ class TableFile(Source[TableOptions, PredictionOptions]):
             missing=options.missing,
             codes=encoding.codes(frame),
             metadata=beside.metadata(),
-            info=with_provenance(beside.info(settings), self.name, files, described, flow, raw=raw),
+            info=with_provenance(replace(beside.info(settings), sites=sites), self.name, files, described, flow, raw=raw),
             overwrite=overwrite,
         )
 
@@ -217,7 +219,7 @@ class TableFile(Source[TableOptions, PredictionOptions]):
 
     def notes_on(self, options: Mapping[str, Json]) -> list[str]:
         reasons = {
-            "left_out_of_features": "not used as features, being patient, target, time, session or event",
+            "left_out_of_features": "not used as features, being patient, target, time, session, event or site",
             "text_left_out": "not used as features, being text that hardly two patients share (name them in "
             "--categorical to use them)",
         }
@@ -246,10 +248,11 @@ class _Roles:
     optional: list[str]
     event: str | None = None
     subgroups: tuple[str, ...] = ()
+    site: str | None = None
 
     def columns(self) -> list[str]:
         """Every column that is needed, once."""
-        named = [name for name in (self.time, self.session, self.event) if name is not None]
+        named = [name for name in (self.time, self.session, self.event, self.site) if name is not None]
         return list(dict.fromkeys([*self.features, self.patient, *self.targets, *named, *self.subgroups]))
 
 
@@ -260,8 +263,9 @@ def _choose(columns: Sequence[str], path: Path, options: TableOptions) -> _Roles
     session = None if options.session is None else _columns([options.session], columns, path, "session")[0]
     event = None if options.event is None else _columns([options.event], columns, path, "event")[0]
     subgroups = _columns([name.partition(":")[0] for name in options.subgroup], columns, path, "subgroup")
+    site = None if options.site is None else _columns([options.site], columns, path, "site")[0]
     chosen = _columns(options.features, columns, path, "feature")
-    reserved = {patient, *targets, time, session, event}
+    reserved = {patient, *targets, time, session, event, site}
     categorical = _columns(options.categorical, columns, path, "categorical") if options.categorical else []
     chosen = [name for name in columns if name in {*chosen, *categorical}]
     names = [name for name in chosen if name not in reserved]
@@ -271,7 +275,7 @@ def _choose(columns: Sequence[str], path: Path, options: TableOptions) -> _Roles
         )
     left_out, optional = [[n for n in chosen if n in reserved], [n for n in names if n not in options.features]]
     return _Roles(
-        patient, targets, time, session, names, left_out, categorical, optional, event, tuple(subgroups)
+        patient, targets, time, session, names, left_out, categorical, optional, event, tuple(subgroups), site
     )  # fmt: skip
 
 
@@ -292,6 +296,17 @@ def _encoding(
     if not encoding.columns():
         raise DataError(f"{path}: the features {texts} hold text that hardly two patients share, and there is no other")
     return encoding, texts
+
+
+def _sites(frame: pl.DataFrame, column: str, patients: npt.NDArray[Any], path: Path) -> dict[str, str]:
+    """The site of each patient."""
+    sites = frame[column].cast(pl.String)
+    if empty := sites.null_count():
+        row = int(sites.is_null().arg_max() or 0)
+        raise DataError(
+            f"{path}: {empty} rows have no site in '{column}', the first is row {row}: fill it in, or leave those rows out"
+        )
+    return sites_of_patients(patients, sites.to_numpy())
 
 
 def _times(

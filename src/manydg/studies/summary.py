@@ -412,12 +412,17 @@ def resample_runs(
     note = f"{lacking} of {len(known)} runs have no predictions here, so that some intervals cannot be given"
     if not names:
         return None, [note] if lacking else []
-    plan = PatientResampling(np.array(sorted(names)), resamples=resamples, seed=seed)
+    places = {name: str(site) for record in records for name, site in record.sites.items()}
+    sites = np.array([places[name] for name in sorted(names)]) if names <= places.keys() else None
+    plan = PatientResampling(np.array(sorted(names)), resamples=resamples, seed=seed, sites=sites)
     runs = {}
     for record in records:
         run = known[record.run]
         runs[record.run] = _from_patients(record, plan) if run is None else _evaluate(run, plan)
-    return Draws(plan, runs), [note] if lacking else []
+    notes = [note] if lacking else []
+    if sites is not None:
+        notes.append(f"intervals draw the {plan.units} tested sites first, then patients within them")
+    return Draws(plan, runs), notes
 
 
 def _evaluate(run: Predictions, plan: PatientResampling) -> dict[str, FloatArray]:

@@ -188,6 +188,8 @@ class RunRecord:
         Where several trained together.
     curve : tuple of CurvePoint
         Of continual learning.
+    sites : mapping
+        Pseudonym of each test patient to the patient's site, where whole sites were split.
     members : tuple of MemberEntry
         Of a model of several learners.
     event : EventSpec, optional
@@ -230,6 +232,7 @@ class RunRecord:
     folder: str = "."
     context: Mapping[str, Json] = field(default_factory=dict)
     processes: int | None = None
+    sites: Mapping[str, Json] = field(default_factory=dict)
     curve: tuple[CurvePoint, ...] = ()
     members: tuple[MemberEntry, ...] = ()
     event: EventSpec | None = None
@@ -284,6 +287,8 @@ class RunRecord:
             content["processes"] = self.processes
         if self.curve:
             content["curve"] = [point.to_json() for point in self.curve]
+        if self.sites:
+            content["sites"] = self.sites
         if self.members:
             content["members"] = [member.to_json() for member in self.members]
         if self.event is not None:

@@ -37,8 +37,10 @@ from manydg.data.splits import (
     check_split,
     patient_folds,
     patient_labels,
+    site_folds,
     split_named,
     split_patients,
+    split_sites,
     warn_of_overlap,
 )
 from manydg.data.storage import refuse_dataset_folder
@@ -250,6 +252,9 @@ class _Training:
             processes=None if team is None else team.size,
             first_use_seconds=first_use,
         )
+        sites = sides["test"].sites() if self.config.split == "site" else None
+        if sites is not None:
+            record = record.replace(sites=dict(zip(sides["test"].pseudonyms(), sites.tolist(), strict=True)))
         info = _data_info(self.dataset, self.backbone)
         run = Run(fitted.algorithm, record, schema, self.config, info, self.folder)
         if self.folder is not None:
@@ -295,8 +300,13 @@ def draw_split(dataset: DomainDataset, config: TrainingConfig) -> Split:
     """The split of a seed. A dataset may name its test patients (``info.test_patients``); then only training and
     validation are drawn."""
     reserved = dataset.info.test_patients
-    if config.folds and reserved:
-        raise ConfigError("the dataset names its test patients: there are no folds to test the others in")
+    if reserved and (config.folds or config.split == "site"):
+        what = "folds" if config.folds else "sites"
+        raise ConfigError(f"the dataset names its test patients: there are no {what} to test the others in")
+    if config.split == "site":
+        repeat, fold = divmod(config.seed, max(config.folds, 1))
+        by_site = site_folds(dataset, config.folds, repeat)[fold] if config.folds else None
+        return by_site or split_sites(dataset, config.ratios, config.seed)
     if config.folds:
         repeat, fold = divmod(config.seed, config.folds)
         return patient_folds(dataset, config.folds, repeat, patient_labels(dataset) if config.stratify else None)[fold]
