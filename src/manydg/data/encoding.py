@@ -116,7 +116,7 @@ def encode_patients(patients: ArrayLike | Sequence[Any]) -> tuple[Tensor, npt.ND
     return torch.from_numpy(codes.astype(np.int64)), names.astype(str)
 
 
-def sites_of_patients(patients: ArrayLike | Sequence[Any], sites: Sequence[Any]) -> dict[str, str]:
+def sites_of_patients(patients: ArrayLike | Sequence[Any], sites: ArrayLike | Sequence[Any]) -> dict[str, str]:
     """The site of each patient, by name: the one that most of the patient's samples are of, the first of several.
 
     Examples

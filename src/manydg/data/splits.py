@@ -240,7 +240,8 @@ def _site_of_sample(dataset: DomainDataset) -> npt.NDArray[np.str_]:
         )
     if (count := len(np.unique(sites))) < 3:
         raise DataError(f"the dataset has {count} site(s): training, validation and test need one each at least")
-    return sites[dataset.domains.cpu().numpy()]
+    of_sample: npt.NDArray[np.str_] = sites[dataset.domains.cpu().numpy()]
+    return of_sample
 
 
 def _of_patients(split: Split, dataset: DomainDataset) -> Split:

@@ -304,7 +304,7 @@ def _sites(frame: pl.DataFrame, column: str, patients: npt.NDArray[Any], path: P
     if empty := sites.null_count():
         row = int(sites.is_null().arg_max() or 0)
         raise DataError(
-            f"{path}: {empty} rows have no site in '{column}', the first is row {row}: fill it in, or leave those rows out"
+            f"{path}: {empty} rows have no site in '{column}', the first is row {row}: fill it in, or leave them out"
         )
     return sites_of_patients(patients, sites.to_numpy())
 
