@@ -120,7 +120,9 @@ class TableOptions(Options):
     def to_json(self) -> dict[str, Json]:
         target: Json = self.target[0] if len(self.target) == 1 else list(self.target)
         shown = super().to_json() | {"target": target}
-        unused = [name for name in ("categorical", "event", "horizon", "time_unit", "subgroup", "site") if not shown[name]]
+        unused = [
+            name for name in ("categorical", "event", "horizon", "time_unit", "subgroup", "site") if not shown[name]
+        ]
         return {name: value for name, value in shown.items() if name not in ("kind", "classes", *unused)}
 
 
@@ -170,12 +172,12 @@ class TableFile(Source[TableOptions, PredictionOptions]):
         if event is not None:
             flow.add(f"onset in '{roles.event}'", **event.counts())
         labels = event.labels() if event and not roles.targets else labels_of(frame, roles.targets, raw)
-        beside = _Beside(event, [_subgroup(frame, name, patients, raw) for name in options.subgroup])
+        groups = [_subgroup(frame, name, patients, raw) for name in options.subgroup]
+        beside = _Beside(event, groups, _sites(frame, roles.site, patients, raw))
         encoding, texts = _encoding(frame, roles, patients, raw)
         _question(frame, encoding, labels, roles, raw)
         values = encoding.numbers(frame)
         options = replace(options, missing=_missing(options.missing, values, raw))
-        sites = {} if roles.site is None else _sites(frame, roles.site, patients, raw)
         settings = encoding.settings() | ({} if gap is None else {"session_gap": gap})
         described = options.to_json() | {"left_out_of_features": roles.left_out}
         described |= {"text_left_out": list(texts)} if texts else {}
@@ -193,7 +195,7 @@ class TableFile(Source[TableOptions, PredictionOptions]):
             missing=options.missing,
             codes=encoding.codes(frame),
             metadata=beside.metadata(),
-            info=with_provenance(replace(beside.info(settings), sites=sites), self.name, files, described, flow, raw=raw),
+            info=with_provenance(beside.info(settings), self.name, files, described, flow, raw=raw),
             overwrite=overwrite,
         )
 
@@ -298,8 +300,10 @@ def _encoding(
     return encoding, texts
 
 
-def _sites(frame: pl.DataFrame, column: str, patients: npt.NDArray[Any], path: Path) -> dict[str, str]:
-    """The site of each patient."""
+def _sites(frame: pl.DataFrame, column: str | None, patients: npt.NDArray[Any], path: Path) -> dict[str, str]:
+    """The site of each patient; none without a column of it."""
+    if column is None:
+        return {}
     sites = frame[column].cast(pl.String)
     if empty := sites.null_count():
         row = int(sites.is_null().arg_max() or 0)
@@ -758,6 +762,7 @@ class _Beside:
 
     event: _Event | None
     subgroups: Sequence[_Subgroup]
+    sites: Mapping[str, str]
 
     def metadata(self) -> dict[str, npt.NDArray[Any]]:
         onset = {} if self.event is None else {"onset": self.event.onset}
@@ -766,7 +771,8 @@ class _Beside:
 
     def info(self, settings: Mapping[str, Json]) -> DatasetInfo:
         names = {group.name: group.names for group in self.subgroups}
-        return DatasetInfo(settings=settings, event=None if self.event is None else self.event.spec, subgroups=names)
+        event = None if self.event is None else self.event.spec
+        return DatasetInfo(settings=settings, sites=self.sites, event=event, subgroups=names)
 
 
 def _subgroup(frame: pl.DataFrame, wanted: str, patients: npt.NDArray[Any], path: Path) -> _Subgroup:
