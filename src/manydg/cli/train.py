@@ -1,4 +1,4 @@
-"""``manydg train``, ``show``, ``export`` and ``audit``: one run, its settings, its model as a file, whom it knows."""
+"""``manydg train``, ``show``, ``export``, ``audit`` and ``evaluate``: one run, its settings, its model, its score."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def register(app: typer.Typer) -> None:
     app.command()(show)
     app.command()(export)
     app.command()(audit)
+    app.command()(evaluate)
 
 
 def train(
@@ -182,3 +183,44 @@ def audit(
     console.print(f"{found.algorithm} on {opened.record.dataset}:")
     for sentence in found.words:
         show_line(sentence)
+
+
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.", show_default=False)],
+    dataset: Annotated[
+        Path, typer.Argument(help="Labelled dataset folder of other patients, prepared alike.", show_default=False)
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Also write a page: FILE.md, FILE.html or FILE.json.", show_default=False)
+    ] = None,
+    json: AsJson = False,
+    backbone: UsedBackbone = None,
+    algorithm: UsedAlgorithm = None,
+) -> None:
+    """Score a finished model on another labelled dataset.
+
+    The change of its score since its own test patients is taken apart: how frequent the classes are, how well the model
+    tells them apart, patients unlike those of the training, and calibration. Nothing is trained.
+    """
+    from json import dumps
+
+    from manydg.cli._progress import console, show_json, show_line
+    from manydg.data.dataset import open_dataset
+    from manydg.errors import unknown_name
+    from manydg.files import write_atomically
+    from manydg.studies.external import evaluate_run
+    from manydg.training.run import open_run
+
+    if out is not None and out.suffix not in (endings := (".md", ".html", ".json")):
+        raise unknown_name("kind of page", out.suffix or out.name, endings)
+    opened = open_run(run, backbone=backbone, algorithm=algorithm)
+    found = evaluate_run(opened, open_dataset(dataset), dataset.resolve().name)
+    if json:
+        show_json(found.to_json())
+    else:
+        for sentence in found.words:
+            show_line(sentence)
+    if out is not None:
+        pages = {".md": found.to_markdown, ".html": found.to_html, ".json": lambda: dumps(found.to_json(), indent=1)}
+        write_atomically(out, pages[out.suffix]().encode())
+        console.print(f"wrote {out}")

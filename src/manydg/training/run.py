@@ -367,10 +367,11 @@ def sides_of(data: DomainDataset, split: Split) -> dict[str, DomainDataset]:
 
 def predict_held_out(algorithm: Algorithm, data: DomainDataset, split: Split) -> dict[str, Predictions]:
     """Predictions on all samples of the validation and, once, of the test patients: ``val`` and ``test``."""
-    return {side: _predictions(algorithm, data, np.asarray(getattr(split, side))) for side in ("val", "test")}
+    return {side: predictions_on(algorithm, data, np.asarray(getattr(split, side))) for side in ("val", "test")}
 
 
-def _predictions(algorithm: Algorithm, data: DomainDataset, rows: npt.NDArray[np.int64]) -> Predictions:
+def predictions_on(algorithm: Algorithm, data: DomainDataset, rows: npt.NDArray[np.int64]) -> Predictions:
+    """Predictions on some rows of a labelled dataset that has the context and order of the training."""
     part = data.select(rows)
     columns = part.info.subgroups if "subgroups" in part.metadata else {}
     codes = part.metadata["subgroups"].cpu().numpy() if columns else np.zeros((0, 0), np.int16)
