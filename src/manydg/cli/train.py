@@ -221,6 +221,6 @@ def evaluate(
         for sentence in found.words:
             show_line(sentence)
     if out is not None:
-        pages = {".md": found.to_markdown, ".html": found.to_html, ".json": lambda: dumps(found.to_json(), indent=1)}
-        write_atomically(out, pages[out.suffix]().encode())
+        pages = {".md": found.to_markdown(), ".html": found.to_html(), ".json": dumps(found.to_json(), indent=1)}
+        write_atomically(out, pages[out.suffix].encode())
         console.print(f"wrote {out}")

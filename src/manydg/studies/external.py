@@ -184,7 +184,7 @@ def evaluate_run(run: Run, dataset: DomainDataset, name: str, *, resamples: int 
     prepared = run.prepare(dataset)
     given = predictions_on(run.algorithm, prepared, np.arange(len(dataset)))
     new = replace(given, threshold=run.record.threshold).scored()
-    failed = ~np.isfinite(new.probabilities).all(axis=1)
+    failed = np.asarray(~np.isfinite(new.probabilities).all(axis=1))
     new = new.select(~failed)
     if not len(new.truth):
         raise DataError(f"{name}: the model's output is finite for no sample")
