@@ -1,10 +1,11 @@
 """Whole runs of the paper's tasks, start included: seconds from a fresh process to the trained model, as JSON.
 
-    python -m benchmarks.whole_runs [--tasks NAME ...] [--execution NAME] [--runs N] [--small]
+    python -m benchmarks.whole_runs [--tasks NAME ...] [--execution NAME] [--runs N] [--cache DIR] [--small]
 
 Every run is a process of its own, with as many epochs as the paper has and without validation. Its seconds count the
 imports, what is fitted to the inputs, the precomputed spectrograms, compiling or capturing, and all epochs; making the
-synthetic data is left out. The compiler's cache is empty before the first run of a task and kept for the next.
+synthetic data is left out. The compiler's cache is empty before the first run of a task and kept for the next; with
+--cache it is what earlier calls left in that folder.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ def main() -> None:
     parser.add_argument("--algorithm", default="manydg")
     parser.add_argument("--execution", default="auto")
     parser.add_argument("--runs", type=int, default=1, help="runs of each task; from the second on the cache is filled")
+    parser.add_argument("--cache", type=Path, help="folder of the compiler's cache, kept")
     parser.add_argument("--epochs", type=int, help="instead of the paper's")
     parser.add_argument("--small", action="store_true", help="a hundredth of the samples: does everything run?")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
@@ -37,7 +40,7 @@ def main() -> None:
         print(json.dumps(train(arguments.tasks[0], arguments)))
         return
     for name in arguments.tasks:
-        with tempfile.TemporaryDirectory() as cache:
+        with nullcontext(arguments.cache) if arguments.cache else tempfile.TemporaryDirectory() as cache:
             for number in range(1, arguments.runs + 1):
                 print(json.dumps({"run": number, **in_process(name, arguments, Path(cache))}), flush=True)
 

@@ -3,19 +3,26 @@
     python -m tools.results run --data DIR [--work DIR] [--only NAME ...] [--workers N] [--device NAME]
     python -m tools.results collect [--work DIR]
     python -m tools.results write
+    python -m tools.results version
 
 ``run`` prepares the datasets from raw files below ``--data`` and runs every study that is not done; it can be stopped
 and started again. ``collect`` writes what the studies found to ``results/NAME.json``. ``write`` makes the tables of
 docs/results.md from these files; a test compares the page with them. ``make results`` does all three.
+
+Evidence counts as of one version of the code while every algorithm in it trains to the same weights and predictions on
+the data of tests/reference. ``version`` notes what the present code trains to, from the reference that the slow tests
+compare it with, in ``results/versions/``; a test compares these notes with each other.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import re
 import shlex
+import statistics
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -23,15 +30,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from manydg.evaluation.statistics import compare_paired, holm
+from scipy import stats
+
+from manydg.code_version import code_version
+from manydg.evaluation.statistics import PairedComparison, compare_paired, holm
 from manydg.files import write_json
 from manydg.studies.figure_data import FIGURES, CellTable, Curve, FigureData, Similarity, parse_figure, read_figures
+from manydg.studies.paper_figures import paper_table
 from manydg.studies.records import read_results
-from manydg.studies.summary import Summary, summarize_folder
+from manydg.studies.summary import Summary, row_name, summarize_folder
 from manydg.studies.summary_text import METRIC_NAMES
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = ROOT / "results", ROOT / "docs" / "results.md"
+VERSIONS, REFERENCE = RESULTS / "versions", ROOT / "tests" / "reference" / "reference.json"
 _COLUMNS_OF_A_CURVE = 7
 
 SLEEP = "--epochs 10 --batch-size 1024 --lr 1e-3 --backbone mlp"
@@ -45,7 +57,10 @@ DENSE = (
     "base,prototype,manydg-random-pairs,manydg,condadv,dann,irm,pcl,mldg,simd1,simd2,boosting,lightgbm,ema,swad,coral,"
     "vrex,groupdro,eqrm,arm,bn-adapt,erasure,tabm"
 )
-CORE = "base,prototype,manydg-random-pairs,manydg,ema"
+SIGNALS = (
+    "base,prototype,manydg-random-pairs,manydg,condadv,dann,irm,sagnet,pcl,mldg,simd1,simd2,ema,swad,coral,vrex,groupdro,"
+    "eqrm,arm,bn-adapt,mixstyle,erasure"
+)
 
 DATASETS: dict[str, tuple[str, ...]] = {
     "sleep": (
@@ -95,21 +110,22 @@ STUDIES = (
     StudyPlan("sleep-similarity", "sleep",
               f"experiment domain-similarity sleep --seeds 5 {SLEEP}"),
     StudyPlan("kidney-rivals", "kidney",
-              f"experiment context-rivals kidney --context causal --algorithms {CORE},boosting,lightgbm --seeds 5 "
-              f"{KIDNEY}", "base (no context)"),
+              f"experiment context-rivals kidney --context causal --algorithms {DENSE} --seeds 5 {KIDNEY}",
+              "base (no context)"),
     StudyPlan("kidney-best", "kidney",
               "compare kidney --algorithms best,boosting,ema --context causal --seeds 5 --set boosting.rounds=50 "
               "--set boosting.learning_rate=0.05 --set boosting.leaves=16 --set boosting.leaf_samples=200 "
               f"--set boosting.l2=10.0 --set boosting.feature_share=0.3 {KIDNEY}", "best"),
     StudyPlan("kidney-before", "kidney-before",
-              f"experiment context-rivals kidney-before --context causal --algorithms {CORE},boosting,lightgbm "
+              "experiment context-rivals kidney-before --context causal --algorithms base,manydg,ema,boosting,lightgbm "
               f"--seeds 5 {KIDNEY}", "base (no context)"),
     StudyPlan("eegmat-rivals", "eegmat",
-              f"experiment context-rivals eegmat --algorithms {CORE},dann,irm --seeds 5 {EEG}", "base (no context)"),
+              f"experiment context-rivals eegmat --algorithms {SIGNALS} --seeds 5 --repeats 2 {EEG}",
+              "base (no context)"),
     StudyPlan("eegmat-best", "eegmat",
               f"compare eegmat --algorithms best,ema,manydg-context --context offline --seeds 5 {EEG}", "best"),
     StudyPlan("eegmat-objectives", "eegmat",
-              f"experiment objectives eegmat --seeds 5 {EEG}", "manydg (all four objectives)"),
+              f"experiment objectives eegmat --seeds 5 --repeats 2 {EEG}", "manydg (all four objectives)"),
     StudyPlan("eegmat-similarity", "eegmat",
               f"experiment domain-similarity eegmat --seeds 5 {EEG}"),
     StudyPlan("twin-iiic", "twin-iiic",
@@ -167,15 +183,25 @@ def evidence(plan: StudyPlan, folder: Path) -> dict[str, Any]:
         "dataset_hash": sorted({record.dataset_hash for record in records}),
         "runs": len(records),
         "devices": sorted({record.device for record in records}),
+        "refused": _refused(folder),
         "summaries": [_summary_json(summary) for summary in summaries],
         "figures": [figure.to_json() for figure in figures],
     }
+
+
+def _refused(folder: Path) -> dict[str, str]:
+    """Rows that cannot be here, each with the reason that its runs gave."""
+    records = read_results(folder)
+    finished = {row_name(record) for record in records if record.ok}
+    return {row_name(record): record.error or "" for record in records if row_name(record) not in finished}
 
 
 def _summary_json(summary: Summary) -> dict[str, Any]:
     rows = {}
     for row in summary.rows:
         entries = {metric: summary.entries[row, metric] for metric in summary.metrics}
+        if not any(entry.values for entry in entries.values()):
+            continue
         rows[row] = {
             "seconds": _rounded(summary.seconds.get(row)),
             "metrics": {
@@ -248,7 +274,10 @@ def block(plan: StudyPlan, found: dict[str, dict[str, Any]]) -> str:
         return f"{command}\n\nNot run yet."
     tables = [_summary_table(summary) for summary in found[plan.name]["summaries"]]
     tables += [_figure_table(parse_figure(figure)) for figure in found[plan.name]["figures"]]
+    refused = found[plan.name].get("refused", {})
+    tables += [f"Cannot be used here: {row} ({reason})." for row, reason in refused.items()]
     unfinished = [text for summary in found[plan.name]["summaries"] for text in _unfinished(plan, summary)]
+    unfinished = [text for text in unfinished if text not in refused]
     note = f"Not finished, so not in the table or with fewer splits: {', '.join(unfinished)}." if unfinished else ""
     return "\n\n".join([command, *filter(None, [*tables, note])])
 
@@ -315,44 +344,106 @@ def _figure_table(figure: FigureData) -> str:
     return "\n".join(lines)
 
 
+@dataclass(frozen=True)
+class Claim:
+    """What the paper claims, as one row of a study against another."""
+
+    text: str
+    first: str
+    second: str
+    study: str = "rivals"
+    printed: tuple[str, str] | None = None
+    """The paper's table and the row of it that ManyDG is compared with."""
+
+
+_CLAIMS = (
+    Claim("ManyDG beats Base on unseen patients", "manydg (no context)", "base (no context)",
+          printed=("biosignals", "base")),
+    Claim("ManyDG beats the simple decomposition SimD1", "manydg (no context)", "simd1 (no context)",
+          printed=("biosignals-decomposition", "simd1")),
+    Claim("ManyDG beats the simple decomposition SimD2", "manydg (no context)", "simd2 (no context)",
+          printed=("biosignals-decomposition", "simd2")),
+    Claim("the losses matter (ManyDG against its head alone)", "manydg (no context)", "prototype (no context)"),
+    Claim("pairs of one patient matter (ManyDG against pairs of strangers)", "manydg (no context)",
+          "manydg-random-pairs (no context)"),
+    Claim("not in the paper: Base shown the patient's other unlabelled samples beats Base", "base ({} context)",
+          "base (no context)"),
+    Claim("all four objectives beat the supervised one alone", "manydg (all four objectives)",
+          "manydg (case 1: supervised)", "objectives"),
+    Claim("with the fewest training patients, ManyDG beats Base", "manydg (training patients {fewest})",
+          "base (training patients {fewest})", "limited"),
+)  # fmt: skip
+
+
 def claims(found: dict[str, dict[str, Any]]) -> str:
-    """The paper's claims, each with what was found here; p is corrected for the number of claims of a dataset."""
+    """The paper's claims, what it printed and what was found here; p is corrected for the claims of a study."""
     columns = {"sleep": "sleep, 78 people", "eegmat": "raw EEG, 36 people", "kidney": "kidney injury, 1,549 patients"}
-    planned = (
-        ("ManyDG beats Base on unseen patients", "manydg (no context)", "base (no context)"),
-        ("pairs of one patient matter (ManyDG against pairs of strangers)", "manydg (no context)",
-         "manydg-random-pairs (no context)"),
-        ("the losses matter (ManyDG against its head alone)", "manydg (no context)", "prototype (no context)"),
-        ("not in the paper: Base shown the patient's other unlabelled samples beats Base", "base ({} context)",
-         "base (no context)"),
-    )  # fmt: skip
-    answers = {data: _tested(found.get(f"{data}-rivals"), [pair for _, *pair in planned]) for data in columns}
-    lines = _table_head(["claim", *columns.values()], ["---"] * (len(columns) + 1))
-    for number, (claim, *_) in enumerate(planned):
-        lines.append(_row([claim, *(answers[data][number] for data in columns)]))
+    cells = {data: dict.fromkeys(_CLAIMS, "not run") for data in columns}
+    for data in columns:
+        for study in {claim.study for claim in _CLAIMS}:
+            asked = [claim for claim in _CLAIMS if claim.study == study]
+            cells[data] |= dict(zip(asked, _tested(found.get(f"{data}-{study}"), asked), strict=True))
+    lines = _table_head(["claim", "the paper printed", *columns.values()], ["---"] * (len(columns) + 2))
+    for claim in _CLAIMS:
+        lines.append(_row([claim.text, _printed(claim), *(cells[data][claim] for data in columns)]))
     similar = [_similarity(found, f"{data}-similarity") for data in columns]
-    lines.append(_row(["z differs between patients more than within them (cosine within, across)", *similar]))
+    table = paper_table("domain-similarity")
+    printed = [table.text(table.find(task="average", row=row)[0]) for row in ("within", "across")]
+    lines.append(_row(["z differs between patients more than within them (cosine within, across)",
+                       f"{', '.join(printed)} (average of four tasks)", *similar]))  # fmt: skip
     return "\n".join(lines)
 
 
-def _tested(study: dict[str, Any] | None, pairs: Sequence[Sequence[str]]) -> list[str]:
-    """For each pair of rows, whether the first beats the second beyond chance, and by how much."""
+def _printed(claim: Claim) -> str:
+    if claim.printed is None:
+        return ""
+    table, other = paper_table(claim.printed[0]), claim.printed[1]
+    gains = []
+    for task in ("seizure", "sleep"):
+        ours, theirs = (table.find(task=task, row=row, metric="kappa")[0].value for row in ("manydg", other))
+        if ours is not None and theirs is not None:
+            gains.append(f"{_number(ours - theirs, sign=True)} Kappa ({task})")
+    return ", ".join(gains)
+
+
+def _tested(study: dict[str, Any] | None, asked: Sequence[Claim]) -> list[str]:
+    """For each claim, whether its first row beats its second beyond chance, and by how much."""
     if study is None:
-        return ["not run"] * len(pairs)
+        return ["not run"] * len(asked)
     summary = study["summaries"][0]
     primary, rows = summary["primary"], summary["rows"]
     name = METRIC_NAMES.get(primary, primary)
     context = "causal" if "base (causal context)" in rows else "offline"
+    fewest = min((int(number) for row in rows for number in re.findall(r"training patients (\d+)", row)), default=0)
     ratio = summary["patients"]["test"] / summary["patients"]["train"]
-    tests = []
-    for first, second in pairs:
-        one, two = (rows[row.format(context)]["metrics"][primary]["values"] for row in (first, second))
+    tests: list[PairedComparison | None] = []
+    gaps: list[list[float]] = []
+    for claim in asked:
+        pair = [row.format(context, fewest=fewest) for row in (claim.first, claim.second)]
+        if not set(pair) <= set(rows):
+            tests.append(None)
+            gaps.append([])
+            continue
+        one, two = (rows[row]["metrics"][primary]["values"] for row in pair)
         seeds = [seed for seed in one if seed in two]
         tests.append(compare_paired([one[seed] for seed in seeds], [two[seed] for seed in seeds], ratio))
+        gaps.append([one[seed] - two[seed] for seed in seeds])
+    corrected = iter(holm([test.corrected_p for test in tests if test is not None]))
     return [
-        f"{_verdict(test.difference, p)}: {_number(test.difference, sign=True)} {name}, p {p:.3f}"
-        for test, p in zip(tests, holm([test.corrected_p for test in tests]), strict=True)
+        "not run" if test is None else _answer(test, next(corrected), name, _half_width(values, ratio))
+        for test, values in zip(tests, gaps, strict=True)
     ]
+
+
+def _half_width(gaps: Sequence[float], ratio: float) -> float:
+    """Half the 95% interval of a mean difference over splits that share patients, by the corrected resampled t-test."""
+    error = statistics.stdev(gaps) * math.sqrt(1 / len(gaps) + ratio)
+    return float(stats.t.ppf(0.975, len(gaps) - 1)) * error
+
+
+def _answer(test: PairedComparison, p: float, metric: str, half: float) -> str:
+    interval = _interval([test.difference - half, test.difference + half], sign=True)
+    return f"{_verdict(test.difference, p)}: {_number(test.difference, sign=True)} {interval} {metric}, p {p:.3f}"
 
 
 def _verdict(difference: float, p: float) -> str:
@@ -377,7 +468,29 @@ def versions(found: dict[str, dict[str, Any]]) -> str:
     codes = sorted({code for study in found.values() for code in study["code_version"]})
     devices = sorted({device for study in found.values() for device in study["devices"]})
     runs = sum(study["runs"] for study in found.values())
-    return f"{runs:,} runs of version {', '.join(codes)} on {', '.join(devices)}." if found else "Nothing was run yet."
+    if not found:
+        return "Nothing was run yet."
+    same = " Algorithms in them train to the same weights in all these versions (`results/versions`)."
+    return f"{runs:,} runs of version {', '.join(codes)} on {', '.join(devices)}.{same if len(codes) > 1 else ''}"
+
+
+def trained_to(reference: dict[str, Any]) -> dict[str, str]:
+    """For each algorithm a hash of the weights and predictions that it ends with on the data of the reference."""
+    ends = (".weights.float_hash", ".predictions.float_hash")
+    kept: dict[str, list[str]] = {}
+    for key, value in sorted(reference.items()):
+        part, _, rest = key.partition(".")
+        if part == "algorithm" and key.endswith(ends):
+            kept.setdefault(rest.partition(".")[0], []).append(f"{key}={value}")
+    return {name: hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16] for name, lines in kept.items()}
+
+
+def note_version() -> Path:
+    """Note what the present code trains to, as the committed reference has it."""
+    VERSIONS.mkdir(exist_ok=True)
+    path = VERSIONS / f"{code_version()}.json"
+    write_json(path, trained_to(json.loads(REFERENCE.read_text(encoding="utf-8"))))
+    return path
 
 
 def _table_head(cells: Sequence[str], rule: Sequence[str]) -> list[str]:
@@ -400,7 +513,7 @@ def _interval(bounds: Sequence[float] | None, *, sign: bool = False) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.results", description=__doc__.splitlines()[0])
-    parser.add_argument("step", choices=["run", "collect", "write", "all"])
+    parser.add_argument("step", choices=["run", "collect", "write", "all", "version"])
     parser.add_argument("--data", type=Path, help="folder of raw data, as docs/results.md describes it")
     parser.add_argument("--work", type=Path, default=ROOT / "results-work", help="for datasets and studies")
     parser.add_argument("--only", nargs="+", default=[], choices=[plan.name for plan in STUDIES])
@@ -415,6 +528,8 @@ def main() -> None:
     if chosen.step in ("collect", "all"):
         for path in collect(chosen.work):
             print("wrote", path.relative_to(ROOT))
+    if chosen.step == "version":
+        print("wrote", note_version().relative_to(ROOT))
     if chosen.step in ("write", "all"):
         PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), read_evidence()), encoding="utf-8")
 

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from typing import Any
 
 import pytest
-from tools.results import DATASETS, PAGE, STUDIES, block, claims, page, read_evidence
+from tools.results import (
+    DATASETS,
+    PAGE,
+    REFERENCE,
+    STUDIES,
+    VERSIONS,
+    block,
+    claims,
+    page,
+    read_evidence,
+    trained_to,
+)
 
 from manydg.evaluation.statistics import compare_paired
 
@@ -19,9 +32,35 @@ def test_the_page_is_what_the_records_make_of_it() -> None:
 
 
 def test_all_evidence_is_of_one_version_of_the_code_and_one_of_each_dataset() -> None:
-    assert len({code for study in found.values() for code in study["code_version"]}) <= 1
-    for study in found.values():
+    now = trained_to(json.loads(REFERENCE.read_text(encoding="utf-8")))
+    for name, study in found.items():
         assert len(study["dataset_hash"]) == 1
+        algorithms = {row.partition(" ")[0] for summary in study["summaries"] for row in summary["rows"]}
+        for code in study["code_version"]:
+            then = json.loads((VERSIONS / f"{code}.json").read_text(encoding="utf-8"))
+            changed = [algorithm for algorithm in algorithms if then[algorithm] != now[algorithm]]
+            assert not changed, f"{name} is of version {code}; {changed} train to other weights now: run it anew"
+
+
+def test_a_version_is_another_one_for_an_algorithm_whose_weights_or_predictions_are_others() -> None:
+    reference = {
+        "algorithm.base.binary.weights.float_hash": "a", "algorithm.base.binary.predictions.float_hash": "b",
+        "algorithm.irm.binary.weights.float_hash": "c", "algorithm.irm.binary.seconds": 3, "study.x.float_hash": "d",
+    }  # fmt: skip
+    before = trained_to(reference)
+    assert set(before) == {"base", "irm"}
+    assert trained_to({**reference, "algorithm.irm.binary.seconds": 4, "study.x.float_hash": "e"}) == before
+    for part in ("weights", "predictions"):
+        after = trained_to({**reference, f"algorithm.base.binary.{part}.float_hash": "x"})
+        assert after["base"] != before["base"]
+        assert after["irm"] == before["irm"]
+
+
+def test_a_row_that_was_refused_has_its_reason_and_is_not_called_unfinished(made_up: dict[str, dict[str, Any]]) -> None:
+    made_up["sleep-rivals"]["refused"] = {"arm (no context)": "it needs more"}
+    text = block(STUDIES[0], made_up)
+    assert "Cannot be used here: arm (no context) (it needs more)." in text
+    assert "arm (no context)" not in text.splitlines()[-1]
 
 
 def test_the_records_are_of_the_commands_on_the_page() -> None:
@@ -74,11 +113,15 @@ def test_claims_are_tested_over_the_splits_and_corrected_for_their_number(made_u
     lines = claims(made_up).splitlines()[2:]
     ratio = 8 / 62
     alone = compare_paired(gains["base (offline context)"], gains["base (no context)"], ratio).corrected_p
-    assert f"yes: +0.110 Kappa, p {3 * alone:.3f} | not run | not run |" in lines[3]
-    assert "no, the reverse: -0.050 Kappa" in lines[0]
-    assert "within chance: -0.050 Kappa" in lines[1]
-    assert "within chance: +0.000 Kappa" in lines[2]
-    assert "\n".join(lines).count("not run") == 11
+    # The interval of the corrected test: t(0.975, 2) = 4.3027 standard errors, sqrt(1/3 + 8/62) times the spread 0.01.
+    half = 4.302653 * 0.01 * math.sqrt(1 / 3 + ratio)
+    interval = f"[+{0.11 - half:.3f}, +{0.11 + half:.3f}]"
+    assert f"yes: +0.110 {interval} Kappa, p {3 * alone:.3f} | not run | not run |" in lines[5]
+    assert "| +0.031 Kappa (seizure), +0.014 Kappa (sleep) | no, the reverse: -0.050 [" in lines[0]
+    assert "within chance: +0.000 [" in lines[3]
+    assert "within chance: -0.050 [" in lines[4]
+    assert "| 0.9768 ± 0.0144, 0.9689 ± 0.0169 (average of four tasks) | not run |" in lines[8]
+    assert "\n".join(lines).count("not run") == 23
 
 
 def test_a_table_marks_the_best_and_shows_what_each_row_gains(made_up: dict[str, dict[str, Any]]) -> None:

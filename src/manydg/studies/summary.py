@@ -6,6 +6,7 @@ Records alone are enough; with the runs' predictions every metric gets a patient
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -260,8 +261,16 @@ def _by_row(records: Sequence[Record], failed: Sequence[Record]) -> tuple[dict[s
             notes.append(f"{row_name(record)}, seed {record.seed} was run more than once: the last run counts")
         seeds[record.seed] = record
     algorithms = {row_name(record): record.algorithm for record in [*records, *failed]}
-    ordered = sorted(rows, key=lambda row: algorithm_order(algorithms[row]))
+    # Variants by their numbers (3 patients, 14, 29), others in the order of their runs.
+    ordered = sorted(rows, key=lambda row: (algorithm_order(algorithms[row]), _numbers(row)))
     return {row: dict(sorted(rows[row].items())) for row in ordered}, list(dict.fromkeys(notes))
+
+
+def _numbers(row: str) -> list[float]:
+    """The numbers in a row's variant; a variant without numbers comes after those that have some."""
+    variant = row.partition(" (")[2]
+    numbers = [float(number) for number in re.findall(r"\d+(?:\.\d+)?", variant)]
+    return numbers or ([math.inf] if variant else [])
 
 
 def _absences(records: Sequence[Record], rows: Mapping[str, Mapping[int, Record]], seeds: Sequence[int]) -> list[str]:
