@@ -65,6 +65,8 @@ def make_dataset(kind: str = "classes", patients: int = 12, samples: int = 8, fe
         targets = rng.integers(0, 3, (len(who), 3)) + 9 * np.eye(3, dtype=int)[label]
     elif kind == "multilabel":
         targets = (x[:, :4] > 0).astype(int)
+    elif kind == "regression":
+        targets = 20 * label + 100 + x[:, 0]
     else:
         targets = label
     return from_arrays(x, targets, who, kind=kind)

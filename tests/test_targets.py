@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from manydg.data.info import TargetSpec
-from manydg.errors import DataError
-from manydg.targets import Binary, Classes, MultiLabel, Target, Votes, target_of
+from manydg.errors import ConfigError, DataError
+from manydg.targets import Binary, Classes, MultiLabel, Regression, Target, Votes, oriented, target_of
 
 LABELS = ("seizure", "lpd", "gpd", "lrda", "grda", "other")
 PAPERS_VOTES = torch.tensor([[8.0, 0.0, 5.0, 3.0, 2.0, 1.0]])
@@ -227,3 +227,59 @@ def test_no_targets_at_all_is_an_error(kind: str) -> None:
     empty = torch.zeros(0, 2) if kind in ("votes", "multilabel") else torch.zeros(0, dtype=torch.int64)
     with pytest.raises(DataError, match="not a single target"):
         target_of(TargetSpec(kind, ("a", "b"))).check(empty)
+
+
+# A measured value
+
+
+def days(loss: str = "squared") -> Regression:
+    target = Regression(TargetSpec("regression", ("days",)), loss)
+    target.fit(torch.tensor([1.0, 2.0, 6.0]))
+    return target
+
+
+def test_the_loss_of_a_value_is_of_errors_in_training_deviations() -> None:
+    mean, deviation = 3.0, np.std([1.0, 2.0, 6.0])
+    values, truth = torch.tensor([[-0.3], [-2.0], [4.0]]), torch.tensor([1.0, 2.0, 6.0])
+    errors = values.numpy()[:, 0] - (truth.numpy() - mean) / deviation
+    assert days().loss_per_sample(values, truth).tolist() == pytest.approx((errors**2).tolist(), rel=1e-5)
+    huber = np.where(np.abs(errors) < 1, errors**2 / 2, np.abs(errors) - 0.5)
+    assert (np.abs(errors) < 1).any()
+    assert (np.abs(errors) > 1).any()
+    assert days("huber").loss_per_sample(values, truth).tolist() == pytest.approx(huber.tolist(), rel=1e-5)
+
+
+def test_a_prediction_is_in_the_unit_of_the_training_values_and_is_saved_with_the_model() -> None:
+    target = days()
+    truth = torch.tensor([4.0, -1.0])
+    torch.testing.assert_close(target.probabilities(target.distribution(truth))[:, 0], truth)
+    assert target.probabilities(torch.zeros(1, 1)).item() == pytest.approx(3.0)
+    again = Regression(target.spec)
+    again.load_state_dict(target.state_dict())
+    torch.testing.assert_close(again.probabilities(torch.ones(1, 1)), target.probabilities(torch.ones(1, 1)))
+
+
+def test_a_value_s_loss_is_the_same_in_every_unit() -> None:
+    hours = Regression(TargetSpec("regression", ("hours",)))
+    hours.fit(24 * torch.tensor([1.0, 2.0, 6.0]))
+    values, truth = logits(3, 1).float(), torch.tensor([5.0, 1.0, 2.0])
+    torch.testing.assert_close(hours.loss(values, 24 * truth), days().loss(values, truth))
+
+
+def test_values_that_are_missing_or_no_numbers_are_refused() -> None:
+    with pytest.raises(DataError, match="not finite"):
+        days().check(torch.tensor([1.0, math.nan]))
+    with pytest.raises(DataError, match="one per sample"):
+        days().check(torch.tensor([[1.0]]))
+    with pytest.raises(DataError, match="one name"):
+        TargetSpec("regression", ("a", "b"))
+
+
+def test_a_loss_is_for_values_alone() -> None:
+    with pytest.raises(ConfigError, match="the loss 'huber' is for regression targets, and this target is binary"):
+        target_of(TargetSpec("binary", ("no", "yes")), "huber")
+
+
+def test_of_an_error_lower_is_better() -> None:
+    assert [oriented(metric, 1.0) for metric in Regression.metrics] == [1.0, -1.0, -1.0]
+    assert all(oriented(metric, 1.0) == 1.0 for kind in (Classes, Binary, MultiLabel) for metric in kind.metrics)

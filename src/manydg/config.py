@@ -18,6 +18,7 @@ PRECISIONS = ("auto", "float32", "tf32", "bf16")
 EXECUTIONS = ("auto", "plain", "captured", "compiled", "deterministic")
 SPLITS = ("patient", "site")
 CONTEXTS = ("auto", "none", "offline", "causal")
+LOSSES = ("auto", "squared", "huber")
 NO_SEQUENCE = "none"
 UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 """Seconds of the units of time."""
@@ -132,6 +133,8 @@ class TrainingConfig:
         sites then, and with as many folds as sites every site is tested once by a model of the others.
     selection : str, optional
         Validation metric that chooses the epoch; the target's own if not given.
+    loss : {"auto", "squared", "huber"}
+        Supervised loss of a regression target; ``auto`` is squared. Other targets have the loss of their kind.
     context : {"auto", "none", "offline", "causal"}
         Whether the learner gets context columns made from each patient's own unlabelled samples: from all of them, or
         from the earlier ones; ``auto`` is what the algorithm is made for.
@@ -163,6 +166,7 @@ class TrainingConfig:
     folds: int = 0
     split: str = "patient"
     selection: str | None = None
+    loss: str = "auto"
     context: str = "auto"
     context_options: Mapping[str, Json] = field(default_factory=dict)
     sequence: str = NO_SEQUENCE
@@ -185,6 +189,7 @@ class TrainingConfig:
         _check_name("unit of splits", self.split, SPLITS)
         if self.split == "site" and self.stratify:
             raise ConfigError("sites are not stratified by label: leave out stratify, or split by patient")
+        _check_name("loss", self.loss, LOSSES)
         _check_name("kind of context", self.context, CONTEXTS)
         _check_name("precision", self.precision, PRECISIONS)
         _check_name("execution", self.execution, EXECUTIONS)
@@ -212,7 +217,7 @@ class TrainingConfig:
 
 def _check_kinds(config: TrainingConfig) -> None:
     """Raise if a name is no text, options are no mapping, or the shares of the patients are no three shares."""
-    for name in ("algorithm", "backbone", "split", "context", "sequence", "precision", "execution"):
+    for name in ("algorithm", "backbone", "split", "loss", "context", "sequence", "precision", "execution"):
         if not isinstance(getattr(config, name), str):
             raise ConfigError(f"{name} is {getattr(config, name)!r}; it must be text")
     if config.selection is not None and not isinstance(config.selection, str):

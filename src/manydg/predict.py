@@ -23,7 +23,7 @@ from manydg.data.encoding import encode_patients
 from manydg.data.info import DatasetInfo
 from manydg.errors import ConfigError, ManyDGWarning, StorageError
 from manydg.evaluation.predictions import decide, read_predictions
-from manydg.evaluation.trust import SetRule, prediction_sets, scale_temperature
+from manydg.evaluation.trust import SetRule, prediction_interval, prediction_sets, scale_temperature
 from manydg.files import JsonObject, new_folder, write_through
 from manydg.sources import (
     SOURCES,
@@ -59,6 +59,13 @@ _COLUMNS = {
     "causal context both columns are of the patient's samples up to this one",
     "any text": "where names are separated by |, a | or \\ within a name has a \\ before it; text that a spreadsheet "
     "would compute, such as what begins with =, has an apostrophe before it",
+}
+_VALUE_COLUMNS = {
+    "predicted": "the predicted value, in the unit of the training data",
+    "low_LEVEL, high_LEVEL": "an interval: those of a new patient hold the truth in LEVEL per cent of the samples, on "
+    "average over patients",
+    "low_LEVEL_of_SHARE, high_LEVEL_of_SHARE": "the same, so that it is true of SHARE per cent of new patients",
+    **{name: _COLUMNS[name] for name in ("not_predicted", "unlike_training", "distance", "any text")},
 }
 
 
@@ -197,7 +204,9 @@ def predict_samples(run: Run, data: DomainDataset) -> SamplePredictions:
     failed = _not_finite(probabilities)
     names = np.array(target.spec.names)
     decided = decide(target, np.where(failed[:, None], 0, probabilities), threshold)
-    if decided.ndim == 1:
+    if target.numeric:
+        decisions = [f"{value:.7g}" for value in decided]
+    elif decided.ndim == 1:
         decisions = names[decided].tolist()
     else:
         decisions = [joined_names(names[row.astype(bool)]) for row in decided]
@@ -226,7 +235,8 @@ def trust_columns(run: Run, data: DomainDataset, probabilities: npt.NDArray[np.f
     ``calibrated_NAME`` is the probability after temperature scaling. ``set_90`` holds the classes that cannot be ruled
     out (for multi-label, the labels that may be present), separated by ``|``, so that 90% of a new patient's sets hold
     the truth on average over patients; ``set_90_of_80`` so that this is true of 80% of new patients. The figures are
-    lower where few patients validated. ``unlike_training`` is whether the sample's patient is farther from the training
+    lower where few patients validated. A regression target has ``low_90`` and ``high_90``, the bounds of an interval,
+    in place of these. ``unlike_training`` is whether the sample's patient is farther from the training
     patients than nearly all validation patients, and ``distance`` how far, one being the limit.
 
     Parameters
@@ -242,13 +252,24 @@ def trust_columns(run: Run, data: DomainDataset, probabilities: npt.NDArray[np.f
         return {}
     target, names = run.algorithm.target, np.array(run.algorithm.target.spec.names)
     _check_calibration(run, calibration)
-    calibrated = scale_temperature(target, probabilities, calibration.temperature).round(5)
     failed = _not_finite(probabilities)
+    if target.numeric:
+        return _intervals(probabilities, calibration, failed) | _novelty(run, data, calibration, failed)
+    calibrated = scale_temperature(target, probabilities, calibration.temperature).round(5)
     columns: Columns = {f"calibrated_{name}": _blank(calibrated[:, k].tolist(), failed) for k, name in enumerate(names)}
     for rule in (calibration.on_average, calibration.for_most):
         sets = prediction_sets(target, probabilities, rule)
-        columns[set_name(rule)] = _blank([joined_names(names[row]) for row in sets], failed)
+        columns[rule_name("set", rule)] = _blank([joined_names(names[row]) for row in sets], failed)
     return columns | _novelty(run, data, calibration, failed)
+
+
+def _intervals(values: npt.NDArray[np.float32], calibration: Calibration, failed: npt.NDArray[np.bool_]) -> Columns:
+    """Bounds of the intervals of a measured value, by both rules."""
+    columns: Columns = {}
+    for rule in (calibration.on_average, calibration.for_most):
+        for name, bound in zip(("low", "high"), prediction_interval(values, rule).T, strict=True):
+            columns[rule_name(name, rule)] = _blank([float(f"{value:.7g}") for value in bound], failed)
+    return columns
 
 
 def joined_names(names: Iterable[str]) -> str:
@@ -270,15 +291,15 @@ def _check_calibration(run: Run, calibration: Calibration) -> None:
         raise StorageError(f"the calibration in {run.folder} is of other classes than its model: train it again")
 
 
-def set_name(rule: SetRule) -> str:
-    """What a column of prediction sets is called.
+def rule_name(what: str, rule: SetRule) -> str:
+    """What a column of prediction sets, or of a bound of intervals, is called.
 
     Examples
     --------
-    >>> set_name(SetRule(np.zeros(1), 0.9)), set_name(SetRule(np.zeros(1), 0.9, 0.8))
-    ('set_90', 'set_90_of_80')
+    >>> rule_name("set", SetRule(np.zeros(1), 0.9)), rule_name("low", SetRule(np.zeros(1), 0.9, 0.8))
+    ('set_90', 'low_90_of_80')
     """
-    level = f"set_{_percent(rule.level)}"
+    level = f"{what}_{_percent(rule.level)}"
     return f"{level}_of_{_percent(rule.share)}" if rule.share else level
 
 
@@ -308,14 +329,15 @@ def about(run: Run) -> JsonObject:
     """What the readers of a file of predictions should know, who have not seen the training."""
     record = run.record
     unseen = {"patients": record.patients.test, "samples": record.samples.test, **record.test}
+    numeric = run.algorithm.target.numeric
     return {
         "run": record.run,
         "algorithm": record.algorithm,
         "trained on": f"{record.dataset} (synthetic data)" if record.synthetic else record.dataset,
-        "classes or labels": list(run.algorithm.target.spec.names),
+        ("predicted value" if numeric else "classes or labels"): list(run.algorithm.target.spec.names),
         "how well it did on patients it had not seen": unseen,
         "decision": _decision(run),
-        "columns": _COLUMNS,
+        "columns": _VALUE_COLUMNS if numeric else _COLUMNS,
     }
 
 
@@ -330,6 +352,8 @@ class _Shares:
 def _decision(run: Run) -> JsonObject:
     """How the run decides, in words and numbers."""
     threshold, rule, target = run.record.threshold, run.record.threshold_rule, run.algorithm.target
+    if target.numeric:
+        return {"rule": rule, "in words": "the model predicts the value itself, in the unit of the training data"}
     if threshold is None:
         return {"rule": rule, "in words": f"the {rule} decides"}
     binary = target.kind == "binary"

@@ -1,4 +1,8 @@
-"""Kinds of labels: for each its loss, label prototype, probabilities and default metrics."""
+"""Kinds of labels: for each its loss, label prototype, probabilities and default metrics.
+
+A target is a module, so that what is fitted to the labels of the training patients (mean and deviation of a measured
+value) is saved with the model.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +10,22 @@ from abc import ABC, abstractmethod
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from manydg.data.info import TargetSpec
-from manydg.errors import DataError
+from manydg.errors import ConfigError, DataError
+
+_LOWER_IS_BETTER = frozenset({"mae", "rmse"})
+_LEAST = 1e-6
 
 
-class Target(ABC):
+class Target(nn.Module, ABC):
     """A kind of label.
 
     Every kind has ``K`` logits, one per class or label, and ``K`` prototypes. Where classes exclude one another
-    (``exclusive``) the logits go through a softmax, else through a sigmoid each.
+    (``exclusive``) the logits go through a softmax, else through a sigmoid each. A ``numeric`` target has one logit,
+    the standardised value, and what other kinds call probabilities is the value in its own unit.
 
     Parameters
     ----------
@@ -26,22 +34,33 @@ class Target(ABC):
 
     kind: ClassVar[str]
     exclusive: ClassVar[bool] = True
+    numeric: ClassVar[bool] = False
     metrics: ClassVar[tuple[str, ...]]
     """Default metrics, as the paper reports them, in order."""
     selection: ClassVar[str]
     """The validation metric that chooses the epoch."""
 
     def __init__(self, spec: TargetSpec) -> None:
+        super().__init__()
         self.spec = spec
+
+    @property
+    def patient_metric(self) -> str:
+        """The metric that patients are compared by, one with another; the selection's unless it says little of few
+        samples."""
+        return self.selection
 
     @property
     def size(self) -> int:
         """Number of logits and prototypes, K."""
         return self.spec.size
 
+    def fit(self, targets: Tensor) -> None:
+        """Fit what depends on the labels of the training patients, before training; nothing by default."""
+
     @abstractmethod
     def distribution(self, targets: Tensor) -> Tensor:
-        """The label as weights over the K classes, ``(batch, K)``."""
+        """The label as weights over the K classes, ``(batch, K)``; a number as the standardised value."""
 
     def loss_per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Supervised loss of each sample, ``(batch,)``."""
@@ -61,8 +80,13 @@ class Target(ABC):
         """``(batch, K)``; they sum to one where classes exclude one another."""
         return logits.softmax(dim=-1)
 
+    def pooled(self, logits: Tensor) -> Tensor:
+        """Logits ``(batch, K)`` of the mean prediction of several members, ``(batch, members, K)``."""
+        mean = self.probabilities(logits).mean(dim=1)
+        return mean.clamp_min(torch.finfo(mean.dtype).tiny).log()
+
     def truth(self, targets: Tensor) -> Tensor:
-        """The reference for metrics: class codes ``(batch,)``, or label indicators ``(batch, K)``."""
+        """The reference for metrics: class codes or values ``(batch,)``, or label indicators ``(batch, K)``."""
         return targets
 
     def check(self, targets: Tensor) -> None:
@@ -151,10 +175,89 @@ class MultiLabel(Target):
     def probabilities(self, logits: Tensor) -> Tensor:
         return logits.sigmoid()
 
+    def pooled(self, logits: Tensor) -> Tensor:
+        return self.probabilities(logits).mean(dim=1).logit(_LEAST)
+
     def check(self, targets: Tensor) -> None:
         _check_matrix(self, targets)
         if not bool(((targets == 0) | (targets == 1)).all()):
             raise DataError("multi-label targets hold only 0 and 1")
+
+
+class Regression(Target):
+    """A measured value, such as a length of stay or a laboratory value.
+
+    Models learn and predict it standardised by the mean and the standard deviation of the training patients' samples
+    (:meth:`fit`), so that losses are of one size whatever the unit; :meth:`probabilities` gives the value in its unit.
+    With ``loss="huber"`` an error beyond one standard deviation counts linearly, not squared.
+
+    Examples
+    --------
+    >>> stay = Regression(TargetSpec("regression", ("days",)))
+    >>> stay.fit(torch.tensor([1.0, 3.0]))
+    >>> stay.loss_per_sample(torch.tensor([[1.0], [0.0]]), torch.tensor([3.0, 4.0])).tolist()
+    [0.0, 4.0]
+    >>> stay.probabilities(torch.tensor([[1.0], [0.0]])).tolist()
+    [[3.0], [2.0]]
+    """
+
+    kind = "regression"
+    exclusive = False
+    numeric = True
+    metrics = ("r2", "mae", "rmse")
+    selection = "r2"
+    centre: Tensor
+    scale: Tensor
+
+    def __init__(self, spec: TargetSpec, loss: str = "squared") -> None:
+        super().__init__(spec)
+        self.huber = loss == "huber"
+        self.register_buffer("centre", torch.zeros(()))
+        self.register_buffer("scale", torch.ones(()))
+
+    @property
+    def patient_metric(self) -> str:
+        return "mae"
+
+    def fit(self, targets: Tensor) -> None:
+        values = targets.to(torch.float64)
+        self.centre.copy_(values.mean())
+        self.scale.copy_(values.std(correction=0))
+
+    def distribution(self, targets: Tensor) -> Tensor:
+        centre, scale = self.centre.to(targets.device), self.scale.to(targets.device)
+        return ((targets - centre) / scale).unsqueeze(-1)
+
+    def loss_per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
+        loss = functional.huber_loss if self.huber else functional.mse_loss
+        return loss(logits, self.distribution(targets).to(logits.dtype), reduction="none").squeeze(-1)
+
+    def label_prototype(self, prototypes: Tensor, targets: Tensor) -> Tensor:
+        raise ConfigError("a measured value has no classes, and so no prototypes")
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        return logits * self.scale.to(logits.device) + self.centre.to(logits.device)
+
+    def pooled(self, logits: Tensor) -> Tensor:
+        return logits.mean(dim=1)
+
+    def check(self, targets: Tensor) -> None:
+        if targets.ndim != 1 or not targets.is_floating_point():
+            raise DataError(f"regression targets are measured values, one per sample; got {tuple(targets.shape)}")
+        _check_not_empty(targets)
+        if not bool(torch.isfinite(targets).all()):
+            raise DataError("some regression targets are missing or not finite: leave those samples out")
+
+
+def oriented(metric: str, value: float) -> float:
+    """A metric's value such that higher is better: an error, such as the mean absolute one, counts negative.
+
+    Examples
+    --------
+    >>> oriented("kappa", 0.7), oriented("mae", 0.7)
+    (0.7, -0.7)
+    """
+    return -value if metric in _LOWER_IS_BETTER else value
 
 
 def _check_matrix(target: Target, targets: Tensor) -> None:
@@ -173,6 +276,17 @@ def _check_not_empty(targets: Tensor) -> None:
 _KINDS: dict[str, type[Target]] = {kind.kind: kind for kind in (Classes, Votes, Binary, MultiLabel)}
 
 
-def target_of(spec: TargetSpec) -> Target:
-    """The kind of label that a dataset's specification names."""
+def target_of(spec: TargetSpec, loss: str = "auto") -> Target:
+    """The kind of label that a dataset's specification names.
+
+    Parameters
+    ----------
+    spec : TargetSpec
+    loss : {"auto", "squared", "huber"}
+        Supervised loss of a regression target; other kinds have one loss each, and take ``auto`` alone.
+    """
+    if spec.kind == Regression.kind:
+        return Regression(spec, "squared" if loss == "auto" else loss)
+    if loss != "auto":
+        raise ConfigError(f"the loss '{loss}' is for regression targets, and this target is {spec.kind}: leave it out")
     return _KINDS[spec.kind](spec)

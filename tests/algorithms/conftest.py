@@ -80,6 +80,7 @@ def build(small_mlp: Callable[[DomainDataset], Backbone]) -> Callable[..., Algor
 
     def build(name: str, dataset: DomainDataset, **settings: Any) -> Algorithm:
         target, cls = target_of(dataset.target), ALGORITHMS.get(name)
+        target.fit(dataset.targets)
         for backbone in (small_mlp(dataset), SmallConv()):
             if cls.refuses(target, backbone) is None:
                 return build_algorithm(name, backbone, target, dataset.n_patients, settings)

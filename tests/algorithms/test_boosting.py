@@ -14,7 +14,7 @@ from hypothesis import given as for_all
 from hypothesis import settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
 from manydg.algorithms import Rounds
 from manydg.algorithms._forest import Forest, LeafwiseSettings, round_down
@@ -23,6 +23,7 @@ from manydg.backbones import Backbone
 from manydg.config import TrainingConfig
 from manydg.data.columns import Ragged
 from manydg.data.dataset import DomainDataset, from_arrays
+from manydg.data.info import TargetSpec
 from manydg.errors import ConfigError, DataError, ManyDGWarning
 from manydg.evaluation.metrics import score
 from manydg.targets import target_of
@@ -57,7 +58,9 @@ def fitted(targets: Array, kind: str, x: Array | None = None, names: tuple[str, 
     data = from_arrays(
         inputs() if x is None else x, targets, np.arange(ROWS) % 20, kind=kind, names=names, missing=True
     )
-    model = Boosting(Unused(), target_of(data.target), 20, SETTINGS)
+    target = target_of(data.target)
+    target.fit(data.targets)
+    model = Boosting(Unused(), target, 20, SETTINGS)
     model.fit_whole(data, seed=3)
     return model
 
@@ -307,3 +310,17 @@ def test_inputs_without_any_value_are_refused() -> None:
     data = dataset(np.full((ROWS, 2), np.nan, np.float32), labels(inputs(), 2), "binary")
     with pytest.raises(DataError, match="no training patient has a value in any column"):
         Boosting(Unused(), target_of(data.target), 20).fit_whole(data, seed=0)
+
+
+def test_values_are_predicted_as_scikit_learn_does_in_their_unit() -> None:
+    x, new = inputs(), inputs(1)
+    y = 40 + 9 * np.nan_to_num(x[:, 0]) + np.nan_to_num(x[:, 1])
+    model = fitted(y, "regression")
+    own = HistGradientBoostingRegressor(max_iter=SETTINGS.rounds, early_stopping=False, random_state=0)
+    found = model.target.probabilities(model.predict({"x": torch.from_numpy(new)}))[:, 0]
+    np.testing.assert_allclose(found.numpy(), own.fit(x, y).predict(new), atol=1e-3)
+
+
+def test_the_huber_loss_is_refused_with_the_reason() -> None:
+    with pytest.raises(ConfigError, match="has no Huber loss: take lightgbm or catboost"):
+        Boosting(Unused(), target_of(TargetSpec("regression", ("days",)), "huber"), 20)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -14,12 +14,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from manydg.algorithms import build_algorithm
 from manydg.algorithms.manydg import ManyDG, ManyDGSettings, mean_discrepancy, orthogonal_projection
 from manydg.algorithms.manydg_random_pairs import ManyDGRandomPairs
 from manydg.backbones import Backbone
 from manydg.data.dataset import Batch, DomainDataset
 from manydg.data.info import TargetSpec
 from manydg.data.sampling import plan_epoch
+from manydg.errors import ConfigError
 from manydg.targets import target_of
 
 Array = npt.NDArray[np.float64]
@@ -197,7 +199,7 @@ def test_an_objective_that_is_off_is_not_computed(
 ) -> None:
     model, batch = make("classes", given, **{off: 0.0})
     if off == "supervised":
-        monkeypatch.setattr(model.target, "loss", Forbidden())
+        monkeypatch.setattr(model.target, "loss", Forbidden().forward)
     if off == "mmd":
         monkeypatch.setattr("manydg.algorithms.manydg.mean_discrepancy", Forbidden())
     if off == "reconstruction":
@@ -254,3 +256,59 @@ def test_the_control_differs_from_manydg_in_its_partners_alone(
         shares[algorithm.sampling] = float((who[:pairs] == who[pairs : 2 * pairs]).double().mean())
     assert shares["pairs"] == 1.0
     assert shares["random-pairs"] < 0.5
+
+
+VALUES = np.array([3.0, 7.0, 5.0, 4.0, 9.0, 1.0, 2.0, 6.0])
+
+
+def values_model(given: Callable[[int], Backbone]) -> tuple[ManyDG, Batch]:
+    target = target_of(TargetSpec("regression", ("days",)))
+    target.fit(torch.from_numpy(VALUES))
+    model = ManyDG(given(WIDTH), target, 9).double()
+    v = torch.randn(ROWS, WIDTH, dtype=torch.float64) + 0.5
+    return model, Batch({"x": v}, torch.from_numpy(VALUES), torch.tensor([0, 1, 2, 0, 1, 2, 3, 4]), PAIRS)
+
+
+def test_a_value_has_a_linear_head_and_its_embedding_goes_to_the_decoder(given: Callable[[int], Backbone]) -> None:
+    model, batch = values_model(given)
+    parameters = {name: value.detach().numpy() for name, value in model.named_parameters()}
+    layers = {
+        part: [(parameters[f"{part}.{i}.weight"], parameters[f"{part}.{i}.bias"]) for i in numbers]
+        for part, numbers in (("domain_encoder", (0, 2, 4)), ("decoder", (0, 2, 4)), ("predictor.embedding", (0, 2)))
+    }
+    column = batch.inputs["x"]
+    assert isinstance(column, Tensor)
+    v = column.numpy()
+    z = numpy_layers(layers["domain_encoder"], v)
+    orthogonal = v - z * ((v * z).sum(1) / (z * z).sum(1))[:, None]
+    standard = (VALUES - VALUES.mean()) / VALUES.std()
+    predicted = orthogonal @ parameters["predictor.linear.weight"][0] + parameters["predictor.linear.bias"]
+    label = numpy_layers(layers["predictor.embedding"], standard[:, None])
+    partner = [3, 4, 5, 0, 1, 2]
+    hat = numpy_layers(layers["decoder"], np.concatenate([z[partner], label[:6]], axis=1))
+    terms = model.losses(batch)
+    assert set(terms) == {"supervised", "mmd", "reconstruction", "similarity"}
+    assert terms["supervised"].item() == pytest.approx(float(((predicted - standard) ** 2).mean()), rel=1e-6)
+    assert terms["reconstruction"].item() == pytest.approx(-float(cosine(v[:6], hat).sum()) / PAIRS, rel=1e-6)
+    torch.testing.assert_close(model.predict(batch.inputs)[:, 0], torch.from_numpy(predicted))
+
+
+def test_the_first_predictions_of_a_value_are_near_the_training_mean(given: Callable[[int], Backbone]) -> None:
+    model, batch = values_model(given)
+    with torch.no_grad():
+        model.start({"x": 1000 * cast("Tensor", batch.inputs["x"])})
+        first = model.predict({"x": 1000 * cast("Tensor", batch.inputs["x"])})
+    assert abs(float(first.mean())) < 1e-6
+    assert float(first.square().mean()) <= 0.5**2 * 1.01
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("condadv", "probabilities of the classes"), ("pcl", "contrasts classes"), ("sagnet", "every class alike")],
+)
+def test_what_needs_classes_refuses_a_value_with_the_reason(
+    name: str, reason: str, given: Callable[[int], Backbone]
+) -> None:
+    target = target_of(TargetSpec("regression", ("days",)))
+    with pytest.raises(ConfigError, match=reason):
+        build_algorithm(name, given(WIDTH), target, 9)

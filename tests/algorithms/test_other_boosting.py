@@ -139,3 +139,29 @@ def test_a_saved_run_predicts_without_the_package(name: str, tmp_path: Path) -> 
     with torch.no_grad():
         wanted = run.algorithm.predict({"x": given}).numpy()
     assert np.array_equal(np.load(tmp_path / "y.npy"), wanted)
+
+
+@pytest.mark.parametrize("loss", ["squared", "huber"])
+@pytest.mark.parametrize("name", NAMES)
+def test_values_are_predicted_as_the_library_does_in_their_unit(name: str, loss: str) -> None:
+    x, new = inputs(), inputs(1)
+    y = 40 + 9 * np.nan_to_num(x[:, 0]) + 30 * (np.nan_to_num(x[:, 1]) > 1.5)
+    data = dataset(y, "regression")
+    target = target_of(data.target, loss)
+    target.fit(data.targets)
+    model = build_algorithm(name, Unused(), target, 20, {"rounds": ROUNDS})
+    assert isinstance(model, BoostedTrees)
+    model.fit_whole(data, seed=3)
+    found = target.probabilities(torch.from_numpy(scores(model, new)))[:, 0].numpy()
+    standard = (y - y.mean()) / y.std()
+    if name == "catboost":
+        own = catboost.CatBoostRegressor(
+            iterations=ROUNDS, learning_rate=0.1, depth=6, l2_leaf_reg=3.0, rsm=1.0, random_seed=3, thread_count=1,
+            loss_function={"squared": "RMSE", "huber": "Huber:delta=1"}[loss], allow_writing_files=False,
+            logging_level="Silent",
+        ).fit(x, standard)  # fmt: skip
+    else:
+        objective = {"squared": "regression", "huber": "huber"}[loss]
+        options = {"objective": objective, "alpha": 1.0, "seed": 3, "verbosity": -1, "num_threads": 1}
+        own = lightgbm.train(options, lightgbm.Dataset(x, standard), ROUNDS)
+    np.testing.assert_allclose(found, np.asarray(own.predict(new)) * y.std() + y.mean(), atol=2e-2)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 
@@ -53,7 +55,7 @@ def test_given_names_fix_the_codes() -> None:
     ("targets", "options", "message"),
     [
         ([1, 1, 1, 1], {}, r"all 4 targets are the same class \('1'\)"),
-        ([0.5, 1.2, 0.1, 3.3], {}, "regression is not supported"),
+        ([0.5, 1.2, 0.1, 3.3], {}, "say --kind regression"),
         ([0, 1, np.nan, 1], {}, "1 targets are missing or not finite"),
         (["a", None, "b", "a"], {}, "some targets are missing"),
         ([0, 1, 2, 1], {"kind": "binary"}, "binary target has two values; these have 3"),
@@ -141,3 +143,26 @@ def test_no_samples_at_all_is_an_error() -> None:
 def test_patients_given_as_whole_floats_are_the_same_as_integers() -> None:
     assert from_arrays(X, [0, 1, 1, 0], [7.0, 7.0, 12.0, 12.0]).patients.tolist() == ["7", "12"]
     assert from_arrays(X, [0, 1, 1, 0], torch.tensor([7, 7, 12, 12])).patients.tolist() == ["7", "12"]
+
+
+def test_numbers_are_values_where_that_is_asked_for() -> None:
+    frame = pl.DataFrame({"x": [1.0, 2.0, 3.0], "who": ["a", "b", "c"], "days": [1.5, 2.0, 4.0]})
+    data = from_arrays(frame, "days", "who", kind="regression")
+    assert repr(data) == "DomainDataset(3 samples of 3 patients, inputs x; regression of days)"
+    assert data.targets.tolist() == [1.5, 2.0, 4.0]
+    assert from_arrays(np.zeros((2, 1)), [1, 4], [0, 1], kind="regression").target.names == ("value",)
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        ([1.0, math.nan], "1 targets are missing or not finite"),
+        ([2.0, 2.0], "all 2 targets are 2: there is nothing to learn"),
+        (["a", "b"], "'regression' targets are numbers"),
+        ([[1.0], [2.0]], "one-dimensional"),
+        ([1e300, 1.0], "too large for float32"),
+    ],
+)
+def test_values_that_cannot_be_learned_are_refused(targets: list[Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        from_arrays(np.zeros((2, 1)), targets, [0, 1], kind="regression")

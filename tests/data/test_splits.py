@@ -380,3 +380,9 @@ def test_sites_are_kept_on_disk(tmp_path: Path) -> None:
     opened = open_dataset(tmp_path / "data")
     assert opened.info.sites == data.info.sites
     assert opened.select(np.arange(8)).sites().tolist() == ["A", "B"]  # type: ignore[union-attr]
+
+
+def test_values_have_no_classes_to_stratify_by() -> None:
+    data = from_arrays(np.zeros((4, 1)), [1.0, 2.5, 3.0, 4.0], [0, 1, 2, 3], kind="regression")
+    with pytest.raises(ConfigError, match="a regression target has no classes to stratify patients by"):
+        patient_labels(data)

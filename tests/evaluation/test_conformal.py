@@ -15,11 +15,12 @@ from manydg.evaluation.trust import (
     fit_for_most_patients,
     fit_on_average,
     patient_coverage,
+    prediction_interval,
     prediction_sets,
 )
 from manydg.targets import Target, target_of
 
-KINDS = ["classes", "binary", "multilabel"]
+KINDS = ["classes", "binary", "multilabel", "regression"]
 
 
 def _target(kind: str, size: int) -> Target:
@@ -32,6 +33,9 @@ def _patients(rng: np.random.Generator, kind: str, count: int) -> tuple[Target, 
     who = np.repeat(np.arange(count), sizes)
     size = 2 if kind == "binary" else 3
     noise = rng.gamma(1.0, size=count)[who]
+    if kind == "regression":
+        truth = 50 + 10 * rng.normal(size=len(who))
+        return _target(kind, 1), truth, (truth + noise * rng.normal(size=len(who)))[:, None], who
     logits = rng.normal(size=(len(who), size)) * 1.5
     shown = logits + noise[:, None] * rng.normal(size=logits.shape)
     if kind == "multilabel":
@@ -210,3 +214,13 @@ def test_a_patient_s_own_threshold_covers_the_level_of_the_patient_s_samples() -
     target, scores = _target("classes", 2), np.array([0.1, 0.2, 0.3])
     rule = fit_for_most_patients(target, np.zeros(3, int), np.stack([1 - scores, scores], axis=1), np.zeros(3, int))
     assert rule.thresholds.tolist() == pytest.approx([0.3])
+
+
+def test_an_interval_is_the_prediction_plus_or_minus_the_threshold() -> None:
+    target, rule = _target("regression", 1), SetRule(np.array([2.0]), 0.9)
+    values = np.array([[10.0], [20.0]])
+    assert prediction_interval(values, rule).tolist() == [[8.0, 12.0], [18.0, 22.0]]
+    assert conformal_scores(target, np.array([13.0, 20.5]), values).tolist() == [[3.0], [0.5]]
+    assert covered(target, np.array([13.0, 22.0]), values, rule).tolist() == [[False], [True]]
+    told = patient_coverage(target, np.array([13.0, 22.0]), values, np.array([4, 4]), rule)
+    assert told == {4: {"coverage": 0.5, "size": 4.0}}

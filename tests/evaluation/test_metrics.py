@@ -204,3 +204,34 @@ def test_exclusive_classes_need_no_threshold_and_no_positive_falls_back_to_a_hal
 
 def test_a_probability_on_the_threshold_is_positive() -> None:
     assert decide(_target("binary", 2), np.array([[0.5, 0.5]]), 0.5).tolist() == [1]
+
+
+def _values(seed: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    truth = rng.gamma(2.0, 3.0, rows) + 1e5
+    return truth, truth[:, None] + rng.normal(size=(rows, 1)) * 2
+
+
+def test_errors_of_values_are_those_of_scikit_learn() -> None:
+    truth, predicted = _values(0, 60)
+    found = score(_target("regression", 1), truth, predicted)
+    assert found == {
+        "r2": pytest.approx(sk.r2_score(truth, predicted)),
+        "mae": pytest.approx(sk.mean_absolute_error(truth, predicted)),
+        "rmse": pytest.approx(sk.root_mean_squared_error(truth, predicted)),
+    }
+
+
+def test_r2_is_undefined_within_a_patient_of_one_value_and_the_errors_are_not() -> None:
+    truth, predicted = np.array([71.3, 71.3, 71.3, 20.0, 30.0]), np.array([[70.0], [72.0], [71.3], [20.0], [24.0]])
+    found = score_patients(_target("regression", 1), truth, predicted, np.array(["b", "b", "b", "a", "a"]))
+    assert math.isnan(found["b"]["r2"])
+    assert found["b"]["mae"] == pytest.approx((1.3 + 0.7 + 0) / 3)
+    assert found["a"]["r2"] == pytest.approx(sk.r2_score(truth[3:], predicted[3:]))
+    assert found["a"]["rmse"] == pytest.approx(6 / math.sqrt(2))
+
+
+def test_a_value_is_its_own_decision_and_has_no_threshold() -> None:
+    target, (truth, predicted) = _target("regression", 1), _values(1, 5)
+    assert choose_threshold(target, truth, predicted)[0] is None
+    assert decide(target, predicted).tolist() == predicted[:, 0].tolist()

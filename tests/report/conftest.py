@@ -61,7 +61,9 @@ class StudyMaker:
         **more: Any,
     ) -> dict[str, Any]:
         """One run's record and predictions."""
-        names = {"classes": STAGES, "binary": ("stays out", "readmitted"), "multilabel": DRUGS}[kind]
+        names = {
+            "classes": STAGES, "binary": ("stays out", "readmitted"), "multilabel": DRUGS, "regression": ("days",)
+        }[kind]  # fmt: skip
         target = target_of(TargetSpec(kind, tuple(names)))
         identity = hashlib.blake2b(
             json.dumps([dataset, algorithm, seed, experiment, more.get("variant")]).encode(), digest_size=8
@@ -125,6 +127,9 @@ def make_predictions(kind: str, size: int, dataset: str, seed: int, skill: float
         truth = (rng.random((len(patient), size)) < np.linspace(0.6, 0.1, size)).astype(np.int64)
         logits = (2 * truth - 1) * skill * ease[:, None] + noise.normal(size=truth.shape) * 1.2 - 0.3
         probabilities = 1 / (1 + np.exp(-logits))
+    elif kind == "regression":
+        truth = rng.gamma(2.0, 3.0, len(patient))
+        probabilities = truth[:, None] + noise.normal(size=(len(patient), 1)) * 4 / (skill * ease[:, None])
     else:
         share = np.array([0.4, 0.08, 0.3, 0.1, 0.12]) if size == 5 else np.array([0.84, 0.16])
         truth = rng.choice(size, p=share, size=len(patient))

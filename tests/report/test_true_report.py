@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -160,3 +161,52 @@ def test_a_page_of_both_names_the_synthetic_data_in_its_title(two_methods: Path,
     chapters = page.split('<section class="chapter"')
     real = next(chapter for chapter in chapters if 'id="data-1"' in chapter)
     assert "synthetic data" not in real
+
+
+@pytest.fixture
+def values_study(maker: Any) -> Path:
+    """ManyDG clearly better than MLDG at predicting a number, at four seeds."""
+    for seed in range(4):
+        maker.run("stays", "regression", "manydg", seed, skill=2.5)
+        maker.run("stays", "regression", "mldg", seed, skill=0.9)
+    about = {"patients": 40, "samples": 2400, "target": {"kind": "regression", "names": ["days"]}}
+    values = {"0.0": 0.2, "0.25": 2.9, "0.5": 5.0, "0.75": 8.1, "1.0": 29.5}
+    folder: Path = maker.write({"datasets": {"stays": {**about, "values": values}}}, {})
+    return folder
+
+
+def test_of_errors_the_lower_is_the_better_in_the_table_and_in_words(values_study: Path) -> None:
+    summary = summarize_folder(values_study, resamples=200)[0]
+    assert (summary.metrics, summary.primary, summary.patient_metric) == (("r2", "mae", "rmse"), "r2", "mae")
+    for metric in summary.metrics:
+        ours, theirs = summary.entries["manydg", metric], summary.entries["mldg", metric]
+        assert (ours.rank, theirs.rank) == (1, 2)
+        assert (ours.mean > theirs.mean) == (metric == "r2")
+    entry = summary.entries["mldg", "mae"]
+    assert entry.worst_tenth == pytest.approx(np.percentile(list(entry.by_patient.values()), 90))
+    assert entry.comparison is not None
+    assert entry.comparison.difference < 0
+    assert "MAE, 90th percentile of" in summary.to_markdown()
+    tests = part_of(page_of(values_study), "compare").split("<span>ManyDG minus each rival: mean absolute error<")[1]
+    assert "clearly better" in tests.split("</table>")[0]
+
+
+def test_values_have_errors_and_intervals_where_classes_have_confusion_and_reliability(values_study: Path) -> None:
+    page = page_of(values_study)
+    assert 'data-section="confusion"' not in page
+    assert 'data-section="calibration"' not in page
+    assert "predict the value of days for each sample" in page
+    assert "Days is between 0.2 and 29.5" in page
+    errors = part_of(page, "errors")
+    assert "95% limits of agreement" in errors
+    assert "true values between" in errors
+    held = part_of(page, "intervals")
+    shares = [float(value) for value in re.findall(r'data-sort="([\d.]+)">\d+%', held)]
+    promised, seen = shares[0], shares[1]
+    assert promised == pytest.approx(8 / 9)
+    assert seen > 0.8
+    patients = part_of(page, "patients")
+    assert "90th percentile" in patients
+    worst = re.findall(r'data-sort="(-?[\d.]+)"', patients.split("does worst")[-1])
+    errors_of_worst = [float(value) for value in worst[1::4]]
+    assert errors_of_worst == sorted(errors_of_worst, reverse=True)

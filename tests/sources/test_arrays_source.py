@@ -93,7 +93,7 @@ def test_constant_positions_are_warned_of(tmp_path: Path) -> None:
         ({"p": np.array(["a"] * 6)}, DataError, "p.npy: all samples are of one patient"),
         ({"p": np.array([1, 1, np.nan, 2, 3, 3])}, DataError, "p.npy: some patient ids are missing"),
         ({"y": np.zeros(6, int)}, DataError, "y.npy: all 6 targets are the same class"),
-        ({"y": Y + 0.5}, DataError, "regression is not supported"),
+        ({"y": Y + 0.5}, DataError, "say --kind regression"),
         ({"y": Y, "kind": "binary"}, DataError, "binary target has two values"),
         ({"y": Y, "classes": ["a", "b"]}, DataError, "y.npy: target 2 in row 2 is outside 0 to 1"),
     ],

@@ -133,9 +133,15 @@ def test_integer_and_text_labels_are_classes(raw: Path) -> None:
     assert (data.target.kind, data.target.names, data.targets.tolist()) == ("classes", ("a", "b"), [1, 0, 1])
 
 
+def test_float_labels_are_values_to_predict(raw: Path) -> None:
+    write_labels(raw, "float_value", [0.5, 0.25, 3.0, 0.125], pa.float32())
+    data = prepare(raw)
+    assert (data.target.kind, data.targets.tolist()) == ("regression", [3.0, 0.25, 0.5])
+
+
 def test_labels_that_cannot_be_learned_are_errors(raw: Path) -> None:
-    write_labels(raw, "float_value", [0.1, 0.2, 0.3, 0.4], pa.float32())
-    with pytest.raises(DataError, match="regression"):
+    write_labels(raw, "float_value", [0.1, float("nan"), 0.3, 0.4], pa.float32())
+    with pytest.raises(DataError, match="not finite"):
         prepare(raw)
     write_labels(raw, "boolean_value", [True] * 4, pa.bool_())
     with pytest.raises(DataError, match="nothing to learn"):

@@ -164,7 +164,7 @@ def test_a_patient_for_every_row_is_warned_of(tmp_path: Path) -> None:
             {},
             "target column 'stage' is empty in 2 rows, the first is row 1",
         ),
-        ({"stage": [0.5, 1.5, 0.1, 0.2, 0.3, 0.4]}, {}, "regression is not supported"),
+        ({"stage": [0.5, 1.5, 0.1, 0.2, 0.3, 0.4]}, {}, "say --kind regression"),
         ({"stage": [datetime.date(2020, 1, day) for day in range(1, 7)]}, {}, "'stage' has type Date; it must hold"),
         ({"stage": [0, 1, 2, 0, 1, 2]}, {"kind": "binary"}, "binary target has two values; these have 3"),
         ({}, {"target": ["stage", "eeg_b"]}, "target column 'stage' is text"),

@@ -107,3 +107,56 @@ def test_rows_without_a_site_are_named(tmp_path: Path) -> None:
     result = run("table", tmp_path / "t.parquet", *named, "--out", tmp_path / "data")
     assert isinstance(result.exception, DataError)
     assert "1 rows have no site in 'hospital', the first is row 1" in str(result.exception)
+
+
+@pytest.fixture
+def stays(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    age, weight = rng.uniform(20, 90, 240), rng.normal(80, 10, 240)
+    stay = pl.DataFrame({"person": [f"Jane {i // 4}" for i in range(240)], "age": age, "weight": weight})
+    stay.with_columns(days=pl.Series(age / 10 + rng.normal(size=240))).write_csv(tmp_path / "stays.csv")
+    return tmp_path / "stays.csv"
+
+
+def test_a_measurement_is_questioned_and_the_flag_that_predicts_it_is_named(stays: Path, tmp_path: Path) -> None:
+    who = ("table", stays, "--patient", "person", "--features", "age", "weight", "--target")
+    fractions = run(*who, "days", "--out", tmp_path / "out")
+    assert "to predict the number itself, say --kind regression" in str(fractions.exception)
+    pl.read_csv(stays).with_columns(pl.col("days").mul(10).cast(pl.Int64)).write_csv(stays)
+    whole = run(*who, "days", "--out", tmp_path / "out")
+    assert "is it a measurement? Say --kind regression to predict the number" in str(whole.exception)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_number_is_prepared_as_a_regression_target_of_its_column(stays: Path, tmp_path: Path) -> None:
+    who = ("table", stays, "--patient", "person", "--features", "*", "--target", "days", "--kind", "regression")
+    told = run(*who, "--out", tmp_path / "out")
+    assert told.exit_code == 0, told.output
+    assert "target: regression of days" in told.output
+    assert "Jane" not in told.output
+    data, values = open_dataset(tmp_path / "out"), pl.read_csv(stays)["days"].to_numpy()
+    assert (data.target.kind, data.target.names) == ("regression", ("days",))
+    np.testing.assert_allclose(data.targets.numpy(), values.astype(np.float32))
+    shown = CliRunner().invoke(app, ["inspect", str(tmp_path / "out")])
+    assert "Values of days" in shown.output
+    assert "of the variance is between patients" in shown.output
+
+
+def test_what_makes_no_sense_of_a_number_is_refused(stays: Path, tmp_path: Path) -> None:
+    who = ("table", stays, "--patient", "person", "--features", "weight", "--kind", "regression")
+    several = run(*who, "--target", "days", "--target", "age", "--out", tmp_path / "out")
+    assert "a regression target is one column" in str(several.exception)
+    classes = run(*who, "--target", "days", "--classes", "a,b", "--out", tmp_path / "out")
+    assert "a regression target has no classes" in str(classes.exception)
+    text = run(
+        "table", stays, "--patient", "age", "--features", "weight", "--kind", "regression", "--target", "person",
+        "--out", tmp_path / "out",
+    )  # fmt: skip
+    assert "'regression' targets are numbers" in str(text.exception)
+
+
+def test_a_feature_that_is_the_target_in_another_unit_is_warned_of(stays: Path, tmp_path: Path) -> None:
+    pl.read_csv(stays).with_columns(hours=-24 * pl.col("days")).write_csv(stays)
+    who = ("table", stays, "--patient", "person", "--features", "*", "--target", "days", "--kind", "regression")
+    told = run(*who, "--out", tmp_path / "out")
+    assert "tells the target exactly: hours." in told.output

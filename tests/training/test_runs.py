@@ -311,3 +311,34 @@ def test_any_batch_size_and_number_of_samples_will_do(dataset_of: Callable[..., 
 
 def test_the_schema_of_a_run_is_that_of_its_data(small_dataset: DomainDataset) -> None:
     assert train(small_dataset, epochs=1).schema == InputSchema.of(small_dataset)
+
+
+def test_a_run_on_values_predicts_in_their_unit_and_opens_the_same(
+    dataset_of: Callable[..., DomainDataset], tmp_path: Path
+) -> None:
+    data = dataset_of("regression", patients=20, samples=8)
+    run = train(data, algorithm="manydg", epochs=12, lr=5e-3, batch_size=32, loss="huber", out=tmp_path / "run")
+    assert list(run.record.test) == ["r2", "mae", "rmse"]
+    assert run.record.test["r2"] > 0.3
+    assert run.record.selection_rule == "epoch with the highest validation r2"
+    predicted = run.predict_proba(data)
+    assert predicted.shape == (160, 1)
+    assert abs(float(predicted.mean()) - float(data.targets.mean())) < 5
+    np.testing.assert_array_equal(open_run(tmp_path / "run").predict_proba(data), predicted)
+
+
+def test_the_epoch_of_an_error_is_that_of_the_lowest(dataset_of: Callable[..., DomainDataset]) -> None:
+    run = train(dataset_of("regression"), algorithm="base", epochs=6, lr=2e-2, batch_size=32, selection="mae")
+    errors = [entry.val["mae"] for entry in run.record.history]
+    assert errors[run.record.epoch - 1] == min(errors)
+    assert min(errors) < max(errors)
+    assert run.record.selection_rule == "epoch with the lowest validation mae"
+
+
+def test_training_patients_of_one_value_are_nothing_to_learn_from(dataset_of: Callable[..., DomainDataset]) -> None:
+    data = dataset_of("regression")
+    split = draw_split(data, TrainingConfig())
+    targets = data.targets.clone()
+    targets[split.train] = 4.0
+    with pytest.raises(DataError, match="training patients have the value 4: there is nothing to learn"):
+        train(dataclasses.replace(data, targets=targets), algorithm="base", epochs=1)

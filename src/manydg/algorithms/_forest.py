@@ -24,7 +24,7 @@ from manydg.data.columns import Ragged
 from manydg.data.dataset import TRUST, Batch, DomainDataset, InputSchema
 from manydg.data.encoding import CATEGORIES
 from manydg.errors import ConfigError, DataError
-from manydg.targets import Target
+from manydg.targets import Regression, Target
 
 Array = npt.NDArray[Any]
 _MOST_COLUMNS = 2000
@@ -125,22 +125,30 @@ class Table:
     ----------
     values : array ``(rows, features)`` float32
         NaN where missing; no feature is missing everywhere.
-    classes : array ``(rows,)`` int64
-        From 0 to ``n_classes - 1``, each of them present.
+    classes : array ``(rows,)``
+        Whole numbers from 0 to ``n_classes - 1``, each of them present; or, with a ``loss``, the values to predict.
     weights : array ``(rows,)``, optional
     categorical : dict of int to int
         The features that are codes of categories, from 0 to fewer than the number here; code 0 is for all levels that
         training patients do not share.
+    loss : {"", "squared", "huber"}
+        Of values; empty for classes.
     """
 
     values: Array
     classes: Array
     weights: Array | None = None
     categorical: Mapping[int, int] = field(default_factory=dict)
+    loss: str = ""
 
     @property
     def n_classes(self) -> int:
         return int(self.classes.max()) + 1
+
+    @property
+    def outputs(self) -> int:
+        """Trees of a round: one for a value or two classes, else one for each class."""
+        return 1 if self.loss or self.n_classes == 2 else self.n_classes
 
 
 class Watch:
@@ -216,12 +224,13 @@ def no_table(schema: InputSchema) -> str | None:
 class BoostedTrees(Algorithm):
     """Base of gradient boosting on all dense columns, flattened and joined in the order of their names.
 
-    The backbone is not used: the trees see the inputs themselves. Missing values go the way each split
-    has learnt. A column without a value in the training set is left out. Categories are split by sets of levels. Where
-    classes exclude one another there is one model with a tree per class and round (one per round for two classes, whose
-    logits are 0 and the score); with several labels, one model for each. A sample of expert votes enters once for each
-    class of its label set, with the class's share as its weight. A class without a training sample keeps a score that
-    reflects how rare it must be. How many rounds are kept is chosen on validation patients; without any, all are.
+    The backbone is not used: the trees see the inputs themselves. Missing values go the way each split has learnt. A
+    column without a value in the training set is left out. Categories are split by sets of levels. Where classes
+    exclude one another there is one model with a tree per class and round (one per round for two classes, whose logits
+    are 0 and the score); with several labels, one model for each. A sample of expert votes enters once for each class
+    of its label set, with the class's share as its weight. A class without a training sample keeps a score that
+    reflects how rare it must be. A measured value is one score, of trees that are grown on its standardised form. How
+    many rounds are kept is chosen on validation patients; without any, all are.
 
     Samples of one patient are alike, so that a leaf of twenty samples may be one person: where patients have many
     samples, larger and fewer leaves and fewer rounds carry over better to new patients.
@@ -255,7 +264,7 @@ class BoostedTrees(Algorithm):
         Returns
         -------
         rounds : list of list of Tree
-            One tree a round for two classes, else one for each class.
+            One tree a round for two classes or a value, else one for each class.
         baseline : array ``(outputs,)``
             The scores before the first tree.
         """
@@ -306,7 +315,10 @@ class BoostedTrees(Algorithm):
         self, train: DomainDataset, values: Array, seed: int, watched: _Watched, categorical: Mapping[int, int]
     ) -> list[_Model]:
         weights = self.target.distribution(train.targets.cpu()).numpy()
-        if not self.target.exclusive:
+        if isinstance(self.target, Regression):
+            loss = "huber" if self.target.huber else "squared"
+            tables = [(np.zeros(1, np.int64), Table(values, weights[:, 0].astype(np.float64), loss=loss))]
+        elif not self.target.exclusive:
             positives = weights.sum(axis=0)
             watched.start = np.log(positives + 0.5) - np.log(len(weights) - positives + 0.5)
             tables = [

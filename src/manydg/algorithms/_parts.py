@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from manydg.targets import Target
+
 
 class Perceptron(nn.Sequential):
     """Linear layers of these widths with a ReLU between them.
@@ -78,6 +80,48 @@ class PrototypeHead(nn.Module):
         if self.similarity == "cosine":
             features, prototypes = functional.normalize(features, dim=-1), functional.normalize(prototypes, dim=-1)
         return features @ prototypes.T / self.temperature
+
+    def label(self, target: Target, targets: Tensor) -> Tensor:
+        """The labels as a decoder gets them, ``(batch, width)``."""
+        return target.label_prototype(self.prototypes, targets)
+
+
+class ValueHead(nn.Module):
+    """A linear head for a measured value, in place of prototypes.
+
+    What a decoder gets of the label is a learned embedding of the standardised value.
+
+    Parameters
+    ----------
+    width : int
+        Of the features.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, 1)
+        self.embedding = Perceptron(1, width, width)
+
+    def start(self, features: Tensor) -> None:
+        """Predict values near the training patients' mean at first, whatever the length of untrained features."""
+        centred = features - features.mean(dim=0)
+        self.linear.weight.mul_(first_scale(centred @ self.linear.weight.T))
+        self.linear.bias.copy_(-(self.linear.weight @ features.mean(dim=0)))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Standardised values ``(batch, 1)`` of features ``(batch, width)``."""
+        values: Tensor = self.linear(features)
+        return values
+
+    def label(self, target: Target, targets: Tensor) -> Tensor:
+        """The labels as a decoder gets them, ``(batch, width)``."""
+        embedded: Tensor = self.embedding(target.distribution(targets).to(self.linear.weight.dtype))
+        return embedded
+
+
+def label_head(target: Target, width: int, temperature: float, similarity: str) -> PrototypeHead | ValueHead:
+    """The head that reads a label off features: prototypes of classes, or a linear head for a measured value."""
+    return ValueHead(width) if target.numeric else PrototypeHead(target.size, width, temperature, similarity)
 
 
 class _ReverseGradient(torch.autograd.Function):

@@ -22,6 +22,8 @@ from manydg.algorithms._forest import (
     Watch,
     split_by_codes,
 )
+from manydg.backbones import Backbone
+from manydg.targets import Regression, Target
 
 _MOST_CODES = 255
 """Categories of a feature that scikit-learn can tell apart."""
@@ -36,8 +38,14 @@ class Boosting(BoostedTrees):
     Settings = LeafwiseSettings
     settings: LeafwiseSettings
 
+    @classmethod
+    def refuses(cls, target: Target, backbone: Backbone) -> str | None:
+        if isinstance(target, Regression) and target.huber:
+            return "scikit-learn's boosting has no Huber loss: take lightgbm or catboost, or the squared loss"
+        return None
+
     def grow(self, table: Table, seed: int, watch: Watch) -> tuple[RoundsOfTrees, Array]:
-        from sklearn.ensemble import HistGradientBoostingClassifier
+        from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
         def look(model: Any, *_: Any, **__: Any) -> float:
             """A score that rises with every round, so that none is the last before its time."""
@@ -48,7 +56,8 @@ class Boosting(BoostedTrees):
 
         values, recoded = _few_codes(table)
 
-        model = HistGradientBoostingClassifier(
+        learner = HistGradientBoostingRegressor if table.loss else HistGradientBoostingClassifier
+        model = learner(
             max_iter=self.settings.rounds,
             learning_rate=self.settings.learning_rate,
             max_leaf_nodes=self.settings.leaves,

@@ -56,15 +56,16 @@ class CatBoost(BoostedTrees):
     requires = ("catboost", "boosting")
 
     def grow(self, table: Table, seed: int, watch: Watch) -> tuple[RoundsOfTrees, Array]:
-        from catboost import CatBoostClassifier, Pool
+        from catboost import CatBoostClassifier, CatBoostRegressor, Pool
 
-        model = CatBoostClassifier(
+        of_values = {"squared": "RMSE", "huber": "Huber:delta=1"}
+        model = (CatBoostRegressor if table.loss else CatBoostClassifier)(
             iterations=self.settings.rounds,
             learning_rate=self.settings.learning_rate,
             depth=self.settings.depth,
             l2_leaf_reg=self.settings.l2,
             rsm=self.settings.feature_share,
-            loss_function="Logloss" if table.n_classes == 2 else "MultiClass",
+            loss_function=of_values.get(table.loss) or ("Logloss" if table.outputs == 1 else "MultiClass"),
             random_seed=seed,
             thread_count=torch.get_num_threads(),
             allow_writing_files=False,
@@ -72,7 +73,7 @@ class CatBoost(BoostedTrees):
         )
         values, origins = _one_column_per_level(table)
         model.fit(Pool(values, table.classes, weight=table.weights))
-        return _trees_of(_described(model), 1 if table.n_classes == 2 else table.n_classes, origins)
+        return _trees_of(_described(model), table.outputs, origins)
 
 
 @dataclass(frozen=True)

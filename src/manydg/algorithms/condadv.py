@@ -62,6 +62,12 @@ class CondAdv(Base):
         width = backbone.output_size + target.size
         self.discriminator = Perceptron(width, self.settings.discriminator_hidden, n_domains)
 
+    @classmethod
+    def refuses(cls, target: Target, backbone: Backbone) -> str | None:
+        if target.numeric:
+            return "its discriminator is given the probabilities of the classes, and a measured value has none"
+        return None
+
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         features = self.backbone(batch.inputs)
         return self._terms(features, self.head(features), batch)

@@ -49,7 +49,7 @@ class LightGBM(BoostedTrees):
     def grow(self, table: Table, seed: int, watch: Watch) -> tuple[RoundsOfTrees, Array]:
         import lightgbm
 
-        outputs = 1 if table.n_classes == 2 else table.n_classes
+        outputs = table.outputs
         baseline = np.zeros(outputs)
 
         def look(progress: Any) -> None:
@@ -63,10 +63,12 @@ class LightGBM(BoostedTrees):
         return _trees_of(model, outputs, 0, table.categorical), baseline
 
     def _options(self, table: Table, seed: int) -> JsonObject:
-        several = table.n_classes > 2
+        several = table.outputs > 1
+        of_values = {"squared": "regression", "huber": "huber"}
         return {
-            "objective": "multiclass" if several else "binary",
+            "objective": of_values.get(table.loss) or ("multiclass" if several else "binary"),
             **({"num_class": table.n_classes} if several else {}),
+            **({"alpha": 1.0} if table.loss == "huber" else {}),
             "learning_rate": self.settings.learning_rate,
             "num_leaves": max(2, self.settings.leaves),
             "min_data_in_leaf": self.settings.leaf_samples,

@@ -14,6 +14,9 @@ v_||z, v_perp z         ``parallel``, ``orthogonal``: the parts of v along z and
 g, tau                  ``predictor``: similarity of the orthogonal part to the prototypes, over the temperature
 x', y', v', z'          the partner: another sample of the same patient; row ``i`` and row ``i + pairs`` of a batch
 ======================  =====================================================================================
+
+The paper's labels are classes. Where the label is a measured value, g is linear and the decoder gets a learned
+embedding of the value instead of w_y; temperature and form of the predictor have no effect (``docs/method.md``).
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from manydg.algorithms import Algorithm, Hyperparameters, Sampling, choice, setting
-from manydg.algorithms._parts import Perceptron, PrototypeHead
+from manydg.algorithms._parts import Perceptron, label_head
 from manydg.backbones import Backbone, Inputs
 from manydg.data.dataset import Batch
 from manydg.targets import Target
@@ -67,7 +70,7 @@ class ManyDG(Algorithm):
         width = backbone.output_size
         self.domain_encoder = Perceptron(width, width, width, width)
         self.decoder = Perceptron(2 * width, width, width, width)
-        self.predictor = PrototypeHead(target.size, width, self.settings.temperature, self.settings.predictor)
+        self.predictor = label_head(target, width, self.settings.temperature, self.settings.predictor)
 
     def start(self, inputs: Inputs) -> None:
         self.predictor.start(self.embed(inputs)["orthogonal"])
@@ -90,7 +93,7 @@ class ManyDG(Algorithm):
         if weights.mmd:
             terms["mmd"] = weights.mmd * mean_discrepancy(domain_factor, features)
         if weights.reconstruction and batch.pairs:
-            label = self.target.label_prototype(self.predictor.prototypes, batch.targets)
+            label = self.predictor.label(self.target, batch.targets)
             partners_factor = swap_partners(domain_factor, batch.pairs)
             reconstruction = self.decoder(torch.cat([partners_factor, label[: 2 * batch.pairs]], dim=-1))
             # Both directions at once: the sum over the 2B rows over B pairs.

@@ -61,6 +61,8 @@ class PCL(Algorithm):
     def refuses(cls, target: Target, backbone: Backbone) -> str | None:
         if target.exclusive:
             return None
+        if target.numeric:
+            return "its loss contrasts classes, and a measured value has none"
         return "its loss needs one class per sample, and a multi-label sample may have several or none"
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from manydg.algorithms import Algorithm, Hyperparameters, choice, setting
-from manydg.algorithms._parts import PrototypeHead
+from manydg.algorithms._parts import label_head
 from manydg.backbones import Backbone, Inputs
 from manydg.data.dataset import Batch
 from manydg.targets import Target
@@ -20,7 +20,7 @@ class PrototypeSettings(Hyperparameters):
 
 
 class Prototype(Algorithm):
-    """A prototype head alone: what ManyDG gains over it is not due to its prototypes."""
+    """A prototype head alone (a linear one for a measured value): what ManyDG gains over it is not due to its head."""
 
     title, order = "Prototype head", 10
     summary = "ManyDG's prototype head without the rest of it."
@@ -33,9 +33,7 @@ class Prototype(Algorithm):
         self, backbone: Backbone, target: Target, n_domains: int, settings: PrototypeSettings | None = None
     ) -> None:
         super().__init__(backbone, target, n_domains, settings)
-        self.predictor = PrototypeHead(
-            target.size, backbone.output_size, self.settings.temperature, self.settings.predictor
-        )
+        self.predictor = label_head(target, backbone.output_size, self.settings.temperature, self.settings.predictor)
 
     def start(self, inputs: Inputs) -> None:
         self.predictor.start(self.backbone(inputs))

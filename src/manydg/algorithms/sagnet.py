@@ -74,6 +74,8 @@ class SagNet(Base):
 
     @classmethod
     def refuses(cls, target: Target, backbone: Backbone) -> str | None:
+        if target.numeric:
+            return "its extractor makes style tell every class alike, and a measured value has no classes"
         return without_maps(backbone)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:

@@ -29,8 +29,6 @@ from manydg.backbones import Backbone, Inputs
 from manydg.data.dataset import Batch
 from manydg.targets import Target
 
-_LEAST = 1e-6
-
 
 @dataclass(frozen=True)
 class TabMSettings(Hyperparameters):
@@ -67,9 +65,7 @@ class TabM(Algorithm):
         return {"supervised": self.target.loss(logits.flatten(0, 1), targets)}
 
     def predict(self, inputs: Inputs) -> Tensor:
-        mean = self.target.probabilities(self.member_logits(inputs)).mean(dim=1)
-        # The logits of the mean probabilities.
-        return mean.clamp_min(torch.finfo(mean.dtype).tiny).log() if self.target.exclusive else mean.logit(_LEAST)
+        return self.target.pooled(self.member_logits(inputs))
 
     def member_logits(self, inputs: Inputs) -> Tensor:
         """Logits of every member, ``(batch, members, K)``."""

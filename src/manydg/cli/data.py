@@ -312,7 +312,8 @@ def describe_dataset(source: AnySource, out: Path) -> list[str]:
     )
     names = target.names
     more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-    lines.append(f"  target: {target.kind} of {len(names)} ({', '.join(names[:_NAMES_SHOWN])}{more})")
+    shown = f"{target} ({', '.join(names[:_NAMES_SHOWN])}{more})"
+    lines.append(f"  target: {target if target.kind == 'regression' else shown}")
     for name, levels in description.columns.items():
         if levels == 0:
             stored = description.files[f"inputs.{name}"]

@@ -77,6 +77,19 @@ class LabelsPerSample:
 
 
 @dataclass(frozen=True)
+class ValueSummary:
+    """Quantiles of a regression target; of patients with several samples, the share of its variance between them."""
+
+    least: float
+    first_quartile: float
+    median: float
+    third_quartile: float
+    most: float
+    mean: float
+    between_patients: float | None
+
+
+@dataclass(frozen=True)
 class PatientSizes:
     """Quantiles of the number of samples a patient has, and how many patients have but one."""
 
@@ -135,6 +148,7 @@ class DatasetSummary:
     target: TargetSummary
     labels: list[LabelRow]
     labels_per_sample: LabelsPerSample | None
+    values: ValueSummary | None
     samples_per_patient: PatientSizes
     cohort_flow: Sequence[CohortStep]
     options: Mapping[str, Json]
@@ -167,6 +181,7 @@ def summarize(folder: str | Path) -> DatasetSummary:
         target=TargetSummary(data.target.kind, list(data.target.names)),
         labels=label_table(data, published.shares if published else {}),
         labels_per_sample=labels_per_sample(data),
+        values=value_summary(data),
         samples_per_patient=samples_per_patient(data),
         cohort_flow=flow,
         options=dict(options),
@@ -199,9 +214,11 @@ def _indicators(data: DomainDataset) -> npt.NDArray[np.bool_]:
 
 
 def label_table(data: DomainDataset, published: Mapping[str, float]) -> list[LabelRow]:
-    """A row per label, the most frequent first where a sample may have several."""
+    """A row per label, the most frequent first where a sample may have several; none for a regression target."""
     import numpy as np
 
+    if data.target.kind == "regression":
+        return []
     present = _indicators(data)
     counts = present.sum(axis=0)
     several = data.target.kind == "multilabel"
@@ -219,6 +236,21 @@ def labels_per_sample(data: DomainDataset) -> LabelsPerSample | None:
         return None
     each = _indicators(data).sum(axis=1)
     return LabelsPerSample(float(each.mean()), int(each.max()))
+
+
+def value_summary(data: DomainDataset) -> ValueSummary | None:
+    """How the values of a regression target are spread; none for other targets."""
+    import numpy as np
+
+    if data.target.kind != "regression":
+        return None
+    values, who = data.targets.numpy().astype(float), data.domains.numpy()
+    low, first, median, third, high = np.quantile(values, [0, 0.25, 0.5, 0.75, 1]).tolist()
+    counts = np.bincount(who)
+    means, several = np.bincount(who, weights=values) / np.maximum(counts, 1), counts[who] > 1
+    spread = float(values[several].var()) if several.any() else 0.0
+    between = float(means[who[several]].var()) / spread if spread > 0 else None
+    return ValueSummary(low, first, median, third, high, float(values.mean()), between)
 
 
 def samples_per_patient(data: DomainDataset) -> PatientSizes:
@@ -363,6 +395,14 @@ def _table(console: Console, title: str, head: list[str], rows: list[list[str]])
 
 
 def _show_labels(console: Console, summary: DatasetSummary, data: str) -> None:
+    if summary.values is not None:
+        head = ["least", "quarter", "median", "three quarters", "most", "mean"]
+        *quantiles, between = asdict(summary.values).values()
+        shown = [f"{value:,.6g}" for value in quantiles]
+        _table(console, f"Values of {summary.target.names[0]}{data}", head, [shown])
+        if between is not None:
+            console.print(f"of patients with several samples, {between:.0%} of the variance is between patients")
+        return
     labels = summary.labels
     published = any(row.expected_share is not None for row in labels)
     rows = []

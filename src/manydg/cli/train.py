@@ -97,7 +97,7 @@ def _show_result(record: RunRecord, out: Path) -> None:
     for when in ("before", "after") if record.event else ():
         apart = {name: value for name, value in record.test.items() if name.endswith(f"_{when}")}
         show_line(f"{when} onset of '{record.event and record.event.name}':  {_in_a_line(apart)}")
-    metric = record.config.selection or (target_of(record.target).selection if record.target else "")
+    metric = target_of(record.target).patient_metric if record.target else ""
     for note in cautions([record], metric):
         console.print(f"note: {note}")
     console.print(f"wrote {out}/run.json (the record), model.safetensors, predictions.npz and split.json")

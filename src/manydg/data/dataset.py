@@ -126,7 +126,7 @@ class DomainDataset:
     def __repr__(self) -> str:
         return (
             f"DomainDataset({len(self)} samples of {self.n_patients} patients, "
-            f"inputs {', '.join(self.columns)}; {self.target.kind} of {self.target.size})"
+            f"inputs {', '.join(self.columns)}; {self.target})"
         )
 
     @property
@@ -266,15 +266,16 @@ def from_arrays(
         A single array becomes the column ``x``, or ``signal`` with a rate. The columns of a table become features as
         those of ``manydg prepare table`` do: text becomes categories, a date of birth an age.
     targets : array
-        Class labels of any kind ``(rows,)``, votes or label indicators ``(rows, K)``. Of a table, also the name of a
-        column.
+        Class labels of any kind or values ``(rows,)``, votes or label indicators ``(rows, K)``. Of a table, also the
+        name of a column.
     patients : array ``(rows,)``
         The patient of each sample. Of a table, also the name of a column.
-    kind : str, optional
-        Target kind; without it, ``(rows, K)`` of 0 and 1 is multi-label, other ``(rows, K)`` are votes, two labels that
-        read as 0 and 1 (or false and true, no and yes) are binary, and anything else is classes.
+    kind : {"classes", "binary", "multilabel", "votes", "regression"}, optional
+        Target kind; ``regression`` predicts the number itself. Without it, ``(rows, K)`` of 0 and 1 is multi-label,
+        other ``(rows, K)`` are votes, two labels that read as 0 and 1 (or false and true, no and yes) are binary, and
+        anything else is classes.
     names : sequence of str, optional
-        Class names in code order; without them, the sorted labels that occur.
+        Class names in code order; without them, the sorted labels that occur. Of a regression target, its one name.
     times : array ``(rows,)``, optional
         When each sample was taken. Of a table, also the name of a column.
     missing : bool
@@ -299,6 +300,8 @@ def from_arrays(
         roles = TableRoles.of(frame, targets, patients, times)
         targets, patients, times = roles.targets, roles.patients, roles.times
         inputs, known = _encode_frame(frame, roles, categorical, known)
+        if kind == "regression" and names is None and "target" in roles.named:
+            names = [roles.named["target"]]
     elif bad := [role for role, given in (("targets", targets), ("patients", patients)) if isinstance(given, str)]:
         raise DataError(f"{bad[0]} is a name, which only a table with named columns has: give an array")
     named = inputs if isinstance(inputs, Mapping) else {"x" if rate is None else "signal": cast("ArrayLike", inputs)}

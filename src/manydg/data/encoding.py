@@ -135,7 +135,7 @@ def sites_of_patients(patients: ArrayLike | Sequence[Any], sites: ArrayLike | Se
 def encode_targets(
     targets: ArrayLike | Sequence[Any], kind: str | None, names: Sequence[str] | None
 ) -> tuple[Tensor, TargetSpec]:
-    """Integer or indicator targets and what they mean."""
+    """Integer or indicator targets, or measured values, and what they mean."""
     values = np.asarray(targets)
     if kind is not None and kind not in KINDS:
         raise DataError(f"unknown target kind '{kind}'; known: {', '.join(KINDS)}")
@@ -147,6 +147,8 @@ def encode_targets(
         raise DataError("some targets are missing: leave those rows out")
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         raise DataError(f"{int((~np.isfinite(values)).sum())} targets are missing or not finite: leave those rows out")
+    if kind == "regression":
+        return _encode_values(values, names)
     if values.ndim == 2:
         return _encode_matrix(values, kind, names)
     if values.ndim != 1:
@@ -154,6 +156,20 @@ def encode_targets(
     if kind in ("votes", "multilabel"):
         raise DataError(f"'{kind}' targets are a matrix (rows, K); these are one-dimensional")
     return _encode_labels(values, kind, names)
+
+
+def _encode_values(values: npt.NDArray[Any], names: Sequence[str] | None) -> tuple[Tensor, TargetSpec]:
+    if values.ndim != 1:
+        raise DataError(f"'regression' targets are one-dimensional; these have shape {values.shape}")
+    if values.dtype.kind not in "fiu":
+        raise DataError(f"'regression' targets are numbers; these have type {values.dtype}")
+    with np.errstate(over="ignore"):
+        numbers = values.astype(np.float32)
+    if not np.isfinite(numbers).all():
+        raise DataError("some targets are too large for float32: give them in a larger unit")
+    if (numbers == numbers[0]).all():
+        raise DataError(f"all {len(values)} targets are {numbers[0]:g}: there is nothing to learn")
+    return torch.from_numpy(numbers), TargetSpec("regression", tuple(names) if names else ("value",))
 
 
 def _encode_matrix(
@@ -183,7 +199,10 @@ def _encode_labels(
     if values.dtype.kind == "f" and (values == np.round(values)).all():
         values = values.astype(np.int64)
     if values.dtype.kind == "f":
-        raise DataError("targets are fractions; classes are whole numbers or names (regression is not supported)")
+        raise DataError(
+            "targets are fractions, and classes are whole numbers or names: to predict the number itself, say "
+            "--kind regression (in Python kind='regression')"
+        )
     if values.dtype.kind == "b":
         values = values.astype(np.int64)
     labels, codes = np.unique(values.astype(str) if values.dtype.kind == "O" else values, return_inverse=True)

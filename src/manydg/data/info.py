@@ -14,20 +14,21 @@ from dataclasses import dataclass, field, fields
 from manydg.errors import DataError
 from manydg.files import ArrayFile, Json, ParsedJson
 
-KINDS = ("classes", "votes", "binary", "multilabel")
+KINDS = ("classes", "votes", "binary", "multilabel", "regression")
 
 
 @dataclass(frozen=True)
 class TargetSpec:
-    """What the labels are, as data: their kind and the names of the classes or labels.
+    """What the labels are, as data: their kind and the names of the classes or labels, or of the value.
 
     Parameters
     ----------
-    kind : {"classes", "votes", "binary", "multilabel"}
+    kind : {"classes", "votes", "binary", "multilabel", "regression"}
         ``classes``: ``(rows,)`` class codes; ``votes``: ``(rows, K)`` expert votes; ``binary``: ``(rows,)`` 0 or 1;
-        ``multilabel``: ``(rows, K)`` of 0 and 1.
+        ``multilabel``: ``(rows, K)`` of 0 and 1; ``regression``: ``(rows,)`` measured values.
     names : tuple of str
-        One name per class or label, in code order. A binary target names its negative class first.
+        One name per class or label, in code order. A binary target names its negative class first, and a regression
+        target has the name of what is measured.
     """
 
     kind: str
@@ -38,12 +39,17 @@ class TargetSpec:
             raise DataError(f"unknown target kind '{self.kind}'; known: {', '.join(KINDS)}")
         if self.kind == "binary" and len(self.names) != 2:
             raise DataError(f"a binary target has two class names, not {len(self.names)}")
+        if self.kind == "regression" and len(self.names) != 1:
+            raise DataError(f"a regression target is one value with one name, not {len(self.names)}")
         if len(set(self.names)) != len(self.names):
             raise DataError("class names must be different from one another")
 
+    def __str__(self) -> str:
+        return f"regression of {self.names[0]}" if self.kind == "regression" else f"{self.kind} of {self.size}"
+
     @property
     def size(self) -> int:
-        """Number of classes or labels."""
+        """Number of classes or labels; 1 for a value."""
         return len(self.names)
 
     @staticmethod

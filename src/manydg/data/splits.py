@@ -150,6 +150,8 @@ def patient_labels(dataset: DomainDataset) -> Indices:
     """
     if dataset.target.kind == "multilabel":
         raise ConfigError("patients of a multi-label target have no single label to stratify by: leave --stratify out")
+    if dataset.target.kind == "regression":
+        raise ConfigError("a regression target has no classes to stratify patients by: leave --stratify out")
     targets, codes = dataset.targets.cpu(), dataset.domains.cpu().numpy()
     classes = (targets.argmax(dim=1) if targets.ndim == 2 else targets).numpy().astype(np.int64)
     counts = np.zeros((dataset.n_patients, dataset.target.size), np.int64)

@@ -2,8 +2,10 @@
 
 ``classes`` and ``votes``: accuracy, Cohen's kappa, macro F1 of the most probable class. ``binary``: average precision,
 F1, kappa and area under the ROC curve of the probability of the second class. ``multilabel``: Jaccard, average
-precision and F1 of each sample, then averaged. A metric that is undefined for the given truth is NaN. Values are those
-of scikit-learn, which has no function for many patients, or for many sets of weights, at once.
+precision and F1 of each sample, then averaged. ``regression``: coefficient of determination (R2), mean absolute error
+and root mean squared error, in the target's unit; R2 is undefined where all true values are the same. A metric that is
+undefined for the given truth is NaN. Values are those of scikit-learn, which has no function for many patients, or for
+many sets of weights, at once.
 
 :class:`PatientMetrics` computes them all, from formulas of many *groups* at once without a loop over patients: a group
 is a patient, a visit or a whole test set, and rows carry the number of their group, 0 to ``count - 1``.
@@ -45,7 +47,8 @@ class PatientMetrics:
     def __init__(self, predictions: Predictions) -> None:
         self.predictions, self.target = predictions, predictions.target
         self._patients = len(predictions.names)
-        self._totals = self._count_multilabel() if self.target.kind == "multilabel" else self._count_classes()
+        count = {"multilabel": self._count_multilabel, "regression": self._count_errors}
+        self._totals = count.get(self.target.kind, self._count_classes)()
 
     def each(self) -> dict[str, FloatArray]:
         """Metrics of each patient's samples alone, ``(patients,)`` each, in the order of ``predictions.names``."""
@@ -89,8 +92,19 @@ class PatientMetrics:
         both = np.concatenate([np.where(known, values, 0.0), known], axis=1)
         return group_sums(both, run.groups, self._patients)
 
+    def _count_errors(self) -> FloatArray:
+        """Sums over each patient's samples of 1, y, y^2, |e| and e^2, e = prediction - y, ``(patients, 5)``."""
+        truth = _as_float(self.predictions.truth)
+        errors = _as_float(self.predictions.probabilities[:, 0]) - truth
+        # R2 does not depend on where y is counted from; near the mean its sums of squares lose no digits.
+        centred = truth - truth.mean() if len(truth) else truth
+        each = np.stack([np.ones(len(truth)), centred, centred**2, np.abs(errors), errors**2], axis=1)
+        return group_sums(each, self.predictions.groups, self._patients)
+
     def _from_totals(self, totals: FloatArray) -> dict[str, FloatArray]:
         """Metrics that follow from totals ``(rows, ...)``, ``(rows,)`` each."""
+        if self.target.numeric:
+            return error_metrics(*totals.T)
         if self.target.kind == "multilabel":
             sums, known = np.split(totals, 2, axis=1)
             return dict(zip(self.target.metrics, divide(sums, known).T, strict=True))
@@ -127,8 +141,8 @@ def score(target: Target, truth: Array, probabilities: Array, threshold: float |
     Parameters
     ----------
     target : Target
-    truth : (rows,) class codes, or (rows, K) indicators for multi-label
-    probabilities : (rows, K)
+    truth : (rows,) class codes or values, or (rows, K) indicators for multi-label
+    probabilities : (rows, K), or (rows, 1) predicted values of a regression target
     threshold : float, optional
         For binary and multi-label targets; 0.5 when not given.
 
@@ -222,6 +236,8 @@ def choose_threshold(target: Target, truth: Array, probabilities: Array) -> tupl
     rule : str
     """
     truth, probabilities = _checked(target, truth, probabilities)
+    if target.numeric:
+        return None, "the predicted value itself"
     if target.exclusive and target.kind != "binary":
         return None, "highest probability"
     if not np.any(truth):
@@ -265,7 +281,7 @@ def _as_float(values: Array) -> FloatArray:
 
 def _checked(target: Target, truth: Array, probabilities: Array) -> tuple[Array, Array]:
     truth, probabilities = np.asarray(truth), np.asarray(probabilities)
-    wanted = (len(probabilities),) if target.exclusive else (len(probabilities), target.size)
+    wanted = (len(probabilities), target.size) if target.kind == "multilabel" else (len(probabilities),)
     if probabilities.ndim != 2 or probabilities.shape[1] != target.size or truth.shape != wanted:
         raise DataError(
             f"{target.kind} metrics need probabilities (rows, {target.size}) and truth {wanted}; "
@@ -280,6 +296,20 @@ def _checked(target: Target, truth: Array, probabilities: Array) -> tuple[Array,
 
 
 # Formulas of many groups
+
+
+def error_metrics(
+    count: FloatArray, total: FloatArray, squares: FloatArray, absolute: FloatArray, squared: FloatArray
+) -> dict[str, FloatArray]:
+    """R2, mean absolute and root mean squared error from sums of 1, y, y^2, |e| and e^2, ``(rows,)`` each."""
+    about_mean = squares - np.nan_to_num(divide(total**2, count))
+    # Equal values may differ from their mean in the last bits.
+    about_mean = np.where(about_mean <= 1e-9 * squares, 0.0, about_mean)
+    return {
+        "r2": 1.0 - divide(squared, about_mean),
+        "mae": divide(absolute, count),
+        "rmse": np.sqrt(divide(squared, count)),
+    }
 
 
 def divide(numerator: npt.ArrayLike, denominator: npt.ArrayLike) -> FloatArray:

@@ -35,12 +35,15 @@ _DAMAGED = (
 )  # fmt: skip
 
 
-def decide(target: Target, probabilities: Array, threshold: float | None = None) -> npt.NDArray[np.int64]:
+def decide(target: Target, probabilities: Array, threshold: float | None = None) -> Array:
     """Class codes ``(rows,)`` or label indicators ``(rows, K)`` from probabilities ``(rows, K)``.
 
     Exclusive classes take the most probable one, a binary target the second class from ``threshold`` upwards, and
-    every label of a multi-label target is present from ``threshold`` upwards. Without a threshold it is 0.5.
+    every label of a multi-label target is present from ``threshold`` upwards. Without a threshold it is 0.5. The value
+    of a regression target ``(rows,)`` is its own decision.
     """
+    if target.numeric:
+        return np.asarray(probabilities[:, 0], np.float64)
     if target.exclusive and target.kind != "binary":
         return np.asarray(probabilities.argmax(axis=1), np.int64)
     scores = probabilities[:, 1] if target.kind == "binary" else probabilities
@@ -81,8 +84,8 @@ class Predictions:
     Parameters
     ----------
     target : Target
-    truth : (rows,) class codes, or (rows, K) indicators for multi-label
-    probabilities : (rows, K)
+    truth : (rows,) class codes or values, or (rows, K) indicators for multi-label
+    probabilities : (rows, K), or (rows, 1) predicted values of a regression target
     patients : (rows,)
         Pseudonyms or codes; where runs are compared, the same name means the same person in each.
     threshold : float, optional
@@ -157,8 +160,8 @@ class Predictions:
         begun = self.timing.begun
         return {"before": self.select(~begun), "after": self.select(begun | (np.asarray(self.truth) == 0))}
 
-    def decisions(self) -> npt.NDArray[np.int64]:
-        """Class codes ``(rows,)`` or label indicators ``(rows, K)``."""
+    def decisions(self) -> Array:
+        """Class codes or values ``(rows,)``, or label indicators ``(rows, K)``."""
         return decide(self.target, self.probabilities, self.threshold)
 
 

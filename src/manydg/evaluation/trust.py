@@ -2,8 +2,9 @@
 
 **Prediction sets** (split conformal prediction in which a patient counts once). The score of a sample is one minus the
 probability of its true class (Sadinle, Lei and Wasserman, "Least Ambiguous Set-Valued Classifiers with Bounded Error
-Levels", 2019); of a multi-label sample, one minus the probability of each label's true value, present or absent. A
-prediction set holds every class (value) whose score is within a threshold, and always the most probable one. Thresholds
+Levels", 2019); of a multi-label sample, one minus the probability of each label's true value, present or absent; of a
+measured value, the absolute error. A prediction set holds every class (value) whose score is within a threshold, and
+always the most probable one: of a measured value, the interval of that half-width around the prediction. Thresholds
 come from calibration patients. Two rules, and what they promise if a new patient and the calibration patients come in
 random order from the same population (samples *within* a patient may depend on one another in any way):
 
@@ -52,7 +53,8 @@ class SetRule:
     ----------
     thresholds : array ``(statements,)``
         Largest score that is still in the set: one for all of several classes, one for each label of a multi-label
-        target, and one for each class of a binary target (or one for both).
+        target, and one for each class of a binary target (or one for both). Of a regression target, half the width of
+        the interval, in the target's unit.
     level : float
         Share of samples covered.
     share : float
@@ -65,8 +67,11 @@ class SetRule:
 
 
 def conformal_scores(target: Target, truth: Array, probabilities: Array) -> FloatArray:
-    """One minus the probability of the truth: ``(rows, 1)``, or ``(rows, K)`` for multi-label."""
+    """One minus the probability of the truth, or the absolute error of a value: ``(rows, 1)``, or ``(rows, K)`` for
+    multi-label."""
     values = np.asarray(probabilities, float)
+    if target.numeric:
+        return np.asarray(np.abs(values - np.asarray(truth, float)[:, None]), float)
     if target.kind == "multilabel":
         return np.where(np.asarray(truth) != 0, 1.0 - values, values)
     return 1.0 - np.take_along_axis(values, np.asarray(truth, np.int64)[:, None], axis=1)
@@ -122,8 +127,15 @@ def prediction_sets(target: Target, probabilities: Array, rule: SetRule) -> Bool
     return np.asarray(within | likeliest, bool)
 
 
+def prediction_interval(values: Array, rule: SetRule) -> FloatArray:
+    """Lower and upper bound of each measured value, ``(rows, 2)``, from predictions ``(rows, 1)``."""
+    return np.asarray(values + rule.thresholds * np.array([-1.0, 1.0]), float)
+
+
 def covered(target: Target, truth: Array, probabilities: Array, rule: SetRule) -> BoolArray:
-    """Whether each set holds the truth: ``(rows, 1)``, or ``(rows, K)`` for multi-label."""
+    """Whether each set (interval) holds the truth: ``(rows, 1)``, or ``(rows, K)`` for multi-label."""
+    if target.numeric:
+        return conformal_scores(target, truth, probabilities) <= rule.thresholds * (1 + _ROUNDING)
     possible = prediction_sets(target, probabilities, rule)
     if target.kind == "multilabel":
         absent_possible = prediction_sets(target, 1.0 - np.asarray(probabilities, float), rule)
@@ -134,10 +146,16 @@ def covered(target: Target, truth: Array, probabilities: Array, rule: SetRule) -
 def patient_coverage(
     target: Target, truth: Array, probabilities: Array, patients: Array, rule: SetRule
 ) -> dict[int, dict[str, float]]:
-    """Within each patient: share of samples (of labels, for multi-label) covered, and mean size of the sets."""
+    """Within each patient: share of samples (of labels, for multi-label) covered, and mean size of the sets.
+
+    The size of an interval is its width.
+    """
     codes, groups = np.unique(patients, return_inverse=True)
     hit = covered(target, truth, probabilities, rule).mean(axis=1)
-    size = prediction_sets(target, probabilities, rule).sum(axis=1).astype(float)
+    if target.numeric:
+        size = np.full(len(hit), 2.0 * float(rule.thresholds[0]))
+    else:
+        size = prediction_sets(target, probabilities, rule).sum(axis=1).astype(float)
     coverage, sizes = (group_means(values, groups, len(codes)) for values in (hit, size))
     return {int(code): {"coverage": float(coverage[i]), "size": float(sizes[i])} for i, code in enumerate(codes)}
 
@@ -442,9 +460,9 @@ def fit_temperature(target: Target, truth: Array, probabilities: Array) -> float
     Returns
     -------
     float
-        Between 0.05 and 20; 1.0 (leave as is) without samples.
+        Between 0.05 and 20; 1.0 (leave as is) without samples, and for values, which are no probabilities.
     """
-    if len(np.asarray(truth)) == 0:
+    if len(np.asarray(truth)) == 0 or target.numeric:
         return 1.0
 
     def loss(log_temperature: float) -> float:

@@ -43,6 +43,7 @@ _LONG_NAME = 21
 _DIGIT_WIDTH = 0.02
 """As a share of the width of a chart."""
 _OTHERS_PER_PANEL = 4
+_MAX_DOTS = 3000
 _MAX_LINES = 6
 _MAX_NAMED = 8
 _SHORT_LABEL, _LONG_LABEL = 12, 22
@@ -118,8 +119,8 @@ def _bar_words(
     return "; ".join(parts) + "."
 
 
-def distributions(title: str, groups: Mapping[str, FloatArray], x_label: str) -> Panel:
-    """Every patient as a dot, with the middle half as a box, the median and the 10th percentile marked."""
+def distributions(title: str, groups: Mapping[str, FloatArray], x_label: str, worst: int = 10) -> Panel:
+    """Every patient as a dot, with the middle half as a box, the median and the ``worst`` percentile marked."""
     kept = {name: values[np.isfinite(values)] for name, values in groups.items()}
     kept = {name: values for name, values in kept.items() if len(values)}
     random = np.random.default_rng(0)
@@ -131,7 +132,7 @@ def distributions(title: str, groups: Mapping[str, FloatArray], x_label: str) ->
                 values, height, ls="", marker="o", ms=2.6, color=style.colour, alpha=0.45, mew=0, zorder=2,
                 rasterized=len(values) > 400,
             )  # fmt: skip
-            tenth, quarter, median, upper = np.quantile(values, [0.1, 0.25, 0.5, 0.75])
+            tenth, quarter, median, upper = np.quantile(values, [worst / 100, 0.25, 0.5, 0.75])
             axes.barh(row, upper - quarter, left=quarter, height=0.6, fc="none", ec=INK, lw=1.0, zorder=3)
             axes.vlines(median, row - 0.3, row + 0.3, color=INK, lw=2.2, zorder=4)
             axes.plot(tenth, row, marker="D", ms=5.5, mfc="white", mec=INK, mew=1.2, ls="", zorder=5)
@@ -144,16 +145,17 @@ def distributions(title: str, groups: Mapping[str, FloatArray], x_label: str) ->
             axes.plot([], [], marker="|", ls="", ms=9, mew=2.2, color=INK)[0],
             axes.plot([], [], marker="D", ls="", ms=5.5, mfc="white", mec=INK, mew=1.2)[0],
         ]
-        names = ["a patient", "median (box: middle half)", "10th percentile"]
+        names = ["a patient", "median (box: middle half)", f"{worst}th percentile"]
         figure.legend(marks, names, loc="outside lower center", ncols=3, columnspacing=1.1, handletextpad=0.2)
         svg = to_svg(figure)
-    return Panel(svg, title, f"{x_label}. " + " ".join(_distribution_words(name, kept[name]) for name in kept))
+    words = " ".join(_distribution_words(name, values, worst) for name, values in kept.items())
+    return Panel(svg, title, f"{x_label}. {words}")
 
 
-def _distribution_words(name: str, values: FloatArray) -> str:
-    tenth, median = np.quantile(values, [0.1, 0.5])
+def _distribution_words(name: str, values: FloatArray, worst: int) -> str:
+    tenth, median = np.quantile(values, [worst / 100, 0.5])
     return (
-        f"{name}: {len(values)} patients, median {number(median)}, 10th percentile {number(tenth)}, "
+        f"{name}: {len(values)} patients, median {number(median)}, {worst}th percentile {number(tenth)}, "
         f"lowest {number(values.min())}, highest {number(values.max())}."
     )
 
@@ -183,6 +185,48 @@ def _most_frequent_error(share: FloatArray, names: Sequence[str]) -> str:
     off = share - np.diag(np.diag(share))
     row, column = (int(index) for index in np.unravel_index(int(off.argmax()), off.shape))
     return f"The most frequent mix-up: {off[row, column]:.0%} of {names[row]} are called {names[column]}."
+
+
+def agreement(title: str, truth: FloatArray, predicted: FloatArray, what: str) -> Panel:
+    """Predicted against true values; on the dotted line they are equal."""
+    low, high = float(min(truth.min(), predicted.min())), float(max(truth.max(), predicted.max()))
+    some = _some_samples(len(truth))
+    with canvas(WIDTH, 3.7) as (figure, axes):
+        axes.plot([low, high], [low, high], color=QUIET, lw=1.0, ls=(0, (1, 2)))
+        axes.scatter(truth[some], predicted[some], s=6, color=ACCENT, alpha=0.35, lw=0, rasterized=True)
+        axes.set(xlabel=f"true {what}", ylabel=f"predicted {what}")
+        svg = to_svg(figure)
+    varies = truth.std() > 0 and predicted.std() > 0
+    related = float(np.corrcoef(truth, predicted)[0, 1]) if varies else float("nan")
+    spread = f"predictions are between {number(predicted.min(), 2)} and {number(predicted.max(), 2)}"
+    true = f"true values between {number(truth.min(), 2)} and {number(truth.max(), 2)}"
+    return Panel(svg, title, f"{len(truth):,} samples: {spread}, {true}; their correlation is {number(related, 2)}.")
+
+
+def bland_altman(title: str, truth: FloatArray, predicted: FloatArray, what: str) -> Panel:
+    """Error against the mean of predicted and true value, with the mean error and the 95% limits of agreement."""
+    errors, middle = predicted - truth, (predicted + truth) / 2
+    bias, spread = float(errors.mean()), 1.96 * float(errors.std(ddof=1) if len(errors) > 1 else 0.0)
+    some = _some_samples(len(truth))
+    with canvas(WIDTH, 3.7) as (figure, axes):
+        axes.scatter(middle[some], errors[some], s=6, color=ACCENT, alpha=0.35, lw=0, rasterized=True)
+        axes.axhline(bias, color=INK, lw=1.2)
+        for limit in (bias - spread, bias + spread):
+            axes.axhline(limit, color=INK, lw=1.0, ls=(0, (4, 3)))
+        axes.axhline(0, color=QUIET, lw=1.0, ls=(0, (1, 2)))
+        axes.set(xlabel=f"mean of predicted and true {what}", ylabel="predicted minus true")
+        svg = to_svg(figure)
+    slope = float(np.corrcoef(truth, errors)[0, 1]) if truth.std() > 0 and errors.std() > 0 else float("nan")
+    lean = "high values are predicted too low, low ones too high" if slope < -0.3 else ""
+    words = f"Mean error {number(bias, 2)}; 95% limits of agreement {number(bias - spread, 2)} to " + (
+        f"{number(bias + spread, 2)}. Correlation of the error with the true value {number(slope, 2)}"
+    )
+    return Panel(svg, title, f"{words}{': ' + lean if lean else ''}.")
+
+
+def _some_samples(count: int) -> IntArray:
+    """At most so many samples as a chart can show, spread evenly."""
+    return np.unique(np.linspace(0, count - 1, min(count, _MAX_DOTS)).astype(np.int64))
 
 
 def reliability(title: str, curves: Mapping[str, Reliability], x_label: str, y_label: str) -> Panel:

@@ -83,6 +83,11 @@ class Chapter:
         return self.target.selection
 
     @property
+    def patient_metric(self) -> str:
+        """The metric that patients are compared by."""
+        return self.target.patient_metric
+
+    @property
     def metrics(self) -> list[str]:
         """The target's metrics, the one that chose the epochs first."""
         return list(dict.fromkeys([self.metric, *self.target.metrics]))
@@ -125,6 +130,10 @@ class Chapter:
         """Figures that belong to an experiment."""
         figures = [figure for figure in self.figures if figure.experiment == experiment]
         return [_without_paper(figure) for figure in figures] if self.synthetic else figures
+
+    def validation(self, record: RunRecord) -> Predictions | None:
+        """Predictions of a run on its validation patients; None where the run's folder is not here."""
+        return load_predictions(self.folder, record, "val")
 
     def predictions(self, record: RunRecord) -> Predictions | None:
         """Test predictions that a run is judged by (:meth:`Predictions.scored`); None without the run's folder."""

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from manydg.algorithms import controls
 from manydg.evaluation.statistics import Interval, shared_patient_values
 from manydg.studies.summary import Entry, Summary
+from manydg.targets import oriented
 from manydg.training.record import EpochEntry, RunRecord
 
 ALPHA = 0.05
@@ -129,6 +130,7 @@ class RivalTest:
     """
 
     rival: str
+    metric: str
     difference: float
     interval: Interval | None
     t_p: float
@@ -142,6 +144,11 @@ class RivalTest:
     def p(self) -> float:
         """The p-value that decides: of the corrected t-test, or the plain one where that could not be made."""
         return self.t_p if math.isnan(self.corrected_p) else self.corrected_p
+
+    @property
+    def gain(self) -> float:
+        """The difference such that above zero the reference is better: of an error, with the other sign."""
+        return oriented(self.metric, self.difference)
 
     @property
     def excludes_zero(self) -> bool:
@@ -191,6 +198,7 @@ class Comparison:
         paired, adjusted = entry.comparison, entry.adjusted or {}
         return RivalTest(
             rival=rival,
+            metric=metric,
             difference=paired.difference,
             interval=entry.difference,
             t_p=adjusted.get("t", math.nan),

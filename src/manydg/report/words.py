@@ -13,7 +13,12 @@ from manydg.studies.summary_text import METRIC_NAMES
 
 MINUS = "\N{MINUS SIGN}"
 
-METRICS = {**METRIC_NAMES, "accuracy": "accuracy", "kappa": "kappa", "f1_macro": "macro F1"}  # within a sentence
+METRICS = {
+    **METRIC_NAMES,
+    # Within a sentence.
+    "accuracy": "accuracy", "kappa": "kappa", "f1_macro": "macro F1", "mae": "mean absolute error",
+    "rmse": "root mean squared error",
+}  # fmt: skip
 MEANING = {
     "accuracy": "The share of samples given the right class.",
     "kappa": "Agreement with the reference beyond what chance alone would give; 0 is chance, 1 is perfect.",
@@ -24,6 +29,10 @@ MEANING = {
     "jaccard": "Of all labels predicted or true for a sample, the share that are both; the mean over samples.",
     "auprc_samples": "Average precision of a sample’s ranked labels; then the mean over samples.",
     "f1_samples": "Balance of missed and false labels of a sample; then the mean over samples.",
+    "r2": "Share of the variance of the true values that the predictions explain: 1 is perfect, 0 is as good as always "
+    "predicting the mean, and worse than that is negative.",
+    "mae": "How far predictions are off on average, in the unit of the value; lower is better.",
+    "rmse": "The same with large errors weighing more (root of the mean squared error); lower is better.",
 }
 LOSSES = {
     "supervised": "supervised",
@@ -153,6 +162,25 @@ def plural(amount: int, one: str, many: str | None = None) -> str:
 def sentence(text: str) -> str:
     """Text with a capital first letter."""
     return text[:1].upper() + text[1:]
+
+
+def worst_values(values: Sequence[float], label: str, *, errors: bool) -> str:
+    """How the worst-off patients do: those with the lowest values, or with the highest of an error.
+
+    Examples
+    --------
+    >>> worst_values([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0], "mean absolute error", errors=True)
+    '9 of 10 patients have mean absolute error of 9.100 or less; the highest has 10.000'
+    >>> worst_values([0.2, 0.5], "kappa", errors=False)
+    'the lowest kappa of 2 patients is 0.200'
+    """
+    if not errors:
+        return low_values(values, label)
+    total, highest, tenth = len(values), max(values), float(np.quantile(values, 0.9))
+    if total < 10:
+        return f"the highest {label} of {plural(total, 'patient')} is {number(highest)}"
+    below = sum(value <= tenth for value in values)
+    return f"{below} of {total} patients have {label} of {number(tenth)} or less; the highest has {number(highest)}"
 
 
 def low_values(values: Sequence[float], label: str) -> str:

@@ -499,8 +499,9 @@ def _check_target(labels: Tensor, target: TargetSpec, *, numbers: bool) -> None:
     most = _MOST_CLASSES if numbers else max(_MOST_CLASSES, len(labels) // 2)
     if target.kind == "classes" and target.size > most:
         raise DataError(
-            f"the target has {target.size} different values in {len(labels)} samples: is it a measurement? Give its "
-            "classes instead (high or low, above a limit), or say that each value is a class (--kind classes)"
+            f"the target has {target.size} different values in {len(labels)} samples: is it a measurement? Say "
+            "--kind regression to predict the number, --kind classes if each value is a class, or give classes of it "
+            "(above a limit)"
         )
 
 

@@ -212,8 +212,8 @@ class SamplePredictions:
         Its names are the columns of ``probabilities``.
     probabilities : array ``(samples, K)``
     decisions : list of str
-        The class of each sample, or its labels as :func:`manydg.predict.joined_names` writes them; ``None`` where there
-        is no prediction.
+        The class of each sample, or its labels as :func:`manydg.predict.joined_names` writes them, or the predicted
+        value; ``None`` where there is no prediction.
     threshold : float, optional
         The probability from which a label counts as present, where that is how it decides.
     trust : dict of str to sequence
@@ -518,12 +518,13 @@ def write_prediction_table(
     """Write a table of predictions, a line per sample.
 
     Its columns are those of ``rows``, then ``predicted``, ``threshold`` where there is one, ``p_NAME`` for each class
-    or label, and how far to trust it. Text that a spreadsheet would compute is kept text
+    or label (none for a regression target), and how far to trust it. Text that a spreadsheet would compute is kept text
     (:func:`manydg.errors.csv_text`).
     """
     import polars as pl
 
-    threshold, names = predictions.threshold, predictions.target.names
+    threshold, target = predictions.threshold, predictions.target
+    names = () if target.kind == "regression" else target.names
     table = rows.with_columns(
         pl.Series("predicted", predictions.decisions, dtype=pl.String),
         *([] if threshold is None else [pl.lit(float(f"{threshold:.6g}")).alias("threshold")]),

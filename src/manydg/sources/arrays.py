@@ -29,10 +29,12 @@ class ArraysOptions(Options):
     time: Path | None = option(None, help="Times, (rows,) .npy.")
     rate: float | None = option(None, help="Sampling rate in Hz, where the samples are signals.")
     kind: str | None = option(
-        None, help="classes, votes, binary or multilabel, where it cannot be told from the values."
+        None,
+        help="classes, votes, binary or multilabel, where it cannot be told from the values; regression to predict the "
+        "number itself.",
     )
     classes: tuple[str, ...] | None = option(
-        None, help="Names of the classes in code order.", metavar="A,B,...", commas=True
+        None, help="Names of the classes in code order, or of the value.", metavar="A,B,...", commas=True
     )
     missing: str = option(
         "refuse", help="refuse empty values, or keep them as measurements not taken.", choices=MISSING

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import polars as pl
 import torch
 
+from manydg.data.encoding import encode_targets
 from manydg.data.info import DatasetInfo, TargetSpec
 from manydg.data.storage import DatasetWriter
 from manydg.errors import ConfigError, DataError, StorageError
@@ -52,7 +53,7 @@ from manydg.sources._tables import Array, CategoryMap, SampleIndex, check_unpack
 BIRTH = "MEDS_BIRTH"
 OTHER = "<other>"
 STATIC_NAMES = ("age_over_100", "age_missing")
-_VALUES = ("boolean_value", "integer_value", "categorical_value")
+_VALUES = ("boolean_value", "integer_value", "categorical_value", "float_value")
 _MOST_KINDS = 32
 _BATCH = 250_000
 _SECOND = 1_000_000
@@ -265,8 +266,6 @@ def read_labels(path: str | Path, flow: CohortFlow) -> pl.DataFrame:
     """
     rows = _read_times(path)
     present = [name for name in _VALUES if name in rows.columns and rows[name].null_count() < rows.height]
-    if not present and "float_value" in rows.columns:
-        raise DataError(f"{path} holds float_value labels; regression is not supported: cut them into classes first")
     if len(present) != 1:
         raise DataError(f"{path} must hold exactly one of {', '.join(_VALUES)}; found: {', '.join(present) or 'none'}")
     named = rows.select("subject_id", "prediction_time", label=pl.col(present[0])).drop_nulls()
@@ -602,8 +601,11 @@ def _limit(samples: pl.DataFrame, limit: int | None, flow: CohortFlow) -> pl.Dat
     return kept
 
 
-def _encode(labels: pl.Series) -> tuple[TargetSpec, npt.NDArray[np.int64]]:
-    """Target and class codes ``(rows,)`` of a label column."""
+def _encode(labels: pl.Series) -> tuple[TargetSpec, npt.NDArray[Any]]:
+    """Target and class codes, or values, ``(rows,)`` of a label column."""
+    if labels.dtype.is_float():
+        measured, target = encode_targets(labels.to_numpy(), "regression", None)
+        return target, measured.numpy()
     values = labels.unique().sort().to_list()
     if len(values) < 2:
         raise DataError(f"all {len(labels)} labels are {values[0]}: there is nothing to learn")

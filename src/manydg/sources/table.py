@@ -85,7 +85,9 @@ class TableOptions(Options):
     )
     site: str | None = option(None, help="Column of the hospital or other site of the patient.", metavar="COL")
     kind: str | None = option(
-        None, help="classes, votes, binary or multilabel, where it cannot be told from the values."
+        None,
+        help="classes, votes, binary or multilabel, where it cannot be told from the values; regression to predict the "
+        "number itself (a length of stay, a laboratory value).",
     )
     classes: tuple[str, ...] | None = option(
         None, help="Names of the classes in code order.", metavar="A,B,...", commas=True
@@ -175,7 +177,7 @@ class TableFile(Source[TableOptions, PredictionOptions]):
         groups = [_subgroup(frame, name, patients, raw) for name in options.subgroup]
         beside = _Beside(event, groups, _sites(frame, roles.site, patients, raw))
         encoding, texts = _encoding(frame, roles, patients, raw)
-        _question(frame, encoding, labels, roles, raw)
+        _question(frame, encoding, labels, roles, raw, numeric=options.kind == "regression")
         values = encoding.numbers(frame)
         options = replace(options, missing=_missing(options.missing, values, raw))
         settings = encoding.settings() | ({} if gap is None else {"session_gap": gap})
@@ -282,6 +284,13 @@ def _choose(columns: Sequence[str], path: Path, options: TableOptions) -> _Roles
 
 
 def _class_names(options: TableOptions, roles: _Roles) -> Sequence[str] | None:
+    """Names of the classes or labels, or of the value, where the values themselves are not to name them."""
+    if options.kind == "regression":
+        if len(roles.targets) != 1:
+            raise DataError("a regression target is one column of numbers: name one in --target")
+        if options.classes is not None:
+            raise ConfigError("a regression target has no classes: leave --classes or --kind regression out")
+        return roles.targets
     if options.classes is not None or len(roles.targets) == 1:
         return options.classes
     return roles.targets or ("no", str(roles.event))
@@ -509,7 +518,7 @@ _IDENTIFIER = re.compile(r"(?:^|[_ .-])(?:id|mrn)$|[a-z]I[dD]$", re.IGNORECASE)
 
 
 def _question(
-    frame: pl.DataFrame, encoding: FrameEncoding, labels: npt.NDArray[Any], roles: _Roles, path: Path
+    frame: pl.DataFrame, encoding: FrameEncoding, labels: npt.NDArray[Any], roles: _Roles, path: Path, *, numeric: bool
 ) -> None:
     """Warn of rows that are there twice, of features that give the target away, and of identifiers among them."""
     repeated = frame.height - frame.n_unique()
@@ -518,7 +527,7 @@ def _question(
             f"{path}: {repeated:,} of {frame.height:,} rows repeat an earlier row in every column that is used: were "
             "tables joined twice?"
         )
-    if labels.ndim == 1 and (telling := _telling(frame, encoding, labels)):
+    if labels.ndim == 1 and (telling := _telling(frame, encoding, labels, ordered=numeric)):
         _warn(
             f"{path}: each of these features alone tells the target exactly: {', '.join(telling[:5])}. Is it known "
             "before the target is? If not, leave it out"
@@ -547,9 +556,16 @@ def _warn(message: str) -> None:
     warnings.warn(message, ManyDGWarning, stacklevel=5)
 
 
-def _telling(frame: pl.DataFrame, encoding: FrameEncoding, labels: npt.NDArray[Any]) -> list[str]:
-    """Names of the features that fall into as many stretches as there are classes, each of one class alone."""
+def _telling(
+    frame: pl.DataFrame, encoding: FrameEncoding, labels: npt.NDArray[Any], *, ordered: bool = False
+) -> list[str]:
+    """Names of the features that fall into as many stretches as there are classes, each of one class alone.
+
+    With ``ordered`` the labels are numbers, and a feature tells them that rises or falls with them throughout.
+    """
     _, classes = np.unique(labels, return_inverse=True)
+    if ordered:
+        return [feature.name for feature in encoding.features if _rises_with(feature.values(frame), classes)]
     if np.bincount(classes).min() < _FEWEST_OF_A_CLASS:
         return []
     some = np.arange(0, frame.height, max(1, frame.height // _ROWS_FOR_A_LOOK))
@@ -564,6 +580,14 @@ def _telling(frame: pl.DataFrame, encoding: FrameEncoding, labels: npt.NDArray[A
         if pairs == len(np.unique(column)):
             telling.append(name)
     return telling
+
+
+def _rises_with(values: npt.NDArray[np.float64], ranks: npt.NDArray[np.int64]) -> bool:
+    """Whether values and ranks are in one order or in opposite orders, with ties at the same rows; never for gaps."""
+    if np.isnan(values).any():
+        return False
+    _, own = np.unique(values, return_inverse=True)
+    return bool((own == ranks).all() or (own == ranks.max() - ranks).all())
 
 
 def _splits_into(values: npt.NDArray[np.float64], classes: npt.NDArray[Any]) -> bool:

@@ -53,7 +53,7 @@ def make_request(
 def fitting(request: Request, report: Report) -> Request:
     """The request without the algorithms that make no sense for its data, each named with the reason."""
     data, config = request.dataset, request.config
-    schema, target = InputSchema.of(data), target_of(data.target)
+    schema, target = InputSchema.of(data), target_of(data.target, config.loss)
     name = auto_backbone(schema) if config.backbone == "auto" else config.backbone
     backbone = build_backbone(name, schema, config.backbone_options)
     kept = []

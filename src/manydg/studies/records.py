@@ -16,6 +16,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from torch import Tensor
+
 from manydg.code_version import code_version
 from manydg.data.dataset import DomainDataset
 from manydg.data.info import CohortStep, Provenance, TargetSpec
@@ -192,6 +195,8 @@ class StudiedDataset:
         How often each class or label occurs.
     samples_per_patient : mapping
         Quantiles by level, as text: ``{"0.5": 120.0, ...}``.
+    values : mapping
+        Quantiles of a regression target, likewise; empty for other targets.
     cohort_flow : tuple of CohortStep
     provenance : Provenance, optional
         Without the raw files, whose names may hold patients' ids.
@@ -206,6 +211,7 @@ class StudiedDataset:
     target: TargetSpec | None = None
     label_counts: Mapping[str, int] = field(default_factory=dict)
     samples_per_patient: Mapping[str, float] = field(default_factory=dict)
+    values: Mapping[str, float] = field(default_factory=dict)
     cohort_flow: tuple[CohortStep, ...] = ()
     provenance: Provenance | None = None
     commands: Mapping[str, str] = field(default_factory=dict)
@@ -231,7 +237,8 @@ class StudiedDataset:
             patients=data.n_patients,
             target=data.target,
             label_counts=label_counts(data),
-            samples_per_patient={str(q): float(counts.quantile(q)) for q in (0.0, 0.25, 0.5, 0.75, 1.0)},
+            samples_per_patient=_quantiles(counts),
+            values=_quantiles(data.targets) if data.target.kind == "regression" else {},
             cohort_flow=data.info.cohort_flow,
             provenance=None if origin is None else replace(origin, files=()),
             commands=commands,
@@ -246,6 +253,7 @@ class StudiedDataset:
             "target": self.target.to_json() if self.target else None,
             "label_counts": self.label_counts,
             "samples_per_patient": self.samples_per_patient,
+            **({"values": self.values} if self.values else {}),
             "cohort_flow": [step.to_json() for step in self.cohort_flow],
             "provenance": self.provenance.to_json() if self.provenance else {},
             "commands": self.commands,
@@ -261,13 +269,21 @@ class StudiedDataset:
             patients=int(value.get("patients") or 0),
             target=TargetSpec.from_json(target) if target else None,
             label_counts={str(label): int(count) for label, count in (value.get("label_counts") or {}).items()},
-            samples_per_patient={
-                str(float(share)): float(count) for share, count in (value.get("samples_per_patient") or {}).items()
-            },
+            samples_per_patient=_parsed_quantiles(value.get("samples_per_patient")),
+            values=_parsed_quantiles(value.get("values")),
             cohort_flow=tuple(CohortStep.from_json(step) for step in value.get("cohort_flow") or ()),
             provenance=Provenance.from_json(provenance) if provenance else None,
             commands=_commands(value.get("commands"), name),
         )
+
+
+def _quantiles(values: Tensor) -> dict[str, float]:
+    shares = (0.0, 0.25, 0.5, 0.75, 1.0)
+    return dict(zip(map(str, shares), np.quantile(values.cpu().double().numpy(), shares).tolist(), strict=True))
+
+
+def _parsed_quantiles(value: ParsedJson | None) -> dict[str, float]:
+    return {str(float(share)): float(quantile) for share, quantile in (value or {}).items()}
 
 
 @dataclass(frozen=True)
@@ -358,8 +374,10 @@ def describe_study(folder: Path, data: DomainDataset, name: str, commands: Mappi
 
 
 def label_counts(data: DomainDataset) -> dict[str, int]:
-    """How often each class or label occurs; votes count their majority class."""
+    """How often each class or label occurs; votes count their majority class, and a value has none."""
     target = target_of(data.target)
+    if target.numeric:
+        return {}
     truth = target.truth(data.targets)
     counts = truth.sum(dim=0) if truth.ndim == 2 else truth.bincount(minlength=data.target.size)
     return {name: int(count) for name, count in zip(data.target.names, counts.tolist(), strict=True)}

@@ -33,7 +33,7 @@ from manydg.studies import summary_text as tables
 from manydg.studies.paper_figures import beside
 from manydg.studies.records import RUN_RECORD, StudyDescription, read_description, read_results, views
 from manydg.studies.tuning import kept_tuning
-from manydg.targets import Target, target_of
+from manydg.targets import Target, oriented, target_of
 from manydg.training.record import Counts, RunRecord, check_files
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ class Entry:
         The metric of each patient for whom it exists with every row that has it at all, so that rows are compared on
         the same patients; each counted once, by the mean over the runs that tested the patient.
     worst_tenth : float
-        The 10th percentile of these values; NaN where there are none, or where it would mislead.
+        The 10th percentile of these values, or the 90th of an error; NaN where there are none, or where it would
+        mislead.
     worst_tenth_note : str
         Why there is none.
     comparison : PairedComparison, optional
@@ -93,6 +94,8 @@ class Summary:
     metrics : tuple of str
     primary : str
         The metric that chose the epochs.
+    patient_metric : str
+        The metric that patients are compared by.
     reference : str or None
         The row the others are tested against; None where it is not among the rows.
     entries : dict
@@ -117,6 +120,7 @@ class Summary:
     dataset: str
     metrics: tuple[str, ...]
     primary: str
+    patient_metric: str
     reference: str | None
     rows: tuple[str, ...]
     seeds: tuple[int, ...]
@@ -304,8 +308,8 @@ def same_patients(first: Record, second: Record) -> bool:
     return not ours or not theirs or set(ours) == set(theirs)
 
 
-def load_predictions(folder: str | Path, record: Record) -> Predictions | None:
-    """Test predictions of a run of a results folder; None where the run's record and predictions are not here.
+def load_predictions(folder: str | Path, record: Record, side: str = "test") -> Predictions | None:
+    """Predictions of a run of a results folder on its test (or ``val``) patients; None where they are not here.
 
     Raises
     ------
@@ -317,7 +321,7 @@ def load_predictions(folder: str | Path, record: Record) -> Predictions | None:
         return None
     again = f"delete {path.parent} and run the study again"
     check_files(path.with_name(RUN_RECORD), again, names=[path.name])
-    return read_predictions(path, "test", _target(record), record.threshold)
+    return read_predictions(path, side, _target(record), record.threshold)
 
 
 FloatArray = npt.NDArray[np.float64]
@@ -370,8 +374,8 @@ def cautions(records: Sequence[Record], metric: str, differences: Mapping[str, I
     }
     if 2 * len(defined) < len(tested):
         notes.append(
-            f"{metric} is undefined within {len(tested) - len(defined)} of {len(tested)} test patients (one class "
-            f"alone, say): figures per patient are of the other {len(defined)}"
+            f"{metric} is undefined within {len(tested) - len(defined)} of {len(tested)} test patients (one class or "
+            f"one value alone, say): figures per patient are of the other {len(defined)}"
         )
     for row, interval in (differences or {}).items():
         if interval.low <= 0 <= interval.high and interval.high - interval.low > 2 * PLAUSIBLE_EFFECT:
@@ -506,12 +510,14 @@ def summarize(
     entries = _entries(chosen, against, draws, notes)
     primary = chosen.target.selection
     gaps = {row: gap for row in chosen.rows if (gap := entries[row, primary].difference) is not None}
-    notes += composition(chosen) + cautions(chosen.records, primary, gaps)
+    notes += composition(chosen) + cautions(chosen.records, chosen.target.patient_metric)
+    notes += cautions((), primary, gaps)
     return Summary(
         experiment=chosen.experiment,
         dataset=chosen.dataset,
         metrics=chosen.metrics,
-        primary=chosen.target.selection,
+        primary=primary,
+        patient_metric=chosen.target.patient_metric,
         reference=against,
         rows=tuple(chosen.rows),
         seeds=chosen.seeds,
@@ -535,7 +541,7 @@ def _entries(
     entries = {}
     for metric in chosen.metrics:
         column = _column(chosen, metric, draws)
-        if metric == chosen.target.selection:
+        if metric == chosen.target.patient_metric:
             notes += [entry.worst_tenth_note for entry in column.values() if entry.worst_tenth_note]
         if against is not None:
             column = _with_tests(column, chosen, against, draws, notes)
@@ -558,7 +564,7 @@ def _column(chosen: Selection, metric: str, draws: Draws | None) -> dict[str, En
     runs = {row: {seed: record.per_patient for seed, record in seeds.items()} for row, seeds in chosen.rows.items()}
     by_patient = shared_patient_values(runs, metric)
     column = {row: _entry(chosen, row, metric, by_patient[row], draws) for row in chosen.rows}
-    if any(entry.worst_tenth > entry.mean + 1e-9 for entry in column.values()):
+    if any(oriented(metric, entry.worst_tenth - entry.mean) > 1e-9 for entry in column.values()):
         column = {
             row: replace(entry, worst_tenth=math.nan, worst_tenth_note=_WITHIN_A_PATIENT)
             for row, entry in column.items()
@@ -579,8 +585,13 @@ def _entry(chosen: Selection, row: str, metric: str, by_patient: Mapping[str, fl
         sd=float(np.std(known, ddof=1)) if len(known) > 1 else math.nan,
         interval=draws.plan.interval(resampled) if draws and resampled is not None else None,
         by_patient=by_patient,
-        worst_tenth=float(np.percentile(list(by_patient.values()), 10)) if by_patient else math.nan,
+        worst_tenth=worst_tenth(list(by_patient.values()), metric),
     )
+
+
+def worst_tenth(values: Sequence[float], metric: str) -> float:
+    """What a tenth of the patients do worse than: the 10th percentile, or the 90th of an error; NaN without values."""
+    return float(np.percentile(list(values), 10 if oriented(metric, 1.0) > 0 else 90)) if values else math.nan
 
 
 def _with_tests(
@@ -622,7 +633,8 @@ def _test_share(runs: Mapping[int, Record]) -> float | None:
 
 
 def _ranked(column: dict[str, Entry]) -> dict[str, Entry]:
-    levels = sorted({round(entry.mean, 10) for entry in column.values() if not math.isnan(entry.mean)}, reverse=True)
+    known = {(round(entry.mean, 10), entry.metric) for entry in column.values() if not math.isnan(entry.mean)}
+    levels = [mean for mean, metric in sorted(known, key=lambda level: -oriented(level[1], level[0]))]
     ranks = {level: rank for rank, level in enumerate(levels[:2], start=1)}
     return {row: replace(entry, rank=ranks.get(round(entry.mean, 10), 0)) for row, entry in column.items()}
 

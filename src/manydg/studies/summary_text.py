@@ -16,6 +16,7 @@ from rich.text import Text
 
 from manydg.errors import csv_text, printable
 from manydg.evaluation.statistics import Interval
+from manydg.targets import oriented
 
 if TYPE_CHECKING:
     from manydg.studies.summary import Entry, Summary
@@ -33,6 +34,9 @@ METRIC_NAMES = {
     "jaccard": "Jaccard",
     "auprc_samples": "AUPRC per sample",
     "f1_samples": "F1 per sample",
+    "r2": "R²",
+    "mae": "MAE",
+    "rmse": "RMSE",
 }
 METRIC_NAMES |= {f"{key}_{when}": f"{name} {when} onset" for key, name in METRIC_NAMES.items() for when in APART}
 _COLUMNS = (
@@ -149,19 +153,24 @@ def _cohort(summary: Summary) -> str:
 
 def _results(summary: Summary) -> Iterable[str]:
     names = [METRIC_NAMES.get(metric, metric) for metric in summary.metrics]
-    primary = METRIC_NAMES.get(summary.primary, summary.primary)
-    tenth = f"{primary}, 10th percentile of {_patients_of_tenth(summary)} patients"
+    name = METRIC_NAMES.get(summary.patient_metric, summary.patient_metric)
+    tenth = f"{name}, {_worst_percentile(summary)}th percentile of {_patients_of_tenth(summary)} patients"
     yield _line(["", "Seeds", *names, tenth, "Seconds a run"])
     yield _line(["---", "---:", *("---" for _ in names), "---:", "---:"])
     for row in summary.rows:
         cells = [_markdown_cell(summary.entries[row, metric]) for metric in summary.metrics]
-        worst = number(summary.entries[row, summary.primary].worst_tenth)
+        worst = number(summary.entries[row, summary.patient_metric].worst_tenth)
         yield _line([row, seeds_text(summary, row), *cells, worst, number(summary.seconds.get(row), 1)])
 
 
+def _worst_percentile(summary: Summary) -> int:
+    """The percentile that the worst tenth of the patients begins at: high of an error, else low."""
+    return 10 if oriented(summary.patient_metric, 1.0) > 0 else 90
+
+
 def _patients_of_tenth(summary: Summary) -> str:
-    """How many of the tested patients the 10th percentile of the primary metric rests on."""
-    most = max(len(summary.entries[row, summary.primary].by_patient) for row in summary.rows)
+    """How many of the tested patients the 10th percentile rests on."""
+    most = max(len(summary.entries[row, summary.patient_metric].by_patient) for row in summary.rows)
     return str(most) if most == summary.tested_patients else f"{most} of {summary.tested_patients}"
 
 
@@ -192,7 +201,8 @@ def _tests(summary: Summary) -> Iterable[str]:
 def _reading(summary: Summary) -> Iterable[str]:
     yield "Mean ± standard deviation over seeds on unseen patients; **best**, <u>second</u>."
     yield "Brackets: 95% interval of that mean over patients (BCa bootstrap that resamples patients, not samples)."
-    yield "10th percentile: over the patients for whom the metric exists with every row, each counted once."
+    yield f"{_worst_percentile(summary)}th percentile: over the patients for whom the metric exists with every row, "
+    yield "each counted once."
     yield "Seconds: median over the runs of a row, without the program's imports and first calls."
     if summary.synthetic:
         yield "The patients are synthetic (made up): the figures say nothing about real ones, and the paper's, which"
@@ -277,8 +287,10 @@ def _needed(summary: Summary) -> Iterator[_Column]:
 
 def _extras(summary: Summary) -> Iterator[_Column]:
     entries = [summary.entries[row, summary.primary] for row in summary.rows]
-    tenth = f"10th pct. of\n{_patients_of_tenth(summary)}\npatients"
-    yield _Column(tenth, [Text(number(entry.worst_tenth, 3)) for entry in entries])
+    name = "" if summary.patient_metric == summary.primary else f"{METRIC_NAMES[summary.patient_metric]}, "
+    tenth = f"{name}{_worst_percentile(summary)}th pct. of\n{_patients_of_tenth(summary)}\npatients"
+    worst = [summary.entries[row, summary.patient_metric].worst_tenth for row in summary.rows]
+    yield _Column(tenth, [Text(number(value, 3)) for value in worst])
     if summary.reference and len(summary.rows) > 1:
         gaps = [_signed(entry.comparison.difference) if entry.comparison else NONE for entry in entries]
         yield _Column(f"{printable(summary.reference)}\nminus row", [Text(gap) for gap in gaps])

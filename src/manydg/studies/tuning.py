@@ -42,7 +42,7 @@ from manydg.jobs import Job, current_engine
 from manydg.studies.records import read_runs
 from manydg.studies.settings import Options, spelled_out
 from manydg.studies.study import open_once
-from manydg.targets import target_of
+from manydg.targets import oriented, target_of
 from manydg.training.fit import Silent, StoppedEarlyError, fit, trust_named
 from manydg.training.inference import predict_probabilities, with_context
 from manydg.training.record import EpochEntry, RunRecord
@@ -495,10 +495,12 @@ def validation_score(dataset: DomainDataset, config: TrainingConfig, device: str
     target = target_of(seen.target)
     target.check(seen.targets)
     train, val = seen.learnable(train), seen.learnable(val)
+    metric = config.selection or target.selection
+    if oriented(metric, 1.0) < 0:
+        raise ConfigError(f"a search looks for the highest value, and of {metric} the lowest is best: select by r2")
     data = with_context(seen, config, chosen_device, None, train)
     sides = {"train": data.select(train), "val": data.select(val)}
     fitted = fit(config, sides["train"], sides["val"], chosen_device, reporter=reporter)
-    metric = config.selection or target.selection
     if fitted.epoch and fitted.out_of_fold is None:
         value = fitted.history[fitted.epoch - 1].val[metric]
     else:

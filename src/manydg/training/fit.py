@@ -39,7 +39,7 @@ from manydg.data.timeline import ORDER, PAUSE, SequenceOptions
 from manydg.errors import ConfigError, DataError, ManyDGError, ManyDGWarning, StorageError, TrainingError, unknown_name
 from manydg.evaluation.metrics import choose_threshold, score
 from manydg.files import Json
-from manydg.targets import Target, target_of
+from manydg.targets import Target, oriented, target_of
 from manydg.training.checkpoint import pack_optimizer, read_tensors, same_device, unpack_optimizer, write_tensors
 from manydg.training.execution import AS_WRITTEN, Execution, Speed
 from manydg.training.execution.batches import crops_of
@@ -146,8 +146,9 @@ def fit(
     """
     trust_named(config)
     reporter = reporter or Silent()
-    target = target_of(train.target)
+    target = target_of(train.target, config.loss)
     check_training_labels(target, train)
+    target.fit(train.targets)
     warn_of_telling_lengths(target, train)
     metric = selection_metric(config, target)
     untrained = copy.deepcopy(backbone)
@@ -377,7 +378,13 @@ def check_training_labels(target: Target, train: DomainDataset) -> None:
     if len(train) < 2:
         raise DataError(f"training needs at least two samples; the training patients have {len(train)}")
     truth = target.truth(train.targets)
-    if target.exclusive and bool((truth == truth[0]).all()):
+    same = bool((truth == truth[0]).all())
+    if target.numeric and same:
+        raise DataError(
+            f"all {len(train)} samples of the {train.n_patients} training patients have the value {float(truth[0]):g}: "
+            "there is nothing to learn; use another seed or more patients"
+        )
+    if target.exclusive and same:
         raise DataError(
             f"all {len(train)} samples of the {train.n_patients} training patients are of one class "
             f"('{target.spec.names[int(truth[0])]}'): there is nothing to learn; use another seed or more patients"
@@ -394,7 +401,6 @@ class ScoredRounds(Rounds):
     target : Target
     val : DomainDataset, optional
     metric : str
-        Higher is better.
     reporter : Reporter
         Gets an entry for every number of rounds that is scored.
     """
@@ -416,7 +422,7 @@ class ScoredRounds(Rounds):
         val: dict[str, float | None] = {}
         if self.val is not None:
             val = validation_metrics(self.target, self.val, self.target.probabilities(logits).numpy(), self.metric)
-            if not self._best[0] or _better(val[self.metric], self._best[1]):
+            if not self._best[0] or _better(self.metric, val[self.metric], self._best[1]):
                 self._best = number, val[self.metric]
         self.reporter.epoch_ended(EpochEntry(number, losses, val, trained - self._since))
         self._since = time.perf_counter()
@@ -426,7 +432,7 @@ class ScoredRounds(Rounds):
         if not best:
             self.selection_rule = f"all {total} rounds: no patients were held back to choose a number"
             return total
-        self.selection_rule = f"number of rounds with the highest validation {self.metric}"
+        self.selection_rule = f"number of rounds with the {_best_of(self.metric)}"
         return best
 
 
@@ -439,9 +445,9 @@ def validation_metrics(
     metrics = {name: _or_none(value) for name, value in score(target, truth, probabilities, threshold).items()}
     if metrics.get(metric) is None:
         raise DataError(
-            f"the validation {metric} is undefined: too few classes are to be seen in {data.n_patients} "
-            "validation patient(s). Take another seed, or more of them, as with ratios=(0.6, 0.2, 0.2) "
-            "(--set training.ratios=[0.6,0.2,0.2])"
+            f"the validation {metric} is undefined: too few {'values' if target.numeric else 'classes'} are to be seen "
+            f"in {data.n_patients} validation patient(s). Take another seed, or more of them, as with "
+            "ratios=(0.6, 0.2, 0.2) (--set training.ratios=[0.6,0.2,0.2])"
         )
     return metrics
 
@@ -483,7 +489,7 @@ class TrainingLoop:
         Training and validation patients; ``None`` where too few are there to hold any back.
     config : TrainingConfig
     metric : str
-        Validation metric that chooses the epoch; higher is better.
+        Validation metric that chooses the epoch.
     folder : Path, optional
         Where the checkpoint is kept; an unfinished run in it is continued.
     reporter : Reporter
@@ -530,7 +536,7 @@ class TrainingLoop:
         """How the epoch was chosen whose weights are kept."""
         if self.val is None:
             return "last epoch: no patients were held back to choose one"
-        return f"epoch with the highest validation {self.metric}"
+        return f"epoch with the {_best_of(self.metric)}"
 
     def _run_epoch(self, epoch: int, worker: Executor) -> None:
         start = time.perf_counter()
@@ -560,7 +566,7 @@ class TrainingLoop:
     def _is_best(self, val: Mapping[str, float | None]) -> bool:
         if self.val is None or self.best_epoch == 0:
             return True
-        return _better(val[self.metric], self.history[self.best_epoch - 1].val[self.metric])
+        return _better(self.metric, val[self.metric], self.history[self.best_epoch - 1].val[self.metric])
 
     def _run_steps(self, order: EpochOrder, epoch: int) -> dict[str, float]:
         """All steps of an epoch; the loss terms are read in blocks, on a GPU once, so that nothing waits for it."""
@@ -661,8 +667,12 @@ def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def _better(new: float | None, old: float | None) -> bool:
-    return new is not None and (old is None or new > old)
+def _better(metric: str, new: float | None, old: float | None) -> bool:
+    return new is not None and (old is None or oriented(metric, new) > oriented(metric, old))
+
+
+def _best_of(metric: str) -> str:
+    return f"{'highest' if oriented(metric, 1.0) > 0 else 'lowest'} validation {metric}"
 
 
 def _or_none(value: float) -> float | None:

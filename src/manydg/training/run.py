@@ -568,7 +568,8 @@ def open_run(
     config, schema = described.config, described.schema
     _trust_as_named(path, config, algorithm, backbone if isinstance(backbone, str) else None)
     model = rebuild(
-        config, schema, target_of(described.target), described.n_domains, tensors, backbone=module, source=path / MODEL
+        config, schema, target_of(described.target, config.loss), described.n_domains, tensors,
+        backbone=module, source=path / MODEL,
     ).to(pick_device(device))  # fmt: skip
     return Run(model, record, schema, config, described.info, path)
 

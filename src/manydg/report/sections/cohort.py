@@ -22,6 +22,7 @@ _TASKS = {
     "votes": "say which of {n} classes most experts chose for each sample: {names}",
     "binary": "say how likely each sample is to be “{last}” rather than “{first}”",
     "multilabel": "say which of {n} labels each sample carries (several may): {names}",
+    "regression": "predict the value of {names} for each sample",
 }
 
 
@@ -83,7 +84,7 @@ def _cohort(about: StudiedDataset) -> list[Block]:
     if about.patients and about.samples:
         people = "synthetic patients" if about.synthetic else "patients"
         amount = f"{count(about.samples)} samples of {count(about.patients)} {people}."
-        blocks.append(Text(amount + _samples_per_patient(about)))
+        blocks.append(Text(amount + _samples_per_patient(about) + _values(about)))
     if about.cohort_flow:
         blocks.append(_flow(about.cohort_flow))
     if about.label_counts:
@@ -99,6 +100,19 @@ def _samples_per_patient(about: StudiedDataset) -> str:
         return ""
     low, middle, high = (count(quantiles[key]) for key in (0.0, 0.5, 1.0))
     return f" A patient has between {low} and {high} samples, {middle} in the middle (median)."
+
+
+def _values(about: StudiedDataset) -> str:
+    """The range of a regression target."""
+    quantiles = {float(key): value for key, value in about.values.items()}
+    if about.target is None or not {0.0, 0.25, 0.5, 0.75, 1.0} <= set(quantiles):
+        return ""
+    low, quarter, middle, upper, high = (f"{quantiles[key]:,.4g}" for key in (0.0, 0.25, 0.5, 0.75, 1.0))
+    name = about.target.names[0]
+    return (
+        f" {sentence(name)} is between {low} and {high}; half of the samples are between {quarter} and {upper}, "
+        f"the median is {middle}."
+    )
 
 
 def _flow(flow: Sequence[CohortStep]) -> Table:

@@ -15,15 +15,16 @@ from manydg.report.words import (
     algorithm_name,
     interval,
     listed,
-    low_values,
     metric_name,
     number,
     plural,
     probability,
     sentence,
     signed,
+    worst_values,
 )
 from manydg.studies.summary import Entry
+from manydg.targets import oriented
 
 _READING = {"unsure": "not certain", "none": "no clear difference"}
 
@@ -58,9 +59,11 @@ class MainComparison(Section):
 def _table(chapter: Chapter, comparison: Comparison) -> Table:
     metrics = chapter.target.metrics
     columns = [Column("Method", numeric=False), *(Column(sentence(metric_name(name))) for name in metrics)]
-    tenths = {row: comparison.entry(row, chapter.metric).worst_tenth for row in comparison.rows}
+    within = chapter.patient_metric
+    percentile = 10 if oriented(within, 1.0) > 0 else 90
+    tenths = {row: comparison.entry(row, within).worst_tenth for row in comparison.rows}
     with_tenths = any(map(math.isfinite, tenths.values()))
-    columns += [Column(f"10th percentile of patients, {metric_name(chapter.metric)}")] if with_tenths else []
+    columns += [Column(f"{percentile}th percentile of patients, {metric_name(within)}")] if with_tenths else []
     rows = []
     for row, tenth in tenths.items():
         cells = [_score_cell(comparison.entry(row, metric)) for metric in metrics]
@@ -72,13 +75,13 @@ def _table(chapter: Chapter, comparison: Comparison) -> Table:
         "difference is more than chance: see the tests below."
     )
     if with_tenths:
-        known = max(len(comparison.entry(row, chapter.metric).by_patient) for row in comparison.rows)
+        known = max(len(comparison.entry(row, within).by_patient) for row in comparison.rows)
         tested = comparison.summary.tested_patients
         people = (
             f"all {plural(tested, 'test patient')}" if known == tested else f"the {known} of {tested} test patients"
         )
         note += (
-            f" The 10th percentile is over {people} for whom {metric_name(chapter.metric)} exists with every method."
+            f" The {percentile}th percentile is over {people} for whom {metric_name(within)} exists with every method."
         )
     # The text of an error is left out: it may hold anything.
     notes = [f"{sentence(text)}." for text in comparison.summary.notes if " failed: " not in text]
@@ -110,8 +113,8 @@ def _tests_in_words(chapter: Chapter, comparison: Comparison) -> str:
     metric, name = metric_name(chapter.metric), algorithm_name(comparison.first)
     tests = comparison.tests(chapter.metric)
     groups = {
-        "better": [test for test in tests if test.verdict == "clear" and test.difference > 0],
-        "worse": [test for test in tests if test.verdict == "clear" and test.difference < 0],
+        "better": [test for test in tests if test.verdict == "clear" and test.gain > 0],
+        "worse": [test for test in tests if test.verdict == "clear" and test.gain < 0],
         "unsure": [test for test in tests if test.verdict == "unsure"],
         "none": [test for test in tests if test.verdict == "none"],
     }
@@ -151,7 +154,7 @@ def reading(test: RivalTest) -> str:
     """What a test allows one to say."""
     if test.verdict != "clear":
         return _READING[test.verdict]
-    return "clearly better" if test.difference > 0 else "clearly worse"
+    return "clearly better" if test.gain > 0 else "clearly worse"
 
 
 def _caution(comparison: Comparison) -> str:
@@ -225,8 +228,10 @@ def _controls(chapter: Chapter, comparison: Comparison) -> str:
 
 
 def _worst_tenth(chapter: Chapter, comparison: Comparison) -> str:
-    entry = comparison.entry(comparison.first, chapter.metric)
+    within = chapter.patient_metric
+    entry = comparison.entry(comparison.first, within)
     if not math.isfinite(entry.worst_tenth):
         return ""
-    words = low_values(list(entry.by_patient.values()), metric_name(chapter.metric))
+    values = list(entry.by_patient.values())
+    words = worst_values(values, metric_name(within), errors=oriented(within, 1.0) < 0)
     return f"with {algorithm_name(comparison.first)}, {words}."

@@ -29,13 +29,14 @@ from manydg.report.words import (
     algorithm_name,
     count,
     listed,
-    low_values,
     metric_name,
     number,
     plural,
     sentence,
     signed,
+    worst_values,
 )
+from manydg.targets import oriented
 from manydg.training.record import RunRecord
 
 _WORST_PATIENTS = 10
@@ -48,14 +49,18 @@ PatientValues = Mapping[str, Mapping[str, float]]
 
 
 class Performance(Section):
-    """Four parts on the runs of the main comparison, or of ``manydg train`` where there was none."""
+    """Four parts on the runs of the main comparison, or of ``manydg train`` where there was none.
+
+    Classes have confusion and reliability; a regression target has errors and intervals in their place.
+    """
 
     order = 400
     experiments = ("train",)
 
     def build(self, chapter: Chapter) -> Iterator[Part]:
         groups = by_algorithm(chapter.compared())
-        for make in (_patients, _confusion, _reliability, _learning):
+        of_predictions = (_errors, _intervals) if chapter.target.numeric else (_confusion, _reliability)
+        for make in (_patients, *of_predictions, _learning):
             if groups and (part := make(chapter, groups)) is not None:
                 yield part
 
@@ -68,16 +73,19 @@ def _patients(chapter: Chapter, groups: ByAlgorithm) -> Part | None:
     first = next(iter(values))
     label = metric_name(metric)
     shown = {algorithm_name(name): np.array(list(each.values())) for name, each in values.items()}
-    panel = charts.distributions(f"{sentence(label)} of each patient", shown, f"{label} within a patient")
+    errors = oriented(metric, 1.0) < 0
+    panel = charts.distributions(
+        f"{sentence(label)} of each patient", shown, f"{label} within a patient", 90 if errors else 10
+    )
     lead = (
         f"An average can hide patients for whom a model fails. With {algorithm_name(first)}, "
-        f"{low_values(list(values[first].values()), label)}. {_coverage(groups, values, label)}"
+        f"{worst_values(list(values[first].values()), label, errors=errors)}. {_coverage(groups, values, label)}"
     )
     caption = "Each dot is a test patient, its value the mean over the splits in which that patient was tested."
     blocks: list[Block] = [
         Text(lead),
         Figure(caption, [panel], _above_pooled(groups[first], metric, values[first])),
-        _worst_patients(values, label, patient_samples(groups[first])),
+        _worst_patients(values, metric, patient_samples(groups[first])),
     ]
     return Part("patients", "Patient by patient", blocks, chapter.command("compare"))
 
@@ -98,7 +106,7 @@ def _coverage(groups: ByAlgorithm, values: PatientValues, label: str) -> str:
 def _above_pooled(records: Sequence[RunRecord], metric: str, values: Mapping[str, float]) -> str:
     """Why a low percentile over patients can exceed the value over all samples, where it does."""
     pooled = metric_spread(records, metric).mean
-    if not float(np.quantile(list(values.values()), 0.1)) > pooled:
+    if oriented(metric, 1.0) < 0 or not float(np.quantile(list(values.values()), 0.1)) > pooled:
         return ""
     return (
         f"Even the 10th percentile is above {metric_name(metric)} over the samples of all patients together, "
@@ -109,7 +117,7 @@ def _above_pooled(records: Sequence[RunRecord], metric: str, values: Mapping[str
 
 def _patient_values(chapter: Chapter, groups: ByAlgorithm) -> tuple[str, PatientValues]:
     """The first metric that exists for most patients, and its value for each patient with each algorithm."""
-    metric = defined_metric(groups, chapter.metrics)
+    metric = defined_metric(groups, [chapter.patient_metric, *chapter.metrics])
     if metric is not None:
         return metric, patient_values(groups, metric)
     values = {name: _patient_accuracy(chapter, records) for name, records in groups.items()}
@@ -131,11 +139,11 @@ def _patient_accuracy(chapter: Chapter, records: Sequence[RunRecord]) -> dict[st
     return {name: float(np.mean(each)) for name, each in values.items()}
 
 
-def _worst_patients(values: PatientValues, label: str, samples: Mapping[str, int]) -> Table:
-    names = list(values)
+def _worst_patients(values: PatientValues, metric: str, samples: Mapping[str, int]) -> Table:
+    names, label = list(values), metric_name(metric)
     first, second = names[0], names[1] if len(names) > 1 else None
     shown = min(_WORST_PATIENTS, max(3, len(values[first]) // 4))
-    lowest = sorted(values[first].items(), key=lambda entry: (entry[1], entry[0]))[:shown]
+    lowest = sorted(values[first].items(), key=lambda entry: (oriented(metric, entry[1]), entry[0]))[:shown]
     columns = [Column("Patient", numeric=False), Column("Samples"), Column(f"{algorithm_name(first)}, {label}")]
     if second:
         columns += [
@@ -200,6 +208,73 @@ def _recall_panel(chapter: Chapter, name: str, runs: Sequence[Predictions]) -> P
     recall = hits.sum(axis=0)[common] / np.maximum(truth.sum(axis=0)[common], 1)
     names = [chapter.target.spec.names[code] for code in common]
     return charts.bars(name, names, (recall * 100).tolist(), "% found", digits=0)
+
+
+def _errors(chapter: Chapter, groups: ByAlgorithm) -> Part | None:
+    """Predicted against true values, and how errors depend on them, of two methods."""
+    what = chapter.target.spec.names[0]
+    panels = []
+    for name, records in list(groups.items())[:2]:
+        if runs := _predictions(chapter, records):
+            truth = np.concatenate([np.asarray(run.truth, float) for run in runs])
+            predicted = np.concatenate([run.decisions() for run in runs])
+            panels.append(charts.agreement(f"{algorithm_name(name)}: predicted and true", truth, predicted, what))
+            panels.append(charts.bland_altman(f"{algorithm_name(name)}: errors", truth, predicted, what))
+    if not panels:
+        return None
+    caption = (
+        "Test patients of all splits, a dot for each sample. Left, equal values are on the dotted line. Right "
+        "(Bland and Altman), the mean error is the solid line, and 95% of errors are between the dashed ones if they "
+        "are normally distributed."
+    )
+    return Part("errors", "How far predictions are off", [Figure(caption, panels)], chapter.command("compare"))
+
+
+def _intervals(chapter: Chapter, groups: ByAlgorithm) -> Part | None:
+    """Whether intervals that were fitted on validation patients hold the truth of test patients."""
+    rows = [
+        [Cell(algorithm_name(name)), *_interval_cells(held)]
+        for name, records in groups.items()
+        if (held := [each for record in records for each in _held(chapter, record)])
+    ]
+    if not rows:
+        return None
+    titles = ("Half-width", "Promised", "Held", "Half-width for most", "Promised patients", "Patients held")
+    lead = (
+        "An interval is the prediction plus or minus a half-width, which comes from the errors on validation patients, "
+        "each patient counting once. Of a new patient’s samples it promises to hold the truth of a share, on average "
+        "over patients; the wider one promises that share within most patients. What was promised, and what was seen "
+        "on test patients, who had no part in it:"
+    )
+    note = "Means over the splits. Of few test patients the shares that were held depend on who they are."
+    table = Table("Intervals on test patients", [Column("Method", numeric=False), *map(Column, titles)], rows, note)
+    return Part("intervals", "Can the intervals be trusted", [Text(lead), table], chapter.command("compare"))
+
+
+def _held(chapter: Chapter, record: RunRecord) -> Iterator[list[float]]:
+    """Of a run whose predictions are here: half-width, promise and coverage of both rules."""
+    val, test = chapter.validation(record), chapter.predictions(record)
+    if val is None or test is None:
+        return
+    of_val, of_test = ((run.target, run.truth, run.probabilities, run.groups) for run in (val, test))
+    mean, most = calibration.fit_on_average(*of_val), calibration.fit_for_most_patients(*of_val)
+    shares = [np.array([one["coverage"] for one in calibration.patient_coverage(*of_test, rule).values()])
+              for rule in (mean, most)]  # fmt: skip
+    enough = float((shares[1] >= most.level - 1e-9).mean())
+    yield [
+        float(mean.thresholds[0]),
+        mean.level,
+        float(shares[0].mean()),
+        float(most.thresholds[0]),
+        most.share,
+        enough,
+    ]
+
+
+def _interval_cells(held: Sequence[Sequence[float]]) -> list[Cell]:
+    width, promised, seen, wide, patients, enough = np.mean(held, axis=0).tolist()
+    shares = [Cell(f"{share:.0%}", share) for share in (promised, seen, patients, enough)]
+    return [Cell(number(width), width), *shares[:2], Cell(number(wide), wide), *shares[2:]]
 
 
 def _reliability(chapter: Chapter, groups: ByAlgorithm) -> Part | None:
