@@ -130,7 +130,6 @@ class RivalTest:
     """
 
     rival: str
-    metric: str
     difference: float
     interval: Interval | None
     t_p: float
@@ -139,6 +138,7 @@ class RivalTest:
     effect: float
     splits: int
     note: str
+    metric: str = ""
 
     @property
     def p(self) -> float:
@@ -198,7 +198,6 @@ class Comparison:
         paired, adjusted = entry.comparison, entry.adjusted or {}
         return RivalTest(
             rival=rival,
-            metric=metric,
             difference=paired.difference,
             interval=entry.difference,
             t_p=adjusted.get("t", math.nan),
@@ -207,6 +206,7 @@ class Comparison:
             effect=paired.hedges_g,
             splits=paired.pairs,
             note=paired.note,
+            metric=metric,
         )
 
     def tests(self, metric: str) -> list[RivalTest]:
