@@ -39,6 +39,44 @@ def duration(text: str, name: str) -> float:
 
 
 @dataclass(frozen=True)
+class DecisionRule:
+    """What a decision threshold has to keep on validation patients.
+
+    Parameters
+    ----------
+    kind : {"sensitivity", "precision", "alarms"}
+    value : float
+        At least this sensitivity or precision; at most so many false alarms per patient-day.
+    text : str
+        As it was written.
+    """
+
+    kind: str
+    value: float
+    text: str
+
+    @staticmethod
+    def parse(text: str) -> DecisionRule:
+        """A rule from ``sensitivity=.9``, ``precision=.5`` or ``alarms=1/day``.
+
+        Examples
+        --------
+        >>> DecisionRule.parse("alarms=0.5/day")
+        DecisionRule(kind='alarms', value=0.5, text='alarms=0.5/day')
+        """
+        number = r"(\d+(?:\.\d*)?|\.\d+)"
+        match = re.fullmatch(rf"(?:(sensitivity|precision)={number}|(alarms)={number}/day)", str(text).strip())
+        if match is not None:
+            kind, value = match[1] or match[3], float(match[2] or match[4])
+            if 0 < value < (math.inf if kind == "alarms" else 1):
+                return DecisionRule(kind, value, match[0])
+        raise ConfigError(
+            f"at is '{text}'; write what the threshold has to keep on validation patients: sensitivity=.9, "
+            "precision=.5 (between 0 and 1) or alarms=1/day"
+        )
+
+
+@dataclass(frozen=True)
 class Range:
     """Numbers that a search draws from, both ends included.
 
@@ -150,6 +188,11 @@ class TrainingConfig:
     execution : {"auto", "plain", "captured", "compiled", "deterministic"}
         How steps run: eagerly, replayed from captured CUDA graphs, compiled and captured, or eagerly with deterministic
         kernels alone; ``auto`` is eager on a CPU and the fastest on a GPU.
+    at : str, optional
+        What the decision threshold of a binary target has to keep on validation patients: ``sensitivity=.9``,
+        ``precision=.5`` or ``alarms=1/day``; by default it is the one with the highest F1.
+    silence : str, optional
+        How long there is no other alarm after an alarm, such as ``6h``; by default the horizon of the event.
     """
 
     algorithm: str = "manydg"
@@ -173,6 +216,8 @@ class TrainingConfig:
     sequence_options: Mapping[str, Json] = field(default_factory=dict)
     precision: str = "auto"
     execution: str = "auto"
+    at: str | None = None
+    silence: str | None = None
 
     def __post_init__(self) -> None:
         _check_kinds(self)
@@ -190,6 +235,10 @@ class TrainingConfig:
         if self.split == "site" and self.stratify:
             raise ConfigError("sites are not stratified by label: leave out stratify, or split by patient")
         _check_name("loss", self.loss, LOSSES)
+        if self.at is not None:
+            DecisionRule.parse(self.at)
+        if self.silence is not None:
+            duration(self.silence, "silence")
         _check_name("kind of context", self.context, CONTEXTS)
         _check_name("precision", self.precision, PRECISIONS)
         _check_name("execution", self.execution, EXECUTIONS)

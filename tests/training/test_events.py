@@ -11,11 +11,13 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from manydg.config import TrainingConfig
+from manydg.config import DecisionRule, TrainingConfig
 from manydg.data.dataset import DomainDataset, from_arrays
 from manydg.data.info import DatasetInfo, EventSpec
 from manydg.errors import ConfigError
+from manydg.evaluation.clinical import rates_at_threshold, threshold_for
 from manydg.evaluation.predictions import Predictions, read_predictions
+from manydg.predict import about, predict_samples
 from manydg.studies.conduct import compare
 from manydg.studies.summary import summarize_folder
 from manydg.studies.tuning import validation_score
@@ -131,6 +133,42 @@ def test_a_patient_who_is_ill_from_the_first_sample_is_only_scored_after(tmp_pat
 def test_what_looks_at_samples_after_the_onset_is_refused(config: TrainingConfig) -> None:
     with pytest.raises(ConfigError, match=r"cannot foresee 'onset': .* onset"):
         train(stays(), config, device="cpu")
+
+
+@pytest.mark.parametrize("at", ["sensitivity=.9", "precision=.5", "alarms=2/day"])
+def test_the_threshold_asked_for_is_chosen_on_validation_patients_kept_with_the_run_and_used_to_predict(
+    at: str, tmp_path: Path
+) -> None:
+    config = options(at=at, silence="2h", ratios=(0.5, 0.25, 0.25))
+    run = train(stays(), config, out=tmp_path, device="cpu")
+    sides = [read_predictions(tmp_path / "predictions.npz", side, run.algorithm.target) for side in ("val", "test")]
+    threshold, words = threshold_for(DecisionRule.parse(at), sides[0], 2.0)
+    assert (run.record.threshold, run.record.threshold_rule) == (threshold, words)
+    test = replace(sides[1], threshold=threshold)
+    rates = rates_at_threshold(test, np.ones((1, len(test.names))), 2.0)
+    assert run.record.operating == {name: pytest.approx(float(values[0])) for name, values in rates.items()}
+    assert open_run(tmp_path).record.operating == run.record.operating
+    decided = predict_samples(open_run(tmp_path), stays()).decisions
+    probabilities = run.predict_proba(stays())[:, 1].astype(float)
+    assert [name == "1" for name in decided] == (probabilities >= threshold).tolist()
+    words_of_it = about(open_run(tmp_path))["decision"]
+    assert isinstance(words_of_it, dict)
+    assert words in str(words_of_it["in words"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"at": "alarms=1/day"}, "alarms need an event"), ({"silence": "2h"}, "alarms need an event")],
+)
+def test_alarms_without_an_event_are_refused_before_any_training(changes: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train(replace(stays(), info=DatasetInfo(), metadata={}), options(**changes), device="cpu")
+
+
+def test_a_threshold_for_several_classes_is_refused_before_any_training() -> None:
+    data = from_arrays(np.zeros((12, 2)), np.arange(12) % 3, np.arange(12) // 2)
+    with pytest.raises(ConfigError, match=r"'--at precision=.5' is for a binary target, and this one is classes"):
+        train(data, options(at="precision=.5"), device="cpu")
 
 
 def test_a_summary_has_every_metric_after_onset_with_interval_and_test(tmp_path: Path) -> None:

@@ -130,6 +130,18 @@ class RunSettings:
             "repeated.",
         ),
     ] = field(default_factory=list)
+    at: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RULE",
+            help="What the threshold has to keep on validation patients: sensitivity=.9, precision=.5 or alarms=1/day.",
+            show_default="highest F1",
+        ),
+    ] = None
+    silence: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="No other alarm so long after one, such as 6h.", show_default="the horizon"),
+    ] = None
     backbone: Annotated[
         str | None,
         typer.Option(help="Backbone by name, or package.module:Class; auto fits the inputs.", show_default="auto"),
@@ -162,7 +174,7 @@ class RunSettings:
             console.print(f"settings: {base.origin}{_how_to_see(base.origin)}")
         training: dict[str, Json] = {
             name: getattr(self, name)
-            for name in ("epochs", "batch_size", "lr", "weight_decay", "split", "context", "sequence")
+            for name in ("epochs", "batch_size", "lr", "weight_decay", "split", "context", "sequence", "at", "silence")
             if getattr(self, name) is not None
         }
         if self.stratify:

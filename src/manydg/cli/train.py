@@ -97,6 +97,9 @@ def _show_result(record: RunRecord, out: Path) -> None:
     for when in ("before", "after") if record.event else ():
         apart = {name: value for name, value in record.test.items() if name.endswith(f"_{when}")}
         show_line(f"{when} onset of '{record.event and record.event.name}':  {_in_a_line(apart)}")
+    if record.operating:
+        threshold = "" if record.threshold is None else f" {record.threshold:.4g}"
+        show_line(f"at the threshold{threshold} ({record.threshold_rule}):  {_in_a_line(record.operating)}")
     metric = target_of(record.target).patient_metric if record.target else ""
     for note in cautions([record], metric):
         console.print(f"note: {note}")

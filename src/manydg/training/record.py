@@ -195,6 +195,9 @@ class RunRecord:
     event : EventSpec, optional
         Where samples come before or after an event: ``test`` then has every metric before and after its onset too, as
         ``auprc_before`` and ``auprc_after``.
+    operating : mapping
+        Of a binary target, on test patients at the threshold: sensitivity, specificity, predictive values and, where
+        there is an event, alarms (:func:`manydg.evaluation.clinical.rates_at_threshold`).
     experiments : tuple of Use
         Every use of the run in a results folder; empty outside of one.
     """
@@ -236,6 +239,7 @@ class RunRecord:
     curve: tuple[CurvePoint, ...] = ()
     members: tuple[MemberEntry, ...] = ()
     event: EventSpec | None = None
+    operating: Metrics = field(default_factory=dict)
     experiments: tuple[Use, ...] = ()
 
     @property
@@ -293,6 +297,8 @@ class RunRecord:
             content["members"] = [member.to_json() for member in self.members]
         if self.event is not None:
             content["event"] = self.event.to_json()
+        if self.operating:
+            content["operating"] = self.operating
         if self.experiments:
             content["experiments"] = [use.to_json() for use in self.experiments]
         return content

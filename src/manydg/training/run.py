@@ -27,11 +27,11 @@ from manydg.algorithms import ALGORITHMS, Algorithm
 from manydg.backbones import BACKBONES, SingleInput
 from manydg.backbones._sequences import SequenceBackbone
 from manydg.code_version import code_version
-from manydg.config import TrainingConfig, pick_device
+from manydg.config import UNITS, DecisionRule, TrainingConfig, duration, pick_device
 from manydg.data.context import ContextOptions
 from manydg.data.dataset import DomainDataset, InputSchema, from_arrays, unlabelled
 from manydg.data.encoding import ArrayLike, Frame
-from manydg.data.info import TargetSpec
+from manydg.data.info import EventSpec, TargetSpec
 from manydg.data.splits import (
     Split,
     check_split,
@@ -46,6 +46,7 @@ from manydg.data.splits import (
 from manydg.data.storage import refuse_dataset_folder
 from manydg.data.timeline import SequenceOptions, Timeline
 from manydg.errors import ConfigError, DataError, ManyDGError, StorageError
+from manydg.evaluation.clinical import rates_at_threshold, threshold_for
 from manydg.evaluation.metrics import choose_threshold, score, score_patients
 from manydg.evaluation.predictions import Predictions, Timing, write_predictions
 from manydg.files import Json, JsonObject, ParsedJson, fingerprint, read_json, remove_partial_files, write_json
@@ -194,6 +195,7 @@ def train(
     if isinstance(backbone, str):
         config, backbone = config.replace(backbone=backbone), None
     trust_named(config)
+    check_decision(config, dataset)
     chosen = _checked_split(dataset, config, split)
     identity = _identity(dataset, config, chosen, backbone)
     folder = None if out is None else Path(out)
@@ -410,7 +412,11 @@ def make_record(
 ) -> RunRecord:
     """The record of a run: what ran, on what, and how it did on patients it had not seen."""
     val, test = (held_out[side].scored() for side in ("val", "test"))
-    threshold, threshold_rule = choose_threshold(val.target, val.truth, val.probabilities)
+    silence = silence_of(config, dataset.info.event)
+    if config.at is None:
+        threshold, threshold_rule = choose_threshold(val.target, val.truth, val.probabilities)
+    else:
+        threshold, threshold_rule = threshold_for(DecisionRule.parse(config.at), held_out["val"], silence)
     patients = score_patients(test.target, test.truth, test.probabilities, test.patients, threshold)
     return training_record(config, fitted, sides, name=name, seconds=seconds, device=device).replace(
         run=run,
@@ -421,11 +427,36 @@ def make_record(
         threshold_rule=threshold_rule,
         val=_scores(held_out["val"], threshold),
         test=_scores(held_out["test"], threshold),
+        operating=_operating(dataclasses.replace(held_out["test"], threshold=threshold), silence),
         per_patient={
             name: {**_plain(patients[name]), "samples": int(patients[name]["samples"])}
             for name in sides["test"].pseudonyms()
         },
     )
+
+
+def check_decision(config: TrainingConfig, dataset: DomainDataset) -> None:
+    """Raise if the target of a dataset has no use for the threshold or the alarms of a configuration."""
+    if config.at is not None and dataset.target.kind != "binary":
+        raise ConfigError(f"'--at {config.at}' is for a binary target, and this one is {dataset.target.kind}")
+    alarms = config.at is not None and DecisionRule.parse(config.at).kind == "alarms"
+    if dataset.info.event is None and (alarms or config.silence is not None):
+        raise ConfigError("alarms need an event: prepare the table with --event and --horizon")
+
+
+def silence_of(config: TrainingConfig, event: EventSpec | None) -> float | None:
+    """The silence after an alarm in the unit of the times; None for the horizon."""
+    if config.silence is None or event is None:
+        return None
+    return duration(config.silence, "silence") / UNITS["d"] * event.day
+
+
+def _operating(test: Predictions, silence: float | None) -> dict[str, float | int | None]:
+    """Rates of a binary target at the threshold, alarms included."""
+    if test.target.kind != "binary":
+        return {}
+    rates = rates_at_threshold(test, np.ones((1, len(test.names))), silence)
+    return _plain({name: float(values[0]) for name, values in rates.items()})
 
 
 def _scores(run: Predictions, threshold: float | None) -> dict[str, float | int | None]:

@@ -1,0 +1,515 @@
+"""What a model is worth in care: decisions at a threshold, alarms, net benefit, and groups of patients.
+
+Everything here is of a binary target on patients the model has not seen, counted patient by patient, so that intervals
+come from resampling patients (:mod:`manydg.evaluation.statistics`). Several runs, each with test patients and a
+threshold of its own, are averaged. The equations are in ``docs/statistics.md``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from manydg.config import DecisionRule
+from manydg.errors import DataError
+from manydg.evaluation.metrics import divide, group_sums
+from manydg.evaluation.predictions import Predictions, Timing
+from manydg.evaluation.statistics import Interval, PatientResampling, holm, mean_over_runs
+from manydg.evaluation.trust import statements
+from manydg.files import Json
+
+FloatArray = npt.NDArray[np.float64]
+Values = dict[str, FloatArray]
+BUDGETS = (0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
+"""False alarms per patient-day at which the curve of alarms is given."""
+_HOURS = 24.0
+_CANDIDATES, _CELLS, _ROUNDING = 300, 2_000_000, 1e-9
+_STEPS_OF_A_DECISION = 40
+
+
+def _scores(run: Predictions) -> FloatArray:
+    if run.target.kind != "binary":
+        raise DataError(f"alarms and thresholds are of a binary target; this one is {run.target.kind}")
+    return np.asarray(run.probabilities[:, 1], np.float64)
+
+
+# Alarms
+
+
+@dataclass(frozen=True, eq=False)
+class AlarmCounts:
+    """What alarms at some thresholds do for each patient.
+
+    Attributes
+    ----------
+    thresholds : (T,)
+    events : (P,)
+        Events with a sample within the horizon before their onset, so that they could be caught.
+    days : (P,)
+        Time under watch before an onset, or to the end.
+    caught, warnings, false_alarms : (P, T)
+        Events with an alarm within the horizon before onset; alarms within it; and all other alarms before onset.
+    lead : (P, T)
+        Time from the first alarm within the horizon to the onset, summed over the events caught, in hours.
+    """
+
+    thresholds: FloatArray
+    events: FloatArray
+    days: FloatArray
+    caught: FloatArray
+    warnings: FloatArray
+    false_alarms: FloatArray
+    lead: FloatArray
+
+    def rates(self, weights: npt.ArrayLike) -> Values:
+        """Rates under patient weights ``(W, P)``, ``(W, T)`` each."""
+        each = np.asarray(weights, float)
+        caught, false, warnings = (each @ counts for counts in (self.caught, self.false_alarms, self.warnings))
+        return {
+            "events_caught": divide(caught, (each @ self.events)[:, None]),
+            "false_alarms_per_day": divide(false, (each @ self.days)[:, None]),
+            "lead_hours": divide(each @ self.lead, caught),
+            "alarms_that_come_true": divide(warnings, warnings + false),
+        }
+
+
+def count_alarms(run: Predictions, thresholds: npt.ArrayLike, silence: float | None = None) -> AlarmCounts:
+    """Go through every session in the order of time and raise an alarm wherever the probability reaches a threshold.
+
+    After an alarm there is silence for a while. Samples from the onset on raise none.
+
+    Parameters
+    ----------
+    run : Predictions
+        With timing.
+    thresholds : (T,)
+    silence : float, optional
+        In the unit of the times; by default the horizon.
+    """
+    if run.timing is None:
+        raise DataError("alarms need an event: prepare the table with --event and --horizon")
+    ahead = run.select(~run.timing.begun)
+    assert ahead.timing is not None
+    cuts, watched = np.atleast_1d(np.asarray(thresholds, float)), _Watch(ahead.timing, _scores(ahead))
+    pause = run.timing.event.horizon if silence is None else silence
+    step = max(1, _CELLS // max(1, watched.sessions))
+    parts = [watched.alarms(cuts[start : start + step], pause) for start in range(0, len(cuts), step)]
+    patient = np.zeros(watched.sessions, np.int64)
+    patient[watched.session] = np.searchsorted(run.names, ahead.patients)
+    count = len(run.names)
+    caught, warnings, false, lead = (
+        group_sums(np.concatenate([part[which] for part in parts], axis=1), patient, count) for which in range(4)
+    )
+    day = run.timing.event.day
+    events, days = group_sums(np.stack([watched.events(), watched.duration() / day], axis=1), patient, count).T
+    return AlarmCounts(cuts, events, days, caught, warnings, false, lead * _HOURS / day)
+
+
+class _Watch:
+    """Samples before onset, in the order of time within their sessions.
+
+    Parameters
+    ----------
+    timing : Timing
+    scores : (rows,)
+    """
+
+    def __init__(self, timing: Timing, scores: FloatArray) -> None:
+        _, self.session = np.unique(timing.session, return_inverse=True)
+        self.sessions = int(self.session.max()) + 1 if len(scores) else 0
+        self.times, self.onset, self.scores = timing.times, timing.onset, scores
+        horizon = timing.event.horizon * (1 + _ROUNDING)
+        self.near = np.asarray(self.onset - self.times <= horizon)
+        order = np.lexsort((self.times, self.session))
+        begins = np.flatnonzero(np.diff(self.session[order], prepend=-1))
+        position = np.arange(len(order)) - np.repeat(begins, np.diff(begins, append=len(order)))
+        # The first samples of all sessions, then the second ones, and so on.
+        by_position = np.argsort(position, kind="stable")
+        self.rounds = np.split(order[by_position], np.flatnonzero(np.diff(position[by_position])) + 1)
+
+    def events(self) -> FloatArray:
+        """Whether a session has an event that could be caught, ``(sessions,)``."""
+        return np.minimum(np.bincount(self.session[self.near], minlength=self.sessions), 1).astype(float)
+
+    def duration(self) -> FloatArray:
+        """How long each session is watched, ``(sessions,)``: from its first sample to a usual pause after its last."""
+        first, last = np.full(self.sessions, np.inf), np.full(self.sessions, -np.inf)
+        np.minimum.at(first, self.session, self.times)
+        np.maximum.at(last, self.session, self.times)
+        order = np.lexsort((self.times, self.session))
+        pauses = np.diff(self.times[order])[np.diff(self.session[order]) == 0]
+        return last - first + (float(np.median(pauses)) if len(pauses) else 0.0)
+
+    def alarms(self, thresholds: FloatArray, silence: float) -> tuple[FloatArray, ...]:
+        """Events caught, warnings, false alarms and lead time of each session, ``(sessions, T)`` each."""
+        shape = self.sessions, len(thresholds)
+        last = np.full(shape, -np.inf)
+        lead, warnings, false = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+        for rows in self.rounds if self.sessions else ():
+            who, now = self.session[rows], self.times[rows][:, None]
+            loud = (self.scores[rows][:, None] >= thresholds) & (now - last[who] >= silence * (1 - _ROUNDING))
+            last[who] = np.where(loud, now, last[who])
+            near = self.near[rows][:, None]
+            first = loud & near & (warnings[who] == 0)
+            lead[who] += np.where(first, self.onset[rows][:, None] - now, 0.0)
+            warnings[who] += loud & near
+            false[who] += loud & ~near
+        return np.minimum(warnings, 1), warnings, false, lead
+
+
+def candidate_thresholds(scores: npt.ArrayLike, count: int = _CANDIDATES) -> FloatArray:
+    """Some of the scores that occur, from low to high, closer together near the top."""
+    values = np.sort(np.asarray(scores, float))
+    if not len(values):
+        return np.array([0.5])
+    rank = len(values) * (1 - np.geomspace(1 / len(values), 1, count))
+    return np.unique(values[np.clip(np.round(rank).astype(int), 0, len(values) - 1)])
+
+
+# The threshold for a stated sensitivity, precision or budget of alarms
+
+
+def threshold_for(rule: DecisionRule, val: Predictions, silence: float | None = None) -> tuple[float, str]:
+    """The threshold that keeps a rule on validation patients, and how it was chosen, in words.
+
+    Of all thresholds that keep it, the one that costs least: the highest for a sensitivity, the one with the highest
+    sensitivity (share of events caught) for a precision (a budget of alarms). Where none keeps it, the words say so.
+
+    Parameters
+    ----------
+    rule : DecisionRule
+    val : Predictions
+        Validation patients, never test patients.
+    silence : float, optional
+        After an alarm, in the unit of the times; by default the horizon.
+    """
+    if rule.kind == "alarms":
+        return _threshold_for_alarms(rule, val, silence)
+    run = val.scored()
+    truth, scores = np.asarray(run.truth) != 0, _scores(run)
+    cuts = np.unique(scores)
+    if not truth.any():
+        raise DataError(f"'--at {rule.text}' cannot be chosen: no validation sample is positive; take more patients")
+    # Of scores from high to low: how many positives and how many samples reach each.
+    taken = np.searchsorted(np.sort(-scores), -cuts, side="right")
+    hits = np.searchsorted(np.sort(-scores[truth]), -cuts, side="right")
+    sensitivity, precision = hits / truth.sum(), hits / taken
+    reached = sensitivity if rule.kind == "sensitivity" else precision
+    kept = np.flatnonzero(reached >= rule.value - _ROUNDING)
+    if len(kept):
+        best = kept[-1] if rule.kind == "sensitivity" else kept[np.argmax(sensitivity[kept])]
+        return _just_below(cuts, best), f"{rule.text} on validation patients"
+    best = int(np.argmax(reached))
+    words = f"{rule.text} is not reached on validation patients: the threshold with the highest {rule.kind} there"
+    return _just_below(cuts, best), f"{words}, {reached[best]:.3f}"
+
+
+def _just_below(cuts: FloatArray, at: int) -> float:
+    """Half-way to the next lower score, as far from both as can be."""
+    return float((cuts[at] + (cuts[at - 1] if at else 0.0)) / 2)
+
+
+def _threshold_for_alarms(rule: DecisionRule, val: Predictions, silence: float | None) -> tuple[float, str]:
+    cuts = candidate_thresholds(_scores(val.scored()))
+    counts = count_alarms(val, cuts, silence)
+    rates = {name: values[0] for name, values in counts.rates(np.ones((1, len(val.names)))).items()}
+    kept = np.flatnonzero(rates["false_alarms_per_day"] <= rule.value + _ROUNDING)
+    if not len(kept):
+        lowest = float(np.nanmin(rates["false_alarms_per_day"]))
+        words = f"{rule.text} is exceeded at every threshold on validation patients: the highest threshold"
+        return float(cuts[-1]), f"{words}, {lowest:.2f} false alarms per patient-day there"
+    caught = np.nan_to_num(rates["events_caught"][kept])
+    # With as many events caught, fewer alarms; with no event to catch, the whole budget.
+    best = kept[np.flatnonzero(caught == caught.max())[-1 if caught.max() > 0 else 0]]
+    return float(cuts[best]), f"{rule.text} (false alarms per patient-day) on validation patients"
+
+
+# Rates at each run's own threshold
+
+
+def rates_at_threshold(run: Predictions, weights: npt.ArrayLike, silence: float | None = None) -> Values:
+    """Sensitivity, specificity and predictive values of the samples, and the alarms, at the run's threshold, ``(W,)``.
+
+    Parameters
+    ----------
+    run : Predictions
+        All rows, those after an onset too.
+    weights : (W, P)
+        Of ``run.names``.
+    """
+    each, counted = np.asarray(weights, float), run.scored()
+    truth, chosen = np.asarray(counted.truth) != 0, counted.decisions() != 0
+    cells = np.stack([truth & chosen, ~truth & chosen, truth & ~chosen, ~truth & ~chosen], axis=1).astype(float)
+    patient = np.searchsorted(run.names, counted.patients)
+    hit, false, missed, right = (each @ group_sums(cells, patient, len(run.names))).T
+    values = {
+        "sensitivity": divide(hit, hit + missed),
+        "specificity": divide(right, right + false),
+        "precision": divide(hit, hit + false),
+        "negative_predictive_value": divide(right, right + missed),
+    }
+    if run.timing is not None and run.threshold is not None:
+        values |= {name: rate[:, 0] for name, rate in count_alarms(run, run.threshold, silence).rates(each).items()}
+    return values
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """A value with its interval at one point of a curve."""
+
+    at: float
+    value: Interval
+
+
+def alarm_curve(
+    runs: Sequence[Predictions], plan: PatientResampling, silence: float | None = None
+) -> dict[str, list[CurvePoint]]:
+    """Share of events caught, and mean hours of warning, against false alarms per patient-day.
+
+    At each budget every run has the threshold that catches most within it on its own test patients: the curve shows
+    what can be had, not how well a threshold can be chosen.
+    """
+    values: list[Values] = []
+    for run in runs:
+        # The last raises no alarm at all, which every budget allows.
+        counts = count_alarms(run, [*candidate_thresholds(_scores(run.scored())), np.inf], silence)
+        rates = counts.rates(_weights_of(run, plan))
+        best = {budget: _within(budget, rates) for budget in BUDGETS}
+        names = ("events_caught", "lead_hours")
+        values.append({f"{name} {budget}": rates[name][:, at] for name in names for budget, at in best.items()})
+    means = mean_over_runs(values)
+    return {
+        name: [CurvePoint(budget, plan.interval(means[f"{name} {budget}"])) for budget in BUDGETS]
+        for name in ("events_caught", "lead_hours")
+    }
+
+
+def _within(budget: float, rates: Values) -> int:
+    """The threshold that catches most events within a budget, under the first row of weights."""
+    false, caught = rates["false_alarms_per_day"][0], rates["events_caught"][0]
+    kept = np.flatnonzero(~(false > budget + _ROUNDING))
+    return int(kept[np.argmax(np.nan_to_num(caught[kept]))])
+
+
+# Net benefit
+
+
+def net_benefit(run: Predictions, thresholds: npt.ArrayLike, weights: npt.ArrayLike) -> Values:
+    """Net benefit of acting on a probability from each threshold on, and of acting on everybody, ``(W, T)`` each.
+
+    Parameters
+    ----------
+    run : Predictions
+    thresholds : (T,)
+        Above 0 and below 1: the probability at which acting and not acting are worth the same.
+    weights : (W, P)
+        Of ``run.names``.
+    """
+    cuts, each, counted = np.asarray(thresholds, float), np.asarray(weights, float), run.scored()
+    truth, scores = np.asarray(counted.truth) != 0, _scores(counted)
+    patient, count = np.searchsorted(run.names, counted.patients), len(run.names)
+    acted = scores[:, None] >= cuts
+    hits, false = (group_sums((acted & side[:, None]).astype(float), patient, count) for side in (truth, ~truth))
+    sides = group_sums(np.stack([truth, ~truth], axis=1).astype(float), patient, count)
+    odds, total = cuts / (1 - cuts), (each @ sides.sum(axis=1))[:, None]
+    positive, negative = (each @ sides).T[..., None]
+    return {
+        "model": divide(each @ hits - odds * (each @ false), total),
+        "everybody": divide(positive - odds * negative, total),
+    }
+
+
+def decision_curve(runs: Sequence[Predictions], plan: PatientResampling) -> dict[str, list[CurvePoint]]:
+    """Net benefit of the model, of acting on everybody, and of the model over the better of everybody and nobody."""
+    scores = np.concatenate([_scores(run.scored()) for run in runs])
+    top = min(0.95, max(0.1, float(np.quantile(scores, 0.999))))
+    cuts = np.linspace(0.01, top, _STEPS_OF_A_DECISION)
+    values = []
+    for run in runs:
+        benefit = net_benefit(run, cuts, _weights_of(run, plan))
+        benefit["gain"] = benefit["model"] - np.maximum(benefit["everybody"], 0.0)
+        values.append({f"{name} {at}": each[:, at] for name, each in benefit.items() for at in range(len(cuts))})
+    means = mean_over_runs(values)
+    return {
+        name: [CurvePoint(float(cut), plan.interval(means[f"{name} {at}"])) for at, cut in enumerate(cuts)]
+        for name in ("model", "everybody", "gain")
+    }
+
+
+# Subgroups and calibration
+
+
+@dataclass(frozen=True)
+class GroupResult:
+    """How a model does in one group of patients.
+
+    Attributes
+    ----------
+    group : str
+    patients, samples : int
+        Of all runs' test patients, each counted once; of their samples, over all runs.
+    positive : float
+        Share of positive samples, of a binary target.
+    values : mapping of str to Interval
+        Each metric, and ``calibration``: mean probability minus the share that came true.
+    differences : mapping of str to Interval
+        The same, minus that of the largest group; empty for that group.
+    p : mapping of str to float
+        Two-sided, of no difference, corrected for the number of groups (Holm).
+    """
+
+    group: str
+    patients: int
+    samples: int
+    positive: float
+    values: Mapping[str, Interval]
+    differences: Mapping[str, Interval]
+    p: Mapping[str, float]
+
+
+def compare_groups(runs: Sequence[Predictions], column: str, plan: PatientResampling) -> list[GroupResult]:
+    """Every group of a column, against the one with most patients, on the same resampled patients."""
+    counted = [run.scored() for run in runs]
+    names = sorted({str(name) for run in counted for name in run.subgroups[column].tolist()}, key=_group_order)
+    parts = {name: [run.select(run.subgroups[column] == name) for run in counted] for name in names}
+    parts = {name: [part for part in group if len(part.truth)] for name, group in parts.items()}
+    people = {name: {str(who) for part in group for who in part.names} for name, group in parts.items()}
+    largest = max(names, key=lambda name: len(people[name]))
+    draws = {name: mean_over_runs([_group_values(part, plan) for part in group]) for name, group in parts.items()}
+    gaps = {name: {key: draws[name][key] - draws[largest][key] for key in draws[name]} for name in names}
+    others = [name for name in names if name != largest]
+    p = {key: holm([_bootstrap_p(gaps[name][key], plan) for name in others]) for key in draws[largest]}
+    return [
+        GroupResult(
+            name,
+            len(people[name]),
+            sum(len(part.truth) for part in parts[name]),
+            float(np.mean(np.concatenate([np.asarray(part.truth) != 0 for part in parts[name]]))),
+            {key: plan.interval(values) for key, values in draws[name].items()},
+            {key: plan.interval(values) for key, values in gaps[name].items()} if name != largest else {},
+            {key: each[others.index(name)] for key, each in p.items()} if name != largest else {},
+        )
+        for name in names
+    ]
+
+
+def _group_order(name: str) -> tuple[bool, bool, float, str]:
+    """Bands by their numbers, then names by the alphabet, the rest last."""
+    number = re.match(r"\d+(\.\d+)?", name)
+    return name in ("other", "unknown"), not name.startswith("under "), float(number[0]) if number else math.inf, name
+
+
+def _group_values(part: Predictions, plan: PatientResampling) -> Values:
+    stated, true = (_row_means(values) for values in statements(part.target, part.truth, part.probabilities))
+    sums = group_sums(np.stack([stated - true, np.ones(len(true))], axis=1), part.groups, len(part.names))
+    gap, rows = (_weights_of(part, plan) @ sums).T
+    return {**plan.evaluate(part), "calibration": divide(gap, rows)}
+
+
+def _row_means(values: npt.NDArray[np.generic]) -> FloatArray:
+    return np.asarray(values, float).reshape(len(values), -1).mean(axis=1)
+
+
+def _bootstrap_p(values: FloatArray, plan: PatientResampling) -> float:
+    """Two-sided p of a difference of zero, from the share of bootstrap draws on either side of it."""
+    draws = values[1 : 1 + plan.resamples]
+    draws = draws[~np.isnan(draws)]
+    if not len(draws) or math.isnan(values[0]):
+        return math.nan
+    below, above = (1 + (draws <= 0).sum()) / (len(draws) + 1), (1 + (draws >= 0).sum()) / (len(draws) + 1)
+    return float(min(1.0, 2 * min(below, above)))
+
+
+def calibration_by_patient(runs: Sequence[Predictions]) -> dict[str, float]:
+    """Mean probability minus the share that came true within each patient, the mean over the runs that tested them."""
+    gaps: dict[str, list[float]] = {}
+    for run in (each.scored() for each in runs):
+        stated, true = (_row_means(values) for values in statements(run.target, run.truth, run.probabilities))
+        sums = group_sums(np.stack([stated - true, np.ones(len(true))], axis=1), run.groups, len(run.names))
+        for name, (gap, rows) in zip(run.names, sums, strict=True):
+            gaps.setdefault(str(name), []).append(float(gap / rows))
+    return {name: float(np.mean(values)) for name, values in gaps.items()}
+
+
+def _weights_of(run: Predictions, plan: PatientResampling) -> npt.NDArray[np.int64]:
+    return plan.weights[:, np.searchsorted(plan.names, run.names)]
+
+
+# All of it
+
+
+@dataclass(frozen=True)
+class ClinicalResult:
+    """Everything about one model, from the test predictions of its runs.
+
+    Attributes
+    ----------
+    at_threshold : mapping of str to Interval
+        :func:`rates_at_threshold`, each run at its own threshold.
+    events, patient_days : float
+        Events that could be caught and days watched, in the mean over runs; 0 without an event.
+    alarms, decisions : mapping
+        :func:`alarm_curve` and :func:`decision_curve`; the first is empty without an event.
+    subgroups : mapping
+        Column to :func:`compare_groups`.
+    calibration : mapping
+        Quantiles over patients, by level, of :func:`calibration_by_patient`.
+    """
+
+    at_threshold: Mapping[str, Interval]
+    events: float
+    patient_days: float
+    alarms: Mapping[str, list[CurvePoint]]
+    decisions: Mapping[str, list[CurvePoint]]
+    subgroups: Mapping[str, list[GroupResult]]
+    calibration: Mapping[str, float]
+
+    def to_json(self) -> dict[str, Json]:
+        """JSON values by name; null where a number is undefined."""
+        content: dict[str, Json] = _plain(asdict(self))
+        return content
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def evaluate(
+    runs: Sequence[Predictions], *, silence: float | None = None, resamples: int = 1000, seed: int = 0
+) -> ClinicalResult:
+    """Alarms, net benefit, calibration and subgroups of a model on the test patients of its runs.
+
+    Parameters
+    ----------
+    runs : sequence of Predictions
+        All rows of the test patients, with each run's threshold.
+    silence : float, optional
+        After an alarm, in the unit of the times; by default the horizon.
+    resamples, seed : int
+        Of the patient bootstrap.
+    """
+    plan = PatientResampling(np.unique(np.concatenate([run.names for run in runs])), resamples=resamples, seed=seed)
+    binary, timed = runs[0].target.kind == "binary", all(run.timing is not None for run in runs)
+    rates = [rates_at_threshold(run, _weights_of(run, plan), silence) for run in runs if binary]
+    at = mean_over_runs(rates) if rates else {}
+    watched = [count_alarms(run, 1.0, silence) for run in runs] if binary and timed else []
+    columns = list(runs[0].subgroups)
+    gaps = list(calibration_by_patient(runs).values())
+    return ClinicalResult(
+        {name: plan.interval(values) for name, values in at.items()},
+        float(np.mean([counts.events.sum() for counts in watched])) if watched else 0.0,
+        float(np.mean([counts.days.sum() for counts in watched])) if watched else 0.0,
+        alarm_curve(runs, plan, silence) if watched else {},
+        decision_curve(runs, plan) if binary else {},
+        {name: compare_groups(runs, name, plan) for name in columns},
+        {f"{level:g}": float(np.quantile(gaps, level)) for level in (0.1, 0.25, 0.5, 0.75, 0.9)},
+    )
