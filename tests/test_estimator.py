@@ -220,7 +220,8 @@ def test_a_saved_model_predicts_the_same(tmp_path: Path, own_module: bool) -> No
 def test_a_saved_model_holds_no_pickle_and_no_patient(tmp_path: Path) -> None:
     X, y = data()
     file = quick().fit(X, y, groups=PATIENTS).save(tmp_path)
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["model.safetensors", "run.json"]
+    names = sorted(entry.name for entry in tmp_path.iterdir())
+    assert names == ["model.safetensors", "personal.safetensors", "run.json"]
     assert all(b"patient-" not in entry.read_bytes() for entry in tmp_path.iterdir())
     content = file.read_bytes()
     assert not zipfile.is_zipfile(file)

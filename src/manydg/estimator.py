@@ -14,6 +14,7 @@ import numbers
 import time
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,8 @@ from manydg.evaluation.predictions import DEFAULT_THRESHOLD, decide
 from manydg.files import JsonObject, fingerprint
 from manydg.training.checkpoint import checksum
 from manydg.training.fit import fit, trust_named
-from manydg.training.inference import with_context
+from manydg.training.inference import predict_probabilities, with_context
+from manydg.training.personal import fit_population
 from manydg.training.run import Run, context_of, open_run, save_model, training_record
 
 Array = npt.NDArray[Any]
@@ -225,9 +227,13 @@ class ManyDGClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "algorithm_")
         inputs = validate_data(self, X, dtype=np.float32, allow_nd=True, ensure_all_finite="allow-nan", reset=False)
         target = self.algorithm_.target.spec
+        shown: _Shown | None = getattr(self, "_shown_", None)
         with _as_value_errors():
-            data = _unlabelled(inputs, _input_column(self._run_.schema), target, groups, times)
-            probabilities = self._run_.predict_proba(data)
+            if shown is not None:
+                probabilities = shown.predict(self._run_, inputs, groups, times)
+            else:
+                data = _unlabelled(inputs, _input_column(self._run_.schema), target, groups, times)
+                probabilities = self._run_.predict_proba(data)
         # In 32 bits a sigmoid rounds to exactly 1 where a label is merely very likely.
         margin = np.finfo(np.float32).eps
         return np.clip(probabilities, margin, 1 - margin) if target.kind == "multilabel" else probabilities
@@ -247,6 +253,61 @@ class ManyDGClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return chosen
         return np.asarray(self.classes_[chosen])
 
+    def personalise(
+        self, X: Any, y: Any, groups: Any = None, times: Any = None, learner: str = "effects"
+    ) -> ManyDGClassifier:
+        """A copy of the fitted model that knows labels of a few samples of new patients; nothing is trained again.
+
+        Its :meth:`predict_proba` and :meth:`predict` take further samples of the same patients (or of others, to whom
+        the labels make no difference).
+
+        Parameters
+        ----------
+        X : array ``(labelled, features)``
+        y : array ``(labelled,)`` of class labels, or ``(labelled, K)`` of 0 and 1
+        groups : array ``(labelled,)``, optional
+            Whose sample each one is, by the names that predictions will use; without it all are one patient's, and so
+            is every sample to predict.
+        times : array ``(labelled,)``, optional
+            When each was taken, where the model was trained with times.
+        learner : {"effects", "prototypes", "intercept", "fine-tune"}
+            How labels are used (:mod:`manydg.training.personal`).
+
+        Returns
+        -------
+        ManyDGClassifier
+            It holds the labelled samples and cannot be saved.
+
+        Examples
+        --------
+        >>> rng = np.random.default_rng(0)
+        >>> patients = np.repeat(np.arange(30), 40)
+        >>> shift = rng.normal(size=30)[patients]
+        >>> X = rng.normal(size=(1200, 4))
+        >>> y = X[:, 0] + 2 * shift > 0
+        >>> model = ManyDGClassifier("base", epochs=5, random_state=0).fit(X[:800], y[:800], groups=patients[:800])
+        >>> known = np.arange(800, 1200).reshape(10, 40)[:, :15].ravel()  # of every new patient, the first 15 samples
+        >>> rest = np.setdiff1d(np.arange(800, 1200), known)
+        >>> personal = model.personalise(X[known], y[known], patients[known])
+        >>> before, after = model.score(X[rest], y[rest]), np.mean(personal.predict(X[rest], patients[rest]) == y[rest])
+        >>> bool(after > before)
+        True
+        """
+        check_is_fitted(self, "algorithm_")
+        inputs = validate_data(self, X, dtype=np.float32, allow_nd=True, ensure_all_finite="allow-nan", reset=False)
+        check_consistent_length(inputs, y)
+        with _as_value_errors():
+            names = [str(label) for label in self.classes_.tolist()]
+            given = np.asarray(y)
+            if given.ndim == 2:
+                labels: list[Any] = [[name for name, has in zip(names, row, strict=True) if has] for row in given]
+            else:
+                labels = [str(label) for label in given.tolist()]
+            model = copy.copy(self)
+            model._shown_ = _Shown(inputs, labels, groups, times, learner)
+            model._shown_.predict(self._run_, inputs[:0], None if groups is None else [], None if times is None else [])
+        return model
+
     def save(self, folder: str | Path) -> Path:
         """Write the fitted model to a folder that :func:`manydg.open_run`, ``manydg export`` and others take.
 
@@ -259,6 +320,11 @@ class ManyDGClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             The file with the weights.
         """
         check_is_fitted(self, "algorithm_")
+        if getattr(self, "_shown_", None) is not None:
+            raise EstimatorError(
+                "a personalised model holds samples of its patients and is not saved: save the model that personalise "
+                "was called on"
+            )
         version, config = code_version(), self._run_.config.to_json()
         identity = fingerprint(version, config, checksum(self.algorithm_.state_dict()))
         run = dataclasses.replace(
@@ -365,7 +431,10 @@ class ManyDGClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         record = record.replace(
             context=context_of(schema, fitted.algorithm), threshold=threshold, threshold_rule=rule
         )  # fmt: skip
-        return Run(fitted.algorithm.eval(), record, schema, config, self._data_info(data, module))
+        probabilities = None if val is None else predict_probabilities(fitted.algorithm, val).numpy()
+        population = fit_population(fitted.algorithm, train, val, probabilities)
+        info = self._data_info(data, module)
+        return Run(fitted.algorithm.eval(), record, schema, config, info, population=population)
 
     def _data_info(self, data: DomainDataset, module: nn.Module | None) -> JsonObject:
         """What predictions on new files need to know: a table with named columns is a source, and so is an array."""
@@ -403,6 +472,40 @@ class ManyDGClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             "classes": {"type": self.classes_.dtype.str, "labels": self.classes_.tolist()},
             "features": {"count": self.n_features_in_, "names": None if names is None else names.tolist()},
         }
+
+
+# Labels of new patients
+
+
+@dataclass(frozen=True, eq=False)
+class _Shown:
+    """The labelled samples of a personalised model."""
+
+    inputs: Array
+    labels: list[Any]
+    groups: Any
+    times: Any
+    learner: str
+
+    def predict(self, run: Run, inputs: Array, groups: Any, times: Any) -> npt.NDArray[np.float32]:
+        """Probabilities of further samples, which join the labelled ones of their patients."""
+        for name, ours, theirs in (("groups", self.groups, groups), ("times", self.times, times)):
+            if (ours is None) != (theirs is None):
+                raise DataError(f"the labelled samples were given {'without' if ours is None else 'with'} {name}")
+        everyone = (
+            np.zeros(len(self.inputs) + len(inputs), np.int64) if groups is None else _joined(self.groups, groups)
+        )
+        clock = None if times is None else _joined(self.times, times)
+        both = np.concatenate([self.inputs, inputs])
+        data = _unlabelled(both, _input_column(run.schema), run.algorithm.target.spec, everyone, clock)
+        unknown = [None] * len(inputs)
+        return run.personalise(data, [*self.labels, *unknown], learner=self.learner)[len(self.inputs) :]
+
+
+def _joined(first: Any, second: Any) -> Array:
+    return np.concatenate(
+        [np.asarray(first), np.asarray(second, np.asarray(first).dtype if len(second) == 0 else None)]
+    )
 
 
 # Arrays to datasets

@@ -1,27 +1,30 @@
 """Predictions on new raw files: through the preparation of the training data, with how far to trust them.
 
-:func:`predict_raw` is ``manydg predict``. Beside the probabilities and the decision, each sample gets columns that say
+:func:`predict_raw` is ``manydg predict``: beside the probabilities and the decision, each sample gets columns that say
 how far to trust them (:func:`trust_columns`), and ``about.json`` explains the model's decisions (:func:`about`).
+:func:`personalise_raw` is ``manydg personalise``.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 import torch
 
 from manydg.data.dataset import DomainDataset, open_dataset
 from manydg.data.encoding import encode_patients
 from manydg.data.info import DatasetInfo
-from manydg.errors import ConfigError, ManyDGWarning, StorageError
+from manydg.errors import ConfigError, DataError, ManyDGWarning, StorageError
 from manydg.evaluation.predictions import decide, read_predictions
 from manydg.evaluation.trust import SetRule, prediction_interval, prediction_sets, scale_temperature
 from manydg.files import JsonObject, new_folder, write_through
@@ -35,6 +38,7 @@ from manydg.sources import (
     write_prediction_table,
 )
 from manydg.training.inference import CAUSAL, predict_probabilities
+from manydg.training.personal import needed
 from manydg.training.reliability import Calibration, distances_so_far, patient_embeddings, read_calibration
 from manydg.training.run import PREDICTIONS, Run, context_of, open_run
 
@@ -113,6 +117,181 @@ def predict_raw(
     return [folder / file.name for file in written]
 
 
+LABEL = "label"
+
+
+def personalise_raw(
+    run_folder: str | Path,
+    raw: str | Path,
+    out: str | Path,
+    labels: str | Path,
+    *,
+    learner: str = "effects",
+    backbone: str | None = None,
+    algorithm: str | None = None,
+    **options: object,
+) -> list[Path]:
+    """Predict new raw files of patients of whom a few samples are labelled; all or nothing.
+
+    Parameters
+    ----------
+    run_folder, raw, out, backbone, algorithm, **options
+        As :func:`predict_raw` takes them.
+    labels : path
+        CSV or Parquet: the column ``label`` (several labels separated by ``|``), and one or more columns of
+        ``predictions.csv`` that say which sample it is of, such as ``row``, or ``recording`` and ``row``.
+    learner : {"effects", "prototypes", "intercept", "fine-tune"}
+
+    Returns
+    -------
+    list of path
+        ``predictions.csv``, with the samples that are not labelled. Beside it is ``about.json``.
+    """
+    run, folder, path = open_run(run_folder, backbone=backbone, algorithm=algorithm), Path(out), Path(raw)
+    if folder.exists():
+        raise StorageError(f"{folder} already exists: name another folder")
+    needed(run.population, run.algorithm.target)
+    given = {name: value for name, value in options.items() if value is not None and value is not False and value != []}
+    shown = LabelFile.read(Path(labels))
+    with new_folder(folder) as partial:
+        parts = [
+            _personalise(run, rows, data, shown, learner) for rows, data in _new_samples(run, path, given, run_folder)
+        ]
+        shown.check_all_used()
+        written = _write_personal(partial, run, parts)
+        personal: JsonObject = {
+            "learner": learner,
+            "labelled samples": shown.count,
+            "labels used for a sample": "those of the same patient"
+            + (", of earlier samples alone" if context_of(run.schema, run.algorithm).get("mode") == CAUSAL else ""),
+        }
+        write_through(partial / ABOUT, json.dumps({**about(run), "personalised": personal}, indent=1))
+    return [folder / written.name]
+
+
+class LabelFile:
+    """Labels of some samples, by the columns that tell samples apart."""
+
+    def __init__(self, path: Path, table: pl.DataFrame) -> None:
+        self.path, self.count = path, len(table)
+        self.keys = [name for name in table.columns if name != LABEL]
+        self._labels = dict(zip(table.select(self.keys).rows(), table[LABEL].to_list(), strict=True))
+        self._unused = set(self._labels)
+
+    @staticmethod
+    def read(path: Path) -> LabelFile:
+        """Raise an error that names the file where it is not what it should be."""
+        try:
+            parquet = path.suffix.lower() in (".parquet", ".pq")
+            table = pl.read_parquet(path) if parquet else pl.read_csv(path, infer_schema=False)
+            table = table.with_columns(pl.all().cast(pl.String))
+        except FileNotFoundError:
+            raise DataError(f"{path} is missing: name the file with the labels") from None
+        except (pl.exceptions.PolarsError, OSError, UnicodeDecodeError) as error:
+            raise DataError(
+                f"{path} cannot be read as a table ({str(error).splitlines()[0]}): write CSV or Parquet"
+            ) from None
+        if LABEL not in table.columns or len(table.columns) < 2:
+            raise DataError(
+                f"{path} has the columns {', '.join(table.columns)}: it needs '{LABEL}' and a column that says which "
+                "sample it is of, such as 'row'"
+            )
+        keys = [name for name in table.columns if name != LABEL]
+        wrong = {
+            "lacks a value": pl.any_horizontal(pl.all().is_null()),
+            "names a sample for the second time": pl.struct(keys).is_duplicated()
+            & ~pl.struct(keys).is_first_distinct(),
+        }
+        for what, test in wrong.items():
+            if bad := [line for line, row in enumerate(table.select(test).to_series(), start=2) if row]:
+                raise DataError(f"{path}, line {bad[0]}: it {what}; correct the line")
+        return LabelFile(path, table)
+
+    def of(self, rows: pl.DataFrame, multilabel: bool) -> list[Any]:
+        """The label of each row, or ``None``."""
+        if lacking := [name for name in self.keys if name not in rows.columns]:
+            raise DataError(f"{self.path}: samples have no column '{lacking[0]}'; theirs are {', '.join(rows.columns)}")
+        keys = rows.select(pl.col(self.keys).cast(pl.String)).rows()
+        named = [key for key in keys if key in self._labels]
+        if len(set(named)) < len(named):
+            raise DataError(
+                f"{self.path}: {', '.join(self.keys)} do not tell samples apart: add a column, such as 'row'"
+            )
+        self._unused -= set(named)
+        return [
+            split_names(label) if multilabel and label is not None else label for label in map(self._labels.get, keys)
+        ]
+
+    def check_all_used(self) -> None:
+        if self._unused:
+            first = ", ".join(f"{name} {value}" for name, value in zip(self.keys, min(self._unused), strict=True))
+            raise DataError(
+                f"{self.path}: no sample has {first} ({len(self._unused)} of {self.count} labels are of none)"
+            )
+
+
+def split_names(cell: str) -> list[str]:
+    """The names that :func:`joined_names` joined.
+
+    Examples
+    --------
+    >>> split_names("N1|N2"), split_names(joined_names(["N1|N2"]))
+    (['N1', 'N2'], ['N1|N2'])
+    """
+    names = [part.replace("\\|", "|").replace("\\\\", "\\") for part in re.split(r"(?<!\\)\|", cell)]
+    return [name for name in names if name]
+
+
+@dataclass(frozen=True)
+class _Personal:
+    """Samples without a label, and the probabilities of their classes."""
+
+    rows: pl.DataFrame
+    probabilities: npt.NDArray[np.float32]
+
+
+def _new_samples(
+    run: Run, path: Path, options: Mapping[str, object], run_folder: str | Path
+) -> Iterator[tuple[pl.DataFrame, DomainDataset]]:
+    """What tells samples apart, and the samples."""
+    if (path / "dataset.json").is_file():
+        yield _dataset_rows(path, options)
+        return
+    source = _source_of(run, run_folder)
+    for samples in source.for_prediction(path, trained_on(run), _prediction_options(source, options)):
+        yield samples.rows, as_dataset(samples, run)
+
+
+def _personalise(run: Run, rows: pl.DataFrame, data: DomainDataset, labels: LabelFile, learner: str) -> _Personal:
+    shown = labels.of(rows, run.algorithm.target.kind == "multilabel")
+    rest = np.array([label is None for label in shown], bool)
+    try:
+        probabilities = run.personalise(data, shown, learner=learner)
+    except DataError as error:
+        raise DataError(f"{labels.path}: {error}") from error
+    return _Personal(rows.filter(pl.Series(rest)), probabilities[rest])
+
+
+def _write_personal(folder: Path, run: Run, parts: Sequence[_Personal]) -> Path:
+    rows = pl.concat([part.rows for part in parts])
+    probabilities = np.concatenate([part.probabilities for part in parts])
+    decisions, threshold = _decisions(run, probabilities), run.record.threshold
+    return write_prediction_table(
+        folder, rows, SamplePredictions(run.algorithm.target.spec, probabilities, decisions, threshold, {})
+    )
+
+
+def _decisions(run: Run, probabilities: npt.NDArray[np.float32]) -> list[str]:
+    """The name of the class of each sample, its labels, or its number."""
+    names = np.array(run.algorithm.target.spec.names)
+    decided = decide(run.algorithm.target, probabilities, run.record.threshold)
+    if run.algorithm.target.numeric:
+        return [f"{value:.7g}" for value in decided]
+    if decided.ndim == 1:
+        return [str(name) for name in names[decided]]
+    return [joined_names(names[row.astype(bool)]) for row in decided]
+
+
 def _source_of(run: Run, run_folder: str | Path) -> AnySource:
     name = str(run.info.get("source") or "")
     if name not in SOURCES.names():
@@ -125,35 +304,41 @@ def _source_of(run: Run, run_folder: str | Path) -> AnySource:
 
 
 def _predict_files(run: Run, raw: Path, out: Path, source: AnySource, options: Mapping[str, object]) -> list[Path]:
-    known = {field.name for field in fields(source.prediction_options_class)}
-    for name in options:
-        if name not in known:
-            raise _useless(name, source.name)
-    chosen = source.prediction_options_class.of(**options)
-    written = []
+    chosen, written = _prediction_options(source, options), []
     for samples in source.for_prediction(raw, trained_on(run), chosen):
         predictions = predict_samples(run, as_dataset(samples, run))
         written += source.write_predictions(out, samples, predictions)
     return written
 
 
+def _prediction_options(source: AnySource, options: Mapping[str, object]) -> Any:
+    known = {field.name for field in fields(source.prediction_options_class)}
+    for name in options:
+        if name not in known:
+            raise _useless(name, source.name)
+    return source.prediction_options_class.of(**options)
+
+
 def _predict_dataset(run: Run, folder: Path, out: Path, options: Mapping[str, object]) -> list[Path]:
+    shown, data = _dataset_rows(folder, options)
+    return [write_prediction_table(out, shown, predict_samples(run, data))]
+
+
+def _dataset_rows(folder: Path, options: Mapping[str, object]) -> tuple[pl.DataFrame, DomainDataset]:
+    """What tells the samples of a dataset folder apart, and the dataset."""
     keep = tuple(cast("Sequence[str]", options.get("keep", ())))
     for name in options:
         if name != "keep":
             raise ConfigError(f"--{name.replace('_', '-')} is for raw files, not for a dataset folder: leave it out")
     if unknown := [name for name in keep if name not in ("patient", "time")]:
         raise ConfigError(f"a dataset folder has no column '{unknown[0]}' to keep: patient and time can be kept")
-    import polars as pl
-
     data = open_dataset(folder)
     rows = {"row": np.arange(len(data))}
     if "patient" in keep:
         rows["patient"] = data.patients[data.domains.numpy()]
     if "time" in keep and data.times is not None:
         rows["time"] = data.times.numpy()
-    shown = pl.DataFrame({name: values.tolist() for name, values in rows.items()})
-    return [write_prediction_table(out, shown, predict_samples(run, data))]
+    return pl.DataFrame({name: values.tolist() for name, values in rows.items()}), data
 
 
 def _useless(option: str, source: str) -> ConfigError:
@@ -202,14 +387,7 @@ def predict_samples(run: Run, data: DomainDataset) -> SamplePredictions:
     target, threshold, prepared = run.algorithm.target, run.record.threshold, run.prepare(data)
     probabilities = predict_probabilities(run.algorithm, prepared).numpy()
     failed = _not_finite(probabilities)
-    names = np.array(target.spec.names)
-    decided = decide(target, np.where(failed[:, None], 0, probabilities), threshold)
-    if target.numeric:
-        decisions = [f"{value:.7g}" for value in decided]
-    elif decided.ndim == 1:
-        decisions = names[decided].tolist()
-    else:
-        decisions = [joined_names(names[row.astype(bool)]) for row in decided]
+    decisions: Sequence[str | None] = _decisions(run, np.where(failed[:, None], 0, probabilities))
     trust = trust_columns(run, prepared, probabilities)
     if failed.any():
         decisions = _blank(decisions, failed)

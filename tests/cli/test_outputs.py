@@ -36,6 +36,7 @@ def made(commands: Any, dataset_of: Callable[..., DomainDataset], tmp_path_facto
     np.savez(folder / "new.npz", x=rng.normal(size=(24, 3)), y=np.arange(24) % 2, patient=np.arange(24) // 4)
     lines = ["who,label,a,b", *(f"p{row // 4},{row % 2},{row % 5},{row % 7}" for row in range(40))]
     (folder / "table.csv").write_text("\n".join(lines) + "\n")
+    (folder / "labels.csv").write_text("row,label\n0,0\n")
     return folder
 
 
@@ -50,6 +51,9 @@ COMMANDS: dict[str, Callable[[Path, Path], tuple[object, ...]]] = {
     ),
     "synthesize": lambda made, out: ("synthesize", "meds", "--patients", 3, "--out", out),
     "predict": lambda made, out: ("predict", made / "run", made / "data", "--out", out),
+    "personalise": lambda made, out: (
+        "personalise", made / "run", made / "data", "--labels", made / "labels.csv", "--out", out
+    ),
     "report": lambda made, out: ("report", made / "study", "--out", out),
     "export": lambda made, out: ("export", made / "run", "--format", "torch", "--out", out),
 }  # fmt: skip
@@ -83,7 +87,7 @@ def test_a_comparison_that_runs_keeps_a_second_out_and_frees_the_folder_when_kil
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-@pytest.mark.parametrize("name", ["predict", "report", "export", "prepare", "synthesize"])
+@pytest.mark.parametrize("name", ["predict", "personalise", "report", "export", "prepare", "synthesize"])
 def test_what_a_killed_command_leaves_is_cleared_by_the_next(
     name: str, commands: Any, made: Path, tmp_path: Path
 ) -> None:

@@ -24,6 +24,7 @@ FILES = {
     "calibration.safetensors",
     "identity.json",
     "model.safetensors",
+    "personal.safetensors",
     "predictions.npz",
     "run.json",
     "split.json",
@@ -93,8 +94,9 @@ def test_a_run_killed_before_each_of_its_writes_ends_with_the_same_bits(
             assert code_again == 0, err
             assert_same_run(tmp_path / "killed", tmp_path / "whole")
             shutil.rmtree(tmp_path / "killed")
-    # The name, a checkpoint for each epoch, the weights, the split, the predictions, the calibration and the record.
-    assert number == 9
+    # The name, a checkpoint for each epoch, the weights, the split, the predictions, the calibration, the population
+    # and the record.
+    assert number == 10
 
 
 def test_the_installed_command_itself_survives_a_kill(dataset: Path, tmp_path: Path) -> None:

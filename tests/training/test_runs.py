@@ -35,7 +35,7 @@ def test_the_record_says_what_ran_on_what_and_how_it_did(small_dataset: DomainDa
     run = train(small_dataset, epochs=3, seed=2, out=tmp_path, device="cpu", name="small", lr=0.01)
     record = json.loads((tmp_path / "run.json").read_text())
     assert set(record.pop("integrity")["files"]) == {
-        "model.safetensors", "calibration.safetensors", "predictions.npz", "split.json"
+        "model.safetensors", "calibration.safetensors", "personal.safetensors", "predictions.npz", "split.json"
     }  # fmt: skip
     assert record == run.record.to_json()
     assert RunRecord.from_json(record) == run.record

@@ -1,4 +1,4 @@
-"""``manydg prepare``, ``manydg synthesize`` and ``manydg predict``, built from the sources' own descriptions.
+"""``manydg prepare``, ``synthesize``, ``predict`` and ``personalise``, built from the sources' own descriptions.
 
 Each source and each twin is a command whose options are the fields of its options dataclass. A source's module is
 imported only when its command is used: lists of commands are made from names and docstrings.
@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import MISSING, Field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -31,12 +31,14 @@ if TYPE_CHECKING:
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a dataset folder that is already there.")]
 Workers = Annotated[int, typer.Option(min=1, help="Processes that read tables or files.")]
 _PREDICT_HELP = "Predict new raw files with a trained model"
+_PERSONALISE_HELP = "Predict patients of whom a few samples are labelled, without training again"
 _NAMES_SHOWN = 8
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to ``manydg``."""
     app.command("predict", cls=_PredictCommand, help=f"{_PREDICT_HELP}.")(lambda: None)
+    app.command("personalise", cls=_PersonaliseCommand, help=f"{_PERSONALISE_HELP}.")(lambda: None)
     prepare = typer.Typer(help="Turn raw files into a dataset folder.", no_args_is_help=True, cls=_PrepareGroup)
     twins = typer.Typer(
         help="Write synthetic raw files in a dataset's own format.", no_args_is_help=True, cls=_SynthesizeGroup
@@ -124,8 +126,21 @@ class _PredictCommand(TyperCommand):
             _parameter("backbone", UsedBackbone, None),
             _parameter("algorithm", UsedAlgorithm, None),
             _parameter("as_json", AsJson, False),
+            *self.further(),
         ]
-        return _command("predict", _PREDICT_HELP, _predict, [*own, *_all_prediction_parameters()])
+        return _command(self.name or "", self.summary, self.action, [*own, *_all_prediction_parameters()])
+
+    summary: ClassVar[str] = _PREDICT_HELP
+
+    def action(self, **values: Any) -> None:
+        """What the command does."""
+        from manydg.predict import predict_raw
+
+        _predict(predict_raw, **values)
+
+    def further(self) -> list[inspect.Parameter]:
+        """Parameters besides those of ``predict``."""
+        return []
 
     def get_params(self, ctx: Any) -> list[Any]:
         params: list[Any] = self.whole.get_params(ctx)
@@ -133,6 +148,27 @@ class _PredictCommand(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         return self.whole.invoke(ctx)
+
+
+class _PersonaliseCommand(_PredictCommand):
+    """``manydg personalise``: ``predict`` with labels of some samples."""
+
+    summary = _PERSONALISE_HELP
+
+    def action(self, **values: Any) -> None:
+        from manydg.predict import personalise_raw
+
+        _predict(personalise_raw, **values)
+
+    def further(self) -> list[inspect.Parameter]:
+        file = typer.Option(
+            metavar="FILE",
+            help="CSV or Parquet with the column 'label' and columns of predictions.csv that name the sample, such as "
+            "'row'.",
+            show_default=False,
+        )
+        learner = typer.Option(help="How labels are used: effects, prototypes, intercept or fine-tune.")
+        return [_parameter("labels", Annotated[Path, file]), _parameter("learner", Annotated[str, learner], "effects")]
 
 
 def _all_prediction_parameters() -> list[inspect.Parameter]:
@@ -143,13 +179,15 @@ def _all_prediction_parameters() -> list[inspect.Parameter]:
     return list(by_name.values())
 
 
-def _predict(run: Path, raw: Path, out: Path, as_json: bool = False, **options: Any) -> None:
+def _predict(
+    predict: Callable[..., list[Path]], run: Path, raw: Path, out: Path, as_json: bool = False, **options: Any
+) -> None:
     from manydg.cli._progress import console, show_json
     from manydg.files import claimed
-    from manydg.predict import ABOUT, predict_raw
+    from manydg.predict import ABOUT
 
     with claimed(out):
-        written = predict_raw(run, raw, out, **options)
+        written = predict(run, raw, out, **options)
     if as_json:
         about = json.loads((out / ABOUT).read_text(encoding="utf-8"))
         show_json({"files": [str(path) for path in written], "about": about})

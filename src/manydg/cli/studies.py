@@ -164,6 +164,13 @@ def experiment(
     ] = None,
     seeds: Seeds = 5,
     repeats: Repeats = None,
+    label_delay: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            help="personalise: time until the label of a sample is known, in the unit of the dataset's times.",
+        ),
+    ] = 0.0,
     settings: RunSettings,
     device: Device = "auto",
     engine: EngineOptions,
@@ -176,7 +183,7 @@ def experiment(
     command is stopped, run it again.
     """
     chosen = None if algorithms is None else names_in(algorithms)
-    _conduct(name, dataset, out, chosen, seeds, repeats, settings, engine, device, dry_run, json)
+    _conduct(name, dataset, out, chosen, seeds, repeats, settings, engine, device, dry_run, json, None, label_delay)
 
 
 def _conduct(
@@ -192,6 +199,7 @@ def _conduct(
     dry_run: bool,
     as_json: bool,
     tuned: Path | None = None,
+    label_delay: float = 0.0,
 ) -> None:
     """Run an experiment and show the summary; without algorithms, with the paper's that make sense for the data."""
     from manydg.algorithms import ALGORITHMS, paper_methods
@@ -207,6 +215,7 @@ def _conduct(
     if repeats is not None:
         options, seeds = changed(options, training={"folds": seeds}, backbone=None, sets={}), seeds * repeats
     request = make_request(name, dataset, options, seeds, paper_methods() if algorithms is None else algorithms)
+    request = replace(request, label_delay=label_delay)
     if algorithms is None:
         request = fitting(request, console.print)
     if tuned is not None:

@@ -39,6 +39,8 @@ class Request:
         Algorithms to set against one another, where the experiment compares any.
     timed_epochs : int
         Epochs to time in the running-time experiment.
+    label_delay : float
+        How long it takes until the label of an unseen patient's sample is known, in the unit of the dataset's times.
     """
 
     dataset: DomainDataset
@@ -46,6 +48,7 @@ class Request:
     seeds: int
     algorithms: tuple[str, ...]
     timed_epochs: int = 23
+    label_delay: float = 0.0
 
     @property
     def config(self) -> TrainingConfig:

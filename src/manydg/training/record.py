@@ -22,7 +22,7 @@ Variant: TypeAlias = Mapping[str, str | int | float]
 
 REMEDY = "delete it and run the same command again"
 _SCHEMA = 1
-COVERED = ("model.safetensors", "calibration.safetensors", "predictions.npz", "split.json")
+COVERED = ("model.safetensors", "calibration.safetensors", "predictions.npz", "split.json", "personal.safetensors")
 """The files of a run whose checksums its record holds."""
 _NEEDED = COVERED[:2]
 _ALWAYS = {"run", "experiment", "algorithm", "seed", "dataset", "status"}

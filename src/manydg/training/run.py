@@ -1,8 +1,9 @@
 """A run: training on some patients, scoring on others once, and the folder that holds what came out.
 
 A run folder has the record (``run.json``, written last), the weights with all that rebuilding the model needs
-(``model.safetensors``), predictions on validation and test patients, the split, and what later predictions are judged
-by (``calibration.safetensors``). A folder that a :class:`~manydg.estimator.ManyDGClassifier` saved has the first two.
+(``model.safetensors``), predictions on validation and test patients, the split, what later predictions are judged by
+(``calibration.safetensors``), and how labels of a new patient are used (``personal.safetensors``). A folder that a
+:class:`~manydg.estimator.ManyDGClassifier` saved has the first two and the last.
 """
 
 from __future__ import annotations
@@ -55,7 +56,17 @@ from manydg.targets import target_of
 from manydg.training.checkpoint import read_tensors, write_tensors
 from manydg.training.execution.distributed import by_leader, current_team
 from manydg.training.fit import CHECKPOINT, MEMBERS, Fitted, Reporter, Silent, fit, rebuild, trust_named
-from manydg.training.inference import as_trained, predict_probabilities, refuse_infinite, with_context
+from manydg.training.inference import CAUSAL, as_trained, predict_probabilities, refuse_infinite, with_context
+from manydg.training.personal import (
+    PERSONAL,
+    Population,
+    fit_population,
+    needed,
+    outputs_of,
+    personal_logits,
+    read_population,
+    write_population,
+)
 from manydg.training.record import Counts, RunRecord, check_files
 from manydg.training.reliability import fit_calibration, write_calibration
 
@@ -85,6 +96,8 @@ class Run:
         ``vocabularies``, ``roles`` (columns of a table); and ``module``, the class of a backbone that was given as a
         module.
     folder : Path, optional
+    population : Population, optional
+        What :meth:`personalise` knows of patients in general.
     """
 
     algorithm: Algorithm
@@ -93,6 +106,7 @@ class Run:
     config: TrainingConfig
     info: JsonObject = field(default_factory=dict)
     folder: Path | None = None
+    population: Population | None = None
 
     def predict_proba(
         self,
@@ -118,22 +132,70 @@ class Run:
         DataError
             If an input is infinite, or so large that the output for a sample is not finite.
         """
+        dataset = self._as_dataset(samples, patients, times)
+        probabilities = predict_probabilities(self.algorithm, self.prepare(dataset)).numpy()
+        _check_finite(probabilities)
+        return probabilities
+
+    def personalise(
+        self,
+        samples: DomainDataset | ArrayLike | Mapping[str, ArrayLike] | Frame,
+        labels: Sequence[Any],
+        *,
+        patients: ArrayLike | Sequence[Any] | None = None,
+        times: ArrayLike | None = None,
+        learner: str = "effects",
+    ) -> npt.NDArray[np.float32]:
+        """Probabilities for samples of patients of whom some samples have labels, ``(samples, K)``.
+
+        The model is not trained again. A label counts for its own patient alone and, where the model was trained with
+        causal context, for later samples alone.
+
+        Parameters
+        ----------
+        samples, patients, times
+            As :meth:`predict_proba` takes them, labelled samples included.
+        labels : sequence ``(samples,)``
+            The name of the sample's class, or a list of the names of its labels; ``None`` where it is not known.
+        learner : {"effects", "prototypes", "intercept", "fine-tune"}
+            How labels are used (:mod:`manydg.training.personal`).
+
+        Returns
+        -------
+        array
+            NaN in the rows whose label was given.
+        """
+        dataset = self._as_dataset(samples, patients, times)
+        known, indicators = _shown_labels(labels, self.algorithm.target.spec, len(dataset))
+        return self.personal_probabilities(dataset, known, indicators, learner)
+
+    def personal_probabilities(
+        self, dataset: DomainDataset, known: npt.NDArray[np.int64], indicators: npt.NDArray[np.float64], learner: str
+    ) -> npt.NDArray[np.float32]:
+        """:meth:`personalise` with the positions of the labelled samples, and their labels as indicators."""
+        target, prepared = self.algorithm.target, self.prepare(dataset)
+        population = needed(self.population, target)
+        outputs = outputs_of(self.algorithm, prepared, population)
+        _check_finite(outputs.logits)
+        causal = context_of(self.schema, self.algorithm).get("mode") == CAUSAL
+        patients = dataset.domains.cpu().numpy()
+        logits = personal_logits(outputs, patients, known, indicators, population, target, learner, causal=causal)
+        probabilities = target.probabilities(torch.from_numpy(logits)).numpy().astype(np.float32)
+        probabilities[known] = np.nan
+        return probabilities
+
+    def _as_dataset(
+        self,
+        samples: DomainDataset | ArrayLike | Mapping[str, ArrayLike] | Frame,
+        patients: ArrayLike | Sequence[Any] | None,
+        times: ArrayLike | None,
+    ) -> DomainDataset:
         if isinstance(samples, DomainDataset):
             if patients is not None or times is not None:
                 raise DataError("a dataset has patients and times of its own: leave out patients= and times=")
-            dataset = samples
-        else:
-            roles = cast("Mapping[str, str | None]", self.info.get("roles") or {})
-            spec = self.algorithm.target.spec
-            dataset = unlabelled(samples, self.schema, spec, roles, patients=patients, times=times)
-        probabilities = predict_probabilities(self.algorithm, self.prepare(dataset)).numpy()
-        failed = np.flatnonzero(~np.isfinite(probabilities).all(axis=1))
-        if len(failed):
-            raise DataError(
-                f"the model's output is not finite for {len(failed)} of {len(probabilities)} samples, the first is row "
-                f"{failed[0]} (the first row is 0): its values overflow in the model; correct them or leave them out"
-            )
-        return probabilities
+            return samples
+        roles = cast("Mapping[str, str | None]", self.info.get("roles") or {})
+        return unlabelled(samples, self.schema, self.algorithm.target.spec, roles, patients=patients, times=times)
 
     def prepare(self, dataset: DomainDataset) -> DomainDataset:
         """The dataset as the run's algorithm takes it: checked, and with the patient context it was trained with."""
@@ -141,6 +203,35 @@ class Run:
         prepared = as_trained(dataset, self.schema, self.algorithm.backbone)
         self.schema.check(InputSchema.of(prepared))
         return prepared
+
+
+def _check_finite(values: npt.NDArray[Any]) -> None:
+    failed = np.flatnonzero(~np.isfinite(values).all(axis=1))
+    if len(failed):
+        raise DataError(
+            f"the model's output is not finite for {len(failed)} of {len(values)} samples, the first is row "
+            f"{failed[0]} (the first row is 0): its values overflow in the model; correct them or leave them out"
+        )
+
+
+def _shown_labels(
+    labels: Sequence[Any], spec: TargetSpec, samples: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """Positions of the labels that are known, and which classes or labels they name, ``(known, K)``."""
+    if len(labels) != samples:
+        raise DataError(f"there are {len(labels)} labels, but {samples} samples: give None where a label is not known")
+    codes = {name: code for code, name in enumerate(spec.names)}
+    known = [
+        row for row, label in enumerate(labels) if label is not None and label == label
+    ]  # NaN is unequal to itself
+    indicators = np.zeros((len(known), spec.size))
+    for position, row in enumerate(known):
+        several = spec.kind == "multilabel" and not isinstance(labels[row], str)
+        for name in labels[row] if several else [labels[row]]:
+            if str(name) not in codes:
+                raise DataError(f"row {row}: '{name}' is not one of the model's labels ({', '.join(spec.names[:20])})")
+            indicators[position, codes[str(name)]] = 1.0
+    return np.array(known, np.int64), indicators
 
 
 def train(
@@ -258,7 +349,8 @@ class _Training:
         if sites is not None:
             record = record.replace(sites=dict(zip(sides["test"].pseudonyms(), sites.tolist(), strict=True)))
         info = _data_info(self.dataset, self.backbone)
-        run = Run(fitted.algorithm, record, schema, self.config, info, self.folder)
+        population = fit_population(fitted.algorithm, sides["train"], sides["val"], held_out["val"].probabilities)
+        run = Run(fitted.algorithm, record, schema, self.config, info, self.folder, population)
         if self.folder is not None:
             calibration = fit_calibration(fitted.algorithm, sides, held_out["val"].scored())
             by_leader(partial(write_calibration, self.folder, calibration))
@@ -546,6 +638,7 @@ def save_model(folder: Path, run: Run) -> Path:
         raise StorageError(f"{folder} holds a run that was trained there: name another folder")
     # Without its record a model does not open, so that weights and record of two models are never taken for one.
     (folder / RECORD).unlink(missing_ok=True)
+    (folder / PERSONAL).unlink(missing_ok=True)
     _write_model(folder, run)
     return folder / MODEL
 
@@ -559,6 +652,8 @@ def _write_model(folder: Path, run: Run) -> None:
         "info": dict(run.info),
     }
     write_tensors(folder / MODEL, run.algorithm.state_dict(), meta)
+    if run.population is not None:
+        write_population(folder, run.population)
     run.record.write(folder / RECORD)
 
 
@@ -602,7 +697,7 @@ def open_run(
         config, schema, target_of(described.target, config.loss), described.n_domains, tensors,
         backbone=module, source=path / MODEL,
     ).to(pick_device(device))  # fmt: skip
-    return Run(model, record, schema, config, described.info, path)
+    return Run(model, record, schema, config, described.info, path, read_population(path, model.target.size))
 
 
 @dataclass(frozen=True)

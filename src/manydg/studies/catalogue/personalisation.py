@@ -1,0 +1,264 @@
+"""What a few labels of a new patient are worth, by how many there are and how they are used.
+
+A protocol says what of an unseen patient is shown; the others of the patient's samples are scored, and nothing that was
+shown. Where MOABB has a name for a protocol, it is the same here (``moabb.evaluations.CrossSubjectMode``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from manydg.data.dataset import DomainDataset
+from manydg.data.splits import load_split
+from manydg.evaluation.metrics import score
+from manydg.evaluation.predictions import Predictions
+from manydg.evaluation.statistics import Interval, patient_difference
+from manydg.studies.experiment import Experiment, Record, Request, mean_and_sd
+from manydg.studies.figure_data import Axis, Cell, CellTable, Curve, FigureData, Line, XAxis
+from manydg.studies.study import PlannedRun, grid
+from manydg.targets import target_of
+from manydg.training.inference import CAUSAL
+from manydg.training.personal import KINDS, LEARNERS, UNLABELLED, Outputs, needed, outputs_of, personal_logits
+from manydg.training.run import SPLIT, Run, context_of, open_run
+
+COUNTS = (1, 5, 10, 20, 50, 100)
+SHARE = 0.2
+_RESAMPLES = 500
+_WITH_LABELS = "train_and_target_labeled"
+_NAMES_OF_SERIES = {"first": "the first samples", "drawn": "samples drawn at random"}
+
+Rows = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What is shown of an unseen patient.
+
+    Attributes
+    ----------
+    name : str
+        As MOABB has it, or in its style.
+    words : str
+    count : int, optional
+        Samples that are shown; a share of the patient's where it is None.
+    drawn : bool
+        Whether they are drawn at random, or are the patient's first.
+    labelled : bool
+    online : bool
+        Whether all samples are scored one after the other, and the labels of earlier ones are known by then.
+    """
+
+    name: str
+    words: str
+    count: int | None = None
+    drawn: bool = True
+    labelled: bool = True
+    online: bool = False
+
+    @property
+    def learners(self) -> tuple[str, ...]:
+        return LEARNERS if self.labelled else (UNLABELLED,)
+
+    def shown(self, times: npt.NDArray[np.float64], patients: Rows, seed: int) -> Rows:
+        """Positions of what is shown; draws of more samples hold those of fewer."""
+        if self.online:
+            return np.arange(len(patients))
+        chosen = []
+        for code in np.unique(patients):
+            rows = np.flatnonzero(patients == code)
+            rows = rows[np.argsort(times[rows], kind="stable")]
+            if self.drawn:
+                rows = np.random.default_rng([seed, int(code)]).permutation(rows)
+            chosen.append(rows[: int(SHARE * len(rows)) if self.count is None else self.count])
+        return np.concatenate(chosen)
+
+
+UNLABELLED_SHARE = Protocol("train_and_target_unlabeled_20p", "20% of the samples, without labels", labelled=False)
+LABELLED_SHARE = Protocol(f"{_WITH_LABELS}_20p", "20% of the samples, labelled")
+FIRST = [Protocol(f"{_WITH_LABELS}_first_{k}", f"the first {k}, labelled", k, drawn=False) for k in COUNTS]
+DRAWN = [Protocol(f"{_WITH_LABELS}_drawn_{k}", f"{k} drawn at random, labelled", k) for k in COUNTS]
+EARLIER = Protocol(f"{_WITH_LABELS}_earlier", "the labels of all earlier samples", online=True)
+PROTOCOLS = (UNLABELLED_SHARE, *FIRST, *DRAWN, LABELLED_SHARE, EARLIER)
+
+
+@dataclass(frozen=True, eq=False)
+class Unseen:
+    """A run's model and the test patients, before any of their labels is shown."""
+
+    run: Run
+    outputs: Outputs
+    patients: Rows
+    names: npt.NDArray[np.str_]
+    indicators: npt.NDArray[np.float64]
+    truth: npt.NDArray[np.int64]
+
+    @staticmethod
+    def of(run: Run, part: DomainDataset) -> Unseen:
+        target, prepared = run.algorithm.target, run.prepare(part)
+        population = needed(run.population, target)
+        truth = target.truth(part.targets).cpu().numpy()
+        indicators = truth.astype(np.float64) if truth.ndim == 2 else np.eye(target.size)[truth]
+        patients, names = part.domains.cpu().numpy(), np.array(part.pseudonyms())
+        return Unseen(run, outputs_of(run.algorithm, prepared, population), patients, names, indicators, truth)
+
+    @property
+    def causal(self) -> bool:
+        """Whether only labels of earlier samples may be used."""
+        return context_of(self.run.schema, self.run.algorithm).get("mode") == CAUSAL
+
+    def personal(self, shown: Rows, learner: str, *, causal: bool, delay: float = 0.0) -> npt.NDArray[np.float64]:
+        """Logits of all samples; of the labels, only those that are shown are handed on."""
+        target = self.run.algorithm.target
+        return personal_logits(
+            self.outputs, self.patients, shown, self.indicators[shown], needed(self.run.population, target), target,
+            learner, causal=causal, delay=delay,
+        )  # fmt: skip
+
+    def predictions(self, logits: npt.NDArray[np.float64], rows: Rows) -> Predictions:
+        target = self.run.algorithm.target
+        probabilities = target.probabilities(torch.from_numpy(logits[rows])).numpy()
+        names = self.names[self.patients[rows]]
+        return Predictions(target, self.truth[rows], probabilities, names, self.run.record.threshold)
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Predictions of the same samples with and without what a protocol shows, one of each for every split."""
+
+    protocol: Protocol
+    learner: str
+    shown: list[Predictions] = field(default_factory=list)
+    without: list[Predictions] = field(default_factory=list)
+
+    def change(self) -> dict[str, Interval]:
+        """Of each metric, with a 95% interval over patients."""
+        return patient_difference(self.shown, self.without, resamples=_RESAMPLES)
+
+    def scores(self, metric: str) -> tuple[float | None, float | None]:
+        """A metric of the same samples without and with what is shown, the mean over the splits in which it exists."""
+        means = []
+        for side in (self.without, self.shown):
+            known = [score(one.target, one.truth, one.probabilities, one.threshold)[metric] for one in side]
+            means.append(mean_and_sd(known)[0])
+        return means[0], means[1]
+
+
+def evaluate(unseen: Unseen, seed: int, delay: float = 0.0) -> Iterator[Gain]:
+    """Every protocol and learner on the test patients of a run.
+
+    Parameters
+    ----------
+    unseen : Unseen
+    seed : int
+        Of the draws.
+    delay : float
+        Where the labels of earlier samples are known: how long that takes.
+    """
+    everyone = np.arange(len(unseen.patients))
+    timeless = bool((unseen.outputs.times == 0).all())
+    for protocol in PROTOCOLS:
+        shown = protocol.shown(unseen.outputs.times, unseen.patients, seed)
+        rest = everyone if protocol.online else np.setdiff1d(everyone, shown)
+        if (
+            len(np.unique(unseen.patients[rest])) < 2
+            or (timeless and not protocol.drawn)
+            or (timeless and protocol.online)
+        ):
+            continue
+        without = unseen.predictions(unseen.outputs.logits, rest)
+        for learner in protocol.learners:
+            logits = unseen.personal(
+                shown, learner, causal=protocol.online or unseen.causal, delay=delay if protocol.online else 0.0
+            )
+            yield Gain(protocol, learner, [unseen.predictions(logits, rest)], [without])
+
+
+class Personalise(Experiment):
+    """A few labels of each unseen patient: what they are worth by their number, and by how they are used."""
+
+    name = "personalise"
+    title = "A few labels of the new patient"
+    kinds = KINDS
+
+    def plan(self, request: Request) -> list[PlannedRun]:
+        return grid("compare", request.algorithms, range(request.seeds), request.options)
+
+    def aggregate(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, FigureData]:
+        gains: dict[str, dict[tuple[str, str], Gain]] = {}
+        for record in records:
+            run = open_run(folder / record.folder)
+            split = load_split(folder / record.folder / SPLIT, request.dataset)
+            unseen = Unseen.of(run, request.dataset.select(np.asarray(split.test)))
+            name = record.algorithm + (f", {_mode(run)} context" if _mode(run) != "none" else "")
+            for gain in evaluate(unseen, record.seed, request.label_delay):
+                whole = gains.setdefault(name, {}).setdefault(
+                    (gain.protocol.name, gain.learner), Gain(gain.protocol, gain.learner)
+                )
+                whole.shown.extend(gain.shown)
+                whole.without.extend(gain.without)
+        metric = records[0].config.selection or target_of(request.dataset.target).selection
+        return _figures(gains, metric, request.label_delay)
+
+
+def _mode(run: Run) -> str:
+    return str(context_of(run.schema, run.algorithm).get("mode"))
+
+
+def _figures(gains: Mapping[str, Mapping[tuple[str, str], Gain]], metric: str, delay: float) -> dict[str, FigureData]:
+    """A table of all protocols, and a curve over the number of labels for each way to choose them."""
+    rows: list[list[Cell]] = []
+    lines: dict[str, dict[str, dict[int, Interval]]] = {"first": {}, "drawn": {}}
+    for name, entries in gains.items():
+        for gain in entries.values():
+            change, scores = gain.change()[metric], gain.scores(metric)
+            interval = f"{change.low:+.3f} to {change.high:+.3f}" if math.isfinite(change.low) else change.note
+            known = gain.protocol.words + (f", known after {delay:g}" if gain.protocol.online and delay else "")
+            rows.append([name, gain.protocol.name, known, gain.learner, *scores, _finite(change.estimate), interval])
+            if gain.protocol.count is not None:
+                of_kind = lines["drawn" if gain.protocol.drawn else "first"]
+                of_kind.setdefault(f"{name}: {gain.learner}", {})[gain.protocol.count] = change
+    columns = [
+        "method",
+        "protocol",
+        "shown of the patient",
+        "learner",
+        "nothing shown",
+        "shown",
+        "change",
+        "95% interval",
+    ]
+    note = (
+        f"{metric} of the samples that were not shown, all patients together; the interval is over patients. Strengths "
+        "of the learners were chosen on validation patients. Rows with labels and rows without them answer different "
+        "questions: only those of one protocol compare."
+    )
+    figures = {"personalise": FigureData(Personalise.title, CellTable(columns, rows), Personalise.name, note=note)}
+    for kind, series in lines.items():
+        if series:
+            title = f"What labels of a new patient are worth: {_NAMES_OF_SERIES[kind]}"
+            figures[f"personalise-{kind}"] = FigureData(title, _curve(series, metric), Personalise.name, note=note)
+    return figures
+
+
+def _curve(series: Mapping[str, Mapping[int, Interval]], metric: str) -> Curve:
+    counts = sorted({count for entries in series.values() for count in entries})
+    lines = []
+    for name, entries in series.items():
+        known = [entries.get(count, Interval(math.nan, math.nan, math.nan)) for count in counts]
+        means, lows, highs = (
+            [0.0, *(_finite(getattr(entry, bound)) for entry in known)] for bound in ("estimate", "low", "high")
+        )
+        lines.append(Line(name, means, lows, highs))
+    x = XAxis("labelled samples of the patient", [0, *counts], "linear")
+    return Curve(x, Axis(f"change of {metric}"), lines)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,111 @@
+"""``manydg personalise``: what a label can reach, seen by changing files, and what is said of files that do not fit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+PATIENTS, SAMPLES = 24, 12
+
+
+def table(seed: int) -> pl.DataFrame:
+    rng = np.random.default_rng(seed)
+    who = np.repeat(np.arange(PATIENTS), SAMPLES)
+    x = rng.normal(size=(len(who), 2))
+    ill = x[:, 0] + 2 * rng.normal(size=PATIENTS)[who] > 0
+    hours = {"who": [f"p{code}" for code in who], "hour": np.tile(np.arange(SAMPLES), PATIENTS)}
+    return pl.DataFrame({**hours, "a": x[:, 0], "b": x[:, 1], "state": np.where(ill, "ill", "well")})
+
+
+@pytest.fixture(scope="module")
+def made(commands: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run without context, one with causal context, new patients and labels of their first four samples."""
+    folder: Path = tmp_path_factory.mktemp("made")
+    table(0).write_csv(folder / "old.csv")
+    new = table(1)
+    new.write_csv(folder / "new.csv")
+    labels = new.with_row_index("row").filter(pl.col("hour") % 3 == 0).select("row", label="state")
+    labels.write_csv(folder / "labels.csv")
+    for arguments in (
+        ("prepare", "table", "old.csv", "--patient", "who", "--target", "state", "--time", "hour", "--features", "a",
+         "b", "--out", "data"),
+        ("train", "data", "--algorithm", "base", "--epochs", 2, "--out", "run"),
+        ("train", "data", "--algorithm", "base", "--epochs", 1, "--context", "causal", "--out", "causal"),
+    ):  # fmt: skip
+        code, _, err = commands.run(*arguments, folder=folder)
+        assert code == 0, err
+    return folder
+
+
+def personalised(commands: Any, made: Path, out: Path, run: str = "run", **files: pl.DataFrame) -> pl.DataFrame:
+    """What the command predicts, with some of its files replaced."""
+    paths = {name: made / f"{name}.csv" for name in ("new", "labels")}
+    for name, frame in files.items():
+        paths[name] = out.with_name(f"{out.name}-{name}.csv")
+        frame.write_csv(paths[name])
+    code, _, err = commands.run("personalise", made / run, paths["new"], "--labels", paths["labels"], "--out", out)
+    assert code == 0, err
+    return pl.read_csv(out / "predictions.csv")
+
+
+def test_nothing_but_shown_labels_of_the_same_patient_reaches_a_prediction(
+    commands: Any, made: Path, tmp_path: Path
+) -> None:
+    new, labels = pl.read_csv(made / "new.csv"), pl.read_csv(made / "labels.csv")
+    first = personalised(commands, made, tmp_path / "first")
+    assert set(first["row"]).isdisjoint(labels["row"])
+    assert len(first) + len(labels) == len(new)
+    # The labels in the raw file: none of them is read.
+    hidden = new.with_columns(state=pl.lit("well"))
+    assert personalised(commands, made, tmp_path / "hidden", new=hidden).equals(first)
+    # Labels and inputs of the other patients.
+    swapped = pl.when(pl.col("label") == "ill").then(pl.lit("well")).otherwise(pl.lit("ill"))
+    others = labels.with_columns(label=pl.when(pl.col("row") < SAMPLES).then("label").otherwise(swapped))
+    moved = new.with_columns(a=pl.when(pl.col("who") == "p0").then("a").otherwise(pl.col("a") * 7 + 3))
+    changed = personalised(commands, made, tmp_path / "others", labels=others, new=moved)
+    assert changed.filter(pl.col("row") < SAMPLES).equals(first.filter(pl.col("row") < SAMPLES))
+    assert not changed.equals(first)
+
+
+def test_with_causal_context_later_labels_and_inputs_do_not_reach_earlier_samples(
+    commands: Any, made: Path, tmp_path: Path
+) -> None:
+    new, labels = pl.read_csv(made / "new.csv"), pl.read_csv(made / "labels.csv")
+    first = personalised(commands, made, tmp_path / "first", "causal")
+    late, swapped = pl.col("row") % SAMPLES >= 6, pl.when(pl.col("label") == "ill").then(pl.lit("well"))
+    later = labels.with_columns(label=pl.when(late).then(swapped.otherwise(pl.lit("ill"))).otherwise("label"))
+    moved = new.with_columns(a=pl.when(pl.col("hour") >= 7).then(pl.col("a") + 5).otherwise("a"))
+    changed = personalised(commands, made, tmp_path / "later", "causal", labels=later, new=moved)
+    assert changed.filter(~late).equals(first.filter(~late))
+    assert not changed.filter(late).equals(first.filter(late))
+    about = json.loads((tmp_path / "first" / "about.json").read_text())["personalised"]
+    assert about["labels used for a sample"] == "those of the same patient, of earlier samples alone"
+    assert about["labelled samples"] == len(labels)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("row,label\n1,sick\n", "labels.csv: row 1: 'sick' is not one of the model's labels (ill, well)"),
+        ("row,label\n99999,ill\n", "labels.csv: no sample has row 99999"),
+        ("row,label\n1,ill\n1,well\n", "labels.csv, line 3: it names a sample for the second time"),
+        ("row,label\n1,\n", "labels.csv, line 2: it lacks a value"),
+        ("row\n1\n", "it needs 'label' and a column that says which sample"),
+        ("hour,label\n1,ill\n", "samples have no column 'hour'; theirs are row"),
+    ],
+)
+def test_a_file_of_labels_that_does_not_fit_is_one_line_and_writes_nothing(
+    commands: Any, made: Path, tmp_path: Path, text: str, message: str
+) -> None:
+    (tmp_path / "labels.csv").write_text(text)
+    arguments = ("personalise", made / "run", made / "new.csv", "--labels", tmp_path / "labels.csv")
+    code, out, err = commands.run(*arguments, "--out", tmp_path / "out")
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["labels.csv"]

@@ -1,0 +1,82 @@
+"""The study of a few labels: what is shown is not scored, and no other label of an unseen patient enters."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from manydg.config import TrainingConfig
+from manydg.data.dataset import DomainDataset, from_arrays
+from manydg.data.splits import load_split
+from manydg.studies.catalogue.personalisation import EARLIER, PROTOCOLS, Personalise, Unseen, evaluate
+from manydg.studies.experiment import Request
+from manydg.studies.figure_data import parse_figure
+from manydg.studies.settings import Options
+from manydg.studies.study import Study
+from manydg.training.run import open_run
+
+
+def people() -> DomainDataset:
+    rng = np.random.default_rng(0)
+    who, hours = np.repeat(np.arange(30), 26), np.tile(np.arange(26.0), 30)
+    x = rng.normal(size=(len(who), 3))
+    return from_arrays(x, (x[:, 0] + 2 * rng.normal(size=30)[who] > 0).astype(int), who, times=hours)
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Request, Path]:
+    folder = tmp_path_factory.mktemp("study")
+    data = people()
+    data.save(folder / "data")
+    options = Options(TrainingConfig(epochs=2, lr=1e-2, backbone="mlp", ratios=(0.5, 0.25, 0.25)))
+    return Request(data, options, 1, ("base",), label_delay=2.0), folder
+
+
+def test_what_is_shown_is_not_scored_and_no_other_label_enters(study: tuple[Request, Path]) -> None:
+    request, folder = study
+    experiment = Personalise()
+    records = Study(folder / "out", folder / "data", experiment.plan(request), "people", "cpu").execute(1)
+    run = open_run(folder / "out" / records[0].folder)
+    rows = load_split(folder / "out" / records[0].folder / "split.json", request.dataset).test
+    unseen = Unseen.of(run, request.dataset.select(np.asarray(rows)))
+    rng, fewest = np.random.default_rng(0), {}
+    for protocol in PROTOCOLS:
+        shown = protocol.shown(unseen.outputs.times, unseen.patients, 0)
+        if protocol.online:
+            continue
+        hidden = np.setdiff1d(np.arange(len(unseen.patients)), shown)
+        fewest[protocol.name] = len(shown)
+        if protocol.count is not None and not protocol.drawn:
+            assert unseen.outputs.times[shown].max() < protocol.count
+        exchanged = unseen.indicators.copy()
+        exchanged[hidden] = exchanged[rng.permutation(hidden)]
+        other = dataclasses.replace(unseen, indicators=exchanged)
+        for learner in protocol.learners:
+            ours, theirs = (one.personal(shown, learner, causal=False) for one in (unseen, other))
+            np.testing.assert_array_equal(ours, theirs)
+    assert fewest["train_and_target_labeled_first_5"] == 5 * len(np.unique(unseen.patients))
+    for gain in evaluate(unseen, 0):
+        if not gain.protocol.online:
+            count = len(unseen.patients) - fewest[gain.protocol.name]
+            assert len(gain.shown[0].truth) == len(gain.without[0].truth) == count
+
+
+def test_labels_of_earlier_samples_reach_a_sample_only_when_they_are_known(study: tuple[Request, Path]) -> None:
+    request, folder = study
+    records = Study(folder / "out", folder / "data", Personalise().plan(request), "people", "cpu").execute(1)
+    figures = Personalise().aggregate(request, records, folder / "out")
+    assert set(figures) == {"personalise", "personalise-first", "personalise-drawn"}
+    table = parse_figure(figures["personalise"].to_json()).data
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]  # type: ignore[union-attr]
+    earlier = [row for row in rows if row["protocol"] == EARLIER.name]
+    assert {row["shown of the patient"] for row in earlier} == {"the labels of all earlier samples, known after 2"}
+    best = {row["learner"]: row["change"] for row in earlier}
+    assert best["effects"] > 0.1
+    assert {row["shown of the patient"] for row in rows if row["learner"] == "shares"} == {
+        "20% of the samples, without labels"
+    }
+    curve = figures["personalise-drawn"].data
+    assert curve.x.values == [0, 1, 5, 10, 20]  # type: ignore[union-attr]
