@@ -61,6 +61,8 @@ SIGNALS = (
     "base,prototype,manydg-random-pairs,manydg,condadv,dann,irm,sagnet,pcl,mldg,simd1,simd2,ema,swad,coral,vrex,groupdro,"
     "eqrm,arm,bn-adapt,mixstyle,erasure"
 )
+CONTROLS = "base,prototype,manydg-random-pairs,manydg"
+TUNED = "base,prototype,manydg-random-pairs,manydg,dann,irm,pcl,simd2,ema,coral,vrex,groupdro"
 
 DATASETS: dict[str, tuple[str, ...]] = {
     "sleep": (
@@ -80,18 +82,47 @@ DATASETS: dict[str, tuple[str, ...]] = {
         "manydg synthesize iiic --patients 100 --samples-per-patient 20 --out {work}/raw-iiic",
         "manydg prepare iiic {work}/raw-iiic --out {work}/twin-iiic",
     ),
+    "twin-sleep": (
+        "manydg synthesize sleep-edf --patients 40 --nights 1 --hours 4 --out {work}/raw-sleep",
+        "manydg prepare sleep-edf {work}/raw-sleep --out {work}/twin-sleep",
+    ),
+    "twin-mimic3": (
+        "manydg synthesize mimic3 --patients 1000 --out {work}/raw-mimic3",
+        "manydg prepare mimic3 {work}/raw-mimic3 --ndc-map {work}/raw-mimic3/ndc_to_atc.csv --out {work}/twin-mimic3",
+    ),
+    "twin-eicu": (
+        "manydg synthesize eicu --patients 2000 --out {work}/raw-eicu",
+        "manydg prepare eicu {work}/raw-eicu --out {work}/twin-eicu",
+    ),
 }
 """By name, the commands that prepare a dataset from raw files."""
 
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """One study: its block on the page, its dataset, and the command that runs it."""
+    """One study: its block on the page, its dataset, and the command that runs it.
+
+    A study that is tuned has the search before it, on the same dataset and with the same options; it says how many
+    trials every algorithm gets on every split.
+    """
 
     name: str
     dataset: str
     command: str
     reference: str = "base"
+    trials: int = 0
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """What is typed to run it."""
+        out = f"--out {self.name}"
+        if not self.trials:
+            return (f"manydg {self.command} {out}",)
+        search = self.command.replace("compare", "tune", 1)
+        return (
+            f"manydg {search} --trials {self.trials} --out {self.name}-search",
+            f"manydg {self.command} --tuned {self.name}-search {out}",
+        )
 
 
 STUDIES = (
@@ -103,6 +134,8 @@ STUDIES = (
     StudyPlan("sleep-best", "sleep",
               "compare sleep --algorithms best,ema --sequence gru --context offline --seeds 5 --epochs 20 "
               "--batch-size 3200 --lr 2e-3 --backbone mlp", "best"),
+    StudyPlan("sleep-tuned", "sleep",
+              f"compare sleep --algorithms {TUNED},lightgbm,tabm --context offline --seeds 5 {SLEEP}", trials=12),
     StudyPlan("sleep-objectives", "sleep",
               f"experiment objectives sleep --seeds 5 {SLEEP}", "manydg (all four objectives)"),
     StudyPlan("sleep-limited", "sleep",
@@ -116,6 +149,8 @@ STUDIES = (
               "compare kidney --algorithms best,boosting,ema --context causal --seeds 5 --set boosting.rounds=50 "
               "--set boosting.learning_rate=0.05 --set boosting.leaves=16 --set boosting.leaf_samples=200 "
               f"--set boosting.l2=10.0 --set boosting.feature_share=0.3 {KIDNEY}", "best"),
+    StudyPlan("kidney-tuned", "kidney",
+              f"compare kidney --algorithms {TUNED},lightgbm,tabm --context causal --seeds 5 {KIDNEY}", trials=12),
     StudyPlan("kidney-before", "kidney-before",
               "experiment context-rivals kidney-before --context causal --algorithms base,manydg,ema,boosting,lightgbm "
               f"--seeds 5 {KIDNEY}", "base (no context)"),
@@ -124,12 +159,23 @@ STUDIES = (
               "base (no context)"),
     StudyPlan("eegmat-best", "eegmat",
               f"compare eegmat --algorithms best,ema,manydg-context --context offline --seeds 5 {EEG}", "best"),
+    StudyPlan("eegmat-tuned", "eegmat",
+              f"compare eegmat --algorithms {TUNED} --context offline --seeds 5 {EEG}", trials=12),
     StudyPlan("eegmat-objectives", "eegmat",
               f"experiment objectives eegmat --seeds 5 --repeats 2 {EEG}", "manydg (all four objectives)"),
     StudyPlan("eegmat-similarity", "eegmat",
               f"experiment domain-similarity eegmat --seeds 5 {EEG}"),
-    StudyPlan("twin-iiic", "twin-iiic",
-              f"compare twin-iiic --algorithms base,prototype,manydg-random-pairs,manydg --seeds 5 {EEG}"),
+    StudyPlan("eegmat-limited", "eegmat",
+              f"experiment limited-data eegmat --algorithms base,manydg --seeds 5 {EEG}"),
+    StudyPlan("eegmat-weights", "eegmat",
+              f"experiment weights eegmat --seeds 5 {EEG}"),
+    StudyPlan("eegmat-continual", "eegmat",
+              f"experiment continual eegmat --algorithms base,manydg --seeds 5 {EEG}"),
+    StudyPlan("eegmat-orthogonality", "eegmat",
+              f"experiment orthogonality eegmat --seeds 5 {EEG}"),
+    *(StudyPlan(name, name, f"compare {name} --algorithms {CONTROLS} --seeds 5 {options}")
+      for name, options in {"twin-iiic": EEG, "twin-sleep": "--epochs 12", "twin-mimic3": "--epochs 30",
+                            "twin-eicu": "--epochs 12"}.items()),
 )  # fmt: skip
 
 
@@ -146,10 +192,10 @@ def run(data: Path, work: Path, only: Sequence[str], options: Sequence[str]) -> 
             for command in DATASETS[plan.dataset]:
                 _call(shlex.split(command.format(data=data, work=work)), ROOT)
         # The folder of a dataset is what results call it.
-        arguments = shlex.split(plan.command)
-        at = arguments.index(plan.dataset)
-        arguments[at] = str(work / plan.dataset)
-        _call(["manydg", *arguments, "--out", str(work / "studies" / plan.name), *options], ROOT)
+        folders = {plan.dataset: work / plan.dataset, plan.name: work / "studies" / plan.name}
+        folders[f"{plan.name}-search"] = work / "searches" / plan.name
+        for command in plan.commands:
+            _call([*(str(folders.get(word, word)) for word in shlex.split(command)), *options], ROOT)
 
 
 def _call(command: Sequence[str], folder: Path) -> None:
@@ -178,7 +224,7 @@ def evidence(plan: StudyPlan, folder: Path) -> dict[str, Any]:
     figures = [figure for figure in read_figures(folder / FIGURES) if isinstance(figure.data, _SHOWN)]
     return {
         "study": plan.name,
-        "command": f"manydg {plan.command} --out {plan.name}",
+        "commands": list(plan.commands),
         "code_version": sorted({record.code_version for record in records}),
         "dataset_hash": sorted({record.dataset_hash for record in records}),
         "runs": len(records),
@@ -269,7 +315,7 @@ def page(text: str, found: dict[str, dict[str, Any]]) -> str:
 
 def block(plan: StudyPlan, found: dict[str, dict[str, Any]]) -> str:
     """One study: its command and its tables."""
-    command = f"```\nmanydg {plan.command} --out {plan.name}\n```"
+    command = "\n".join(["```", *plan.commands, "```"])
     if plan.name not in found:
         return f"{command}\n\nNot run yet."
     tables = [_summary_table(summary) for summary in found[plan.name]["summaries"]]

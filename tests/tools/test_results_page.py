@@ -66,7 +66,19 @@ def test_a_row_that_was_refused_has_its_reason_and_is_not_called_unfinished(made
 def test_the_records_are_of_the_commands_on_the_page() -> None:
     plans = {plan.name: plan for plan in STUDIES}
     for name, study in found.items():
-        assert study["command"] == f"manydg {plans[name].command} --out {name}"
+        assert study["commands"] == list(plans[name].commands)
+
+
+def test_a_tuned_study_searches_first_with_the_same_algorithms_and_splits() -> None:
+    plan = next(plan for plan in STUDIES if plan.trials)
+    search, comparison = plan.commands
+    assert search.startswith(f"manydg tune {plan.dataset} ")
+    assert f"--trials {plan.trials} --out {plan.name}-search" in search
+    assert f"--tuned {plan.name}-search --out {plan.name}" in comparison
+    for option in ("--algorithms", "--seeds", "--epochs"):
+        values = [re.search(rf"{option} (\S+)", command) for command in plan.commands]
+        assert all(values)
+        assert len({value.group(1) for value in values if value}) == 1
 
 
 def test_every_study_has_its_block_on_the_page_and_its_dataset_a_recipe() -> None:
