@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from manydg.evaluation.statistics import compare_paired, holm, wilcoxon_p
+from manydg.evaluation.statistics import compare_paired, compare_ranks, holm, wilcoxon_p
 
 
 def test_the_paired_t_test_is_that_of_scipy() -> None:
@@ -124,3 +124,34 @@ def test_over_splits_of_one_pool_the_plain_t_test_is_optimistic_and_the_correcte
     found = [compare_paired(_equal_models(rng, 10), np.zeros(10), test_train_ratio=12 / 48) for _ in range(400)]
     assert np.mean([each.t_p < 0.05 for each in found]) > 0.2
     assert 0.02 < np.mean([each.corrected_p < 0.05 for each in found]) < 0.09
+
+
+def test_mean_ranks_count_ties_half_and_join_only_neighbours_that_no_pair_separates() -> None:
+    rng = np.random.default_rng(0)
+    base = rng.normal(size=40)
+    values = {"far": base - 5, "near": base + 0.001 * rng.normal(size=40), "first": base + 3, "same": base.copy()}
+    ranks = compare_ranks(values)
+    assert ranks is not None
+    assert ranks.names[0] == "first"
+    assert ranks.names[-1] == "far"
+    assert ranks.ranks[0] == 1.0
+    assert ranks.ranks[-1] == 4.0
+    assert [set(group) for group in ranks.groups] == [{"near", "same"}]
+    assert ranks.friedman_p < 1e-6
+    assert ranks.adjusted["first", "far"] < 0.05
+    tie = compare_ranks({"a": [1.0, 2.0], "b": [1.0, 2.0]})
+    assert tie is not None
+    assert tie.ranks == (1.5, 1.5)
+    assert math.isnan(tie.friedman_p)
+    assert compare_ranks({"a": [1.0, 2.0]}) is None
+
+
+def test_mean_ranks_agree_with_scipy_and_holm() -> None:
+    rng = np.random.default_rng(1)
+    values = {name: rng.normal(loc=shift, size=20) for name, shift in (("a", 0.0), ("b", 0.4), ("c", 0.9))}
+    ranks = compare_ranks(values)
+    assert ranks is not None
+    assert ranks.friedman_p == pytest.approx(stats.friedmanchisquare(*values.values()).pvalue)
+    pairs = [tuple(pair) for pair in ranks.adjusted]
+    plain = [stats.wilcoxon(values[one] - values[two], method="approx").pvalue for one, two in pairs]
+    assert list(ranks.adjusted.values()) == pytest.approx(holm(plain))

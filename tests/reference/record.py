@@ -84,7 +84,7 @@ EXPERIMENTS = (
     "calibration", "cold-start", "context", "context-rivals", "continual", "decomposition", "domain-similarity",
     "limited-data", "norms", "objectives", "orthogonality", "patient-probe", "weights",
 )  # fmt: skip
-_TIMES = {"seconds", "first_use_seconds", "peak_memory_mb"}
+_TIMES = {"seconds", "first_use_seconds", "predict_seconds", "peak_memory_mb"}
 # Of the machine, of the moment or of the code, rather than of the result; the run's name is a hash of the code, too.
 _VOLATILE = _TIMES | {"integrity", "run", "code_version", "folder", "device"}
 

@@ -1,4 +1,4 @@
-"""The page in a real browser: no complaint, no request, and tables that sort."""
+"""The page in a real browser: no complaint, no request, tables that sort, nothing cut, and no violation of axe."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ import json
 import re
 import shutil
 import subprocess
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from manydg.report import write_report
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-PHONE, DESK = 390, 1280
+PHONE, DESK, PAPER = 390, 1280, 688
 CHECK = """
 const rows = (table) => Array.from(table.tBodies[0].rows);
 const keys = (table, column) => rows(table).map((row) => row.cells[column].dataset.sort);
@@ -42,6 +45,21 @@ addEventListener("load", () => {
     const box = text.getScreenCTM();
     return parseFloat(getComputedStyle(text).fontSize) * Math.hypot(box.a, box.b);
   }));
+  // What scrolls sideways without saying so, what is cut, and what is wider than the page.
+  const named = (part) => `${part.tagName}.${part.className} ${part.textContent.trim().slice(0, 40)}`;
+  const all = Array.from(document.body.querySelectorAll("*:not(svg *):not(.unseen):not(.skip)"));
+  const scrolls = (part) => part.scrollWidth > part.clientWidth + 1 && part.clientWidth > 0;
+  const flow = (part) => getComputedStyle(part).overflowX;
+  const silent = (part) => !part.querySelector(".cue")?.checkVisibility();
+  seen.silent = all.filter((part) => scrolls(part) && flow(part) === "auto" && silent(part)).map(named);
+  seen.scrolling = all.filter((part) => scrolls(part) && flow(part) === "auto").length;
+  seen.cut = all.filter((part) => scrolls(part) && ["hidden", "clip"].includes(flow(part))).map(named);
+  seen.cut.push(...Array.from(document.querySelectorAll(".panel svg text")).filter((text) => {
+    const box = text.getBoundingClientRect(), frame = text.closest("svg").getBoundingClientRect();
+    return box.left < frame.left - 1 || box.right > frame.right + 1;
+  }).map((text) => `text ${text.textContent} of ${text.closest(".panel").querySelector(".panel-title").textContent}`));
+  const inScroller = (part) => part.closest(".table-wrap") && flow(part.closest(".table-wrap")) === "auto";
+  seen.wide = all.filter((part) => !inScroller(part) && part.getBoundingClientRect().right > innerWidth + 1).map(named);
   const answer = document.createElement("pre");
   answer.id = "answer";
   answer.textContent = JSON.stringify(seen);
@@ -121,14 +139,12 @@ def test_a_sort_is_announced(desk: tuple[dict[str, Any], str]) -> None:
     assert desk[0]["announced"].startswith("Sorted by ")
 
 
-def test_a_phone_shows_the_page_without_sideways_scrolling_and_letters_that_can_be_read(
-    report_page: Path, tmp_path: Path
-) -> None:
-    # Headless Chromium has no window narrower than 500: a frame of the phone's width represents the phone.
-    inner = with_check(report_page, tmp_path / "inner.html")
+def in_frame(page: Path, tmp_path: Path, width: int) -> dict[str, Any]:
+    """What the check sees in a frame of some width: headless Chromium has no window narrower than 500."""
+    inner = with_check(page, tmp_path / "inner.html")
     frame = tmp_path / "frame.html"
     frame.write_text(
-        f'<!DOCTYPE html><iframe src="{inner.name}" width="{PHONE}" height="800" style="border:0"></iframe><script>'
+        f'<!DOCTYPE html><iframe src="{inner.name}" width="{width}" height="800" style="border:0"></iframe><script>'
         'addEventListener("message", (event) => { document.body.innerHTML = "<pre id=answer></pre>";'
         'document.getElementById("answer").textContent = event.data; });</script>'
     )
@@ -142,9 +158,58 @@ def test_a_phone_shows_the_page_without_sideways_scrolling_and_letters_that_can_
     )
     match = re.search(r'<pre id="answer">(.*?)</pre>', dom, flags=re.DOTALL)
     assert match is not None, complaints
-    phone = json.loads(html.unescape(match[1]))
+    seen: dict[str, Any] = json.loads(html.unescape(match[1]))
+    return seen
+
+
+def test_a_phone_shows_the_page_without_sideways_scrolling_and_letters_that_can_be_read(
+    report_page: Path, tmp_path: Path
+) -> None:
+    phone = in_frame(report_page, tmp_path, PHONE)
     assert phone["width"] == [PHONE, PHONE]
     assert phone["small"] >= 8.5
+    assert phone["scrolling"] > 0
+    assert (phone["silent"], phone["cut"], phone["wide"]) == ([], [], [])
+
+
+def test_a_desktop_shows_all_of_the_page(desk: tuple[dict[str, Any], str]) -> None:
+    seen = desk[0]
+    assert (seen["silent"], seen["cut"], seen["wide"]) == ([], [], [])
+
+
+def test_nothing_is_wider_than_the_printed_page(report_page: Path, tmp_path: Path) -> None:
+    printed = tmp_path / "printed.html"
+    printed.write_text(report_page.read_text(encoding="utf-8").replace("@media print", "@media all"), encoding="utf-8")
+    seen = in_frame(printed, tmp_path, PAPER)
+    assert (seen["width"], seen["cut"], seen["wide"], seen["scrolling"]) == ([PAPER, PAPER], [], [], 0)
+
+
+def test_axe_finds_no_violation_of_contrast_names_keyboard_or_structure(maker: Any, tmp_path: Path) -> None:
+    for dataset, kind in (("sleep-edf", "classes"), ("stays", "binary")):
+        for algorithm in ("manydg", "base", "boosting"):
+            for seed in range(2):
+                maker.run(dataset, kind, algorithm, seed, skill=1.2)
+    maker.write({}, {})
+    axe = files("axe_core_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+    ask = (
+        'axe.run(document).then((result) => { const answer = document.createElement("pre"); answer.id = "answer"; '
+        "answer.textContent = JSON.stringify({passes: result.passes.map((rule) => rule.id), "
+        "violations: result.violations.map((rule) => [rule.id, rule.nodes.length, rule.nodes[0].html.slice(0, 200)])});"
+        "document.body.append(answer); });"
+    )
+    text = write_report(tmp_path, tmp_path / "report.html").read_text(encoding="utf-8")
+    text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text)
+    page = tmp_path / "axe.html"
+    page.write_text(text.replace("</body>", f"<script>{axe}</script><script>{ask}</script></body>"), encoding="utf-8")
+    # As wide as a tablet, so that some tables scroll.
+    dom, complaints = browse(
+        page, tmp_path / "axe", "--window-size=700,900", "--virtual-time-budget=120000", "--dump-dom"
+    )
+    match = re.search(r'<pre id="answer">(.*?)</pre>', dom, flags=re.DOTALL)
+    assert match is not None, complaints
+    seen = json.loads(html.unescape(match[1]))
+    assert seen["violations"] == []
+    assert {"color-contrast", "button-name", "scrollable-region-focusable", "bypass"} <= set(seen["passes"])
 
 
 def test_it_prints(report_page: Path, tmp_path: Path) -> None:

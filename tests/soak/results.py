@@ -14,7 +14,16 @@ from typing import Any
 from manydg.files import INTEGRITY
 
 # Of the machine and of the moment, rather than of the result.
-VOLATILE = {"seconds", "first_use_seconds", "peak_memory_mb", "estimated_seconds", "minutes", "started", "created"}
+VOLATILE = {
+    "seconds",
+    "first_use_seconds",
+    "predict_seconds",
+    "peak_memory_mb",
+    "estimated_seconds",
+    "minutes",
+    "started",
+    "created",
+}
 # Checksums of what holds those.
 VOLATILE |= {INTEGRITY}
 

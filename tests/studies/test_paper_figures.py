@@ -18,10 +18,10 @@ from manydg.studies.paper_figures import (
     PaperTable,
     beside,
     data_difference,
-    nearest_task,
     paper_table,
     paper_tables,
     paper_tasks,
+    task_on,
 )
 from manydg.studies.summary import summarize, write_summary
 from manydg.targets import _KINDS
@@ -102,18 +102,12 @@ def test_a_misspelt_table_suggests_the_right_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "names", "source", "task"),
-    [
-        ("classes", ["Wake", "N1", "N2", "N3", "REM"], None, "sleep"),
-        ("classes", ["x", "y"], "sleep-edf", "sleep"),
-        ("classes", ["x", "y"], None, None),
-        ("votes", list("abcdef"), None, "seizure"),
-        ("multilabel", ["a"], None, "drugs"),
-        ("binary", ["no", "yes"], "eicu", "readmission"),
-    ],
-)
-def test_the_nearest_task_follows_source_then_label(kind: str, names: list[str], source: str, task: str) -> None:
-    assert nearest_task(kind, names, source) == task
+    ("source", "task"),
+    [("sleep-edf", "sleep"), ("iiic", "seizure"), ("mimic3", "drugs"), ("eicu", "readmission"), ("table", None),
+     ("edf", None), (None, None)],
+)  # fmt: skip
+def test_only_the_papers_own_datasets_have_a_task_of_the_paper(source: str | None, task: str | None) -> None:
+    assert task_on(source) == task
 
 
 def test_only_the_same_source_with_the_papers_counts_is_comparable() -> None:
@@ -147,7 +141,8 @@ def _record(algorithm: str, seed: int) -> RunRecord:
 
 def test_theirs_stands_beside_ours_with_the_table_and_the_verdict() -> None:
     summary = summarize([_record(name, seed) for name in ("base", "prototype", "manydg", "simd1") for seed in (0, 1)])
-    found = beside(summary, source="table")
+    assert beside(summary, source="table") is None
+    found = beside(summary, task="sleep", source="table")
     assert found is not None
     assert ("base", "accuracy", "0.8850 ± 0.0071", "0.8958 ± 0.0108", "Table 1") in found.rows
     assert [row[4] for row in found.rows if row[:2] == ("simd1", "kappa")] == ["Table 11"]
@@ -164,7 +159,7 @@ def test_a_study_the_paper_has_no_task_for_has_nothing_beside_it() -> None:
 def test_the_summary_file_carries_the_papers_figures_and_reads_the_source_from_the_study(tmp_path: Path) -> None:
     lines = [_record(name, seed).to_line() for name in ("base", "manydg") for seed in (0, 1)]
     (tmp_path / "results.jsonl").write_text("\n".join(lines) + "\n")
-    assert "ours was prepared from an unknown source" in write_summary(tmp_path)[1].read_text()
+    assert "The paper" not in write_summary(tmp_path)[1].read_text()
     study = {"datasets": {"nights": {"provenance": {"source": "sleep-edf"}}}, "commands": {}}
     (tmp_path / "study.json").write_text(json.dumps(with_checksum(study)))
     assert "The same data (Sleep-EDF Cassette), other splits" in write_summary(tmp_path)[1].read_text()

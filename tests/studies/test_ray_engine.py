@@ -18,7 +18,7 @@ from manydg.studies.conduct import compare
 from manydg.training.checkpoint import read_tensors
 
 ray = pytest.importorskip("ray", reason="the Ray engine needs ray: pip install 'manydg[ray]'")
-PASSING = ("integrity", "seconds", "first_use_seconds", "peak_memory_mb", "history")
+PASSING = ("integrity", "seconds", "first_use_seconds", "predict_seconds", "peak_memory_mb", "history")
 
 
 @pytest.fixture(scope="module")

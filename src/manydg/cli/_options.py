@@ -45,6 +45,12 @@ Tuned = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Folder of 'manydg tune': use what it chose for each split.", show_default=False),
 ]
+Reference = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="The algorithm that the others are tested against.", show_default="the folder's, or manydg"
+    ),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show which runs it would do, and how long they take.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of text.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]

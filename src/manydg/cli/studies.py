@@ -19,6 +19,7 @@ from manydg.cli._options import (
     Device,
     DryRun,
     EngineOptions,
+    Reference,
     Repeats,
     Results,
     RunSettings,
@@ -74,6 +75,7 @@ def compare(
     repeats: Repeats = None,
     settings: RunSettings,
     tuned: Tuned = None,
+    reference: Reference = None,
     device: Device = "auto",
     engine: EngineOptions,
     dry_run: DryRun = False,
@@ -85,8 +87,9 @@ def compare(
     splits, intervals over patients and paired tests. If the command is stopped, run it again: no run is repeated.
     """
     _conduct(
-        "compare", dataset, out, compared(algorithms), seeds, repeats, settings, engine, device, dry_run, json, tuned
-    )
+        "compare", dataset, out, compared(algorithms), seeds, repeats, settings, engine, device, dry_run, json, tuned,
+        reference=reference,
+    )  # fmt: skip
 
 
 def tune(
@@ -200,6 +203,7 @@ def _conduct(
     as_json: bool,
     tuned: Path | None = None,
     label_delay: float = 0.0,
+    reference: str | None = None,
 ) -> None:
     """Run an experiment and show the summary; without algorithms, with the paper's that make sense for the data."""
     from manydg.algorithms import ALGORITHMS, paper_methods
@@ -228,7 +232,7 @@ def _conduct(
     with claimed(out), engine.in_use() as workers:
         conducted = conduct(
             {name: request}, dataset, out, workers=workers, device=device, board=study_board(), tuned=tuned,
-            command=command_line(), report=console.print,
+            command=command_line(), reference=reference, report=console.print,
         )  # fmt: skip
     show = _show_json if as_json else show_summaries
     show(out, conducted.summaries, conducted.files)
@@ -284,13 +288,16 @@ def _show_experiment_plan(name: str, request: Request, dataset: Path, out: Path,
 
 def show_summaries(out: Path, summaries: Sequence[Summary], files: Sequence[Path]) -> None:
     """Print the tables of a results folder and where their files are."""
-    from manydg.cli._progress import PlainConsole, console
+    from manydg.cli._progress import PlainConsole, console, show_line
+    from manydg.studies.summary_text import recommendation_text
 
     screen = PlainConsole()
     # A file or a pipe has no width of its own, and nothing is gained by squeezing the table into 80 characters.
     width = screen.width if screen.is_terminal else _WIDTH_OF_FILES
     for summary in summaries:
         PlainConsole(width=width).print(summary.to_rich(width))
+        if summary.experiment == "compare" and (advice := recommendation_text(summary)):
+            show_line(advice)
     console.print(f"wrote {out / 'results.jsonl'}, " + ", ".join(map(str, files)))
 
 
@@ -422,13 +429,24 @@ def what_the_demo_shows(summary: Summary, made: DemoPatients) -> list[str]:
 def report(
     results: Annotated[Path, typer.Argument(help="Results folder that 'compare' or 'experiment' wrote.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("report.html"),
+    reference: Reference = None,
+    latex: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.tex", help="Also write the tables for LaTeX (booktabs).", show_default=False),
+    ] = None,
 ) -> None:
-    """Write a page of tables and figures from results.
+    """Write a page that says which model to use, and why.
 
     The page is one HTML file that needs no network; RESULTS is a folder that 'compare' or 'experiment' wrote.
     """
     from manydg.cli._progress import show_line
+    from manydg.files import claimed, write_atomically
     from manydg.report.page import write_report
+    from manydg.studies.summary import summarize_folder
 
-    page = write_report(results, out)
+    page = write_report(results, out, reference)
     show_line(f"wrote {page} ({page.stat().st_size / 1e6:.1f} MB): open it in any browser")
+    if latex is not None:
+        with claimed(latex):
+            write_atomically(latex, "\n".join(summary.to_latex() for summary in summarize_folder(results, reference)))
+        show_line(f"wrote {latex}: \\input it, with \\usepackage{{booktabs}}")

@@ -393,3 +393,75 @@ def holm(p_values: Sequence[float]) -> list[float]:
         highest = max(highest, min(1.0, p * (len(tested) - rank)))
         adjusted[i] = highest
     return adjusted
+
+
+@dataclass(frozen=True)
+class RankComparison:
+    """Several models ranked within each block, a patient or a split, and which of them differ.
+
+    Attributes
+    ----------
+    names : tuple of str
+        Best mean rank first.
+    ranks : tuple of float
+        Mean rank of each, 1 being best.
+    blocks : int
+    friedman_p : float
+        That all models are alike; NaN for two models, which the one pair tests.
+    adjusted : mapping
+        Wilcoxon signed-rank p of each pair of names over the blocks, Holm-corrected over all pairs.
+    groups : tuple of tuple of str
+        Largest runs of neighbours in rank of which no pair differs.
+    """
+
+    names: tuple[str, ...]
+    ranks: tuple[float, ...]
+    blocks: int
+    friedman_p: float
+    adjusted: Mapping[tuple[str, str], float]
+    groups: tuple[tuple[str, ...], ...]
+
+
+def compare_ranks(values: Mapping[str, npt.ArrayLike], alpha: float = 0.05) -> RankComparison | None:
+    """Rank models by a metric, higher being better, within blocks that they share; None for fewer than two of either.
+
+    Pairs are tested by Wilcoxon's test and not by the distance of mean ranks (Nemenyi), which depends on the other
+    models in the comparison (Benavoli, Corani and Mangili 2016).
+
+    Parameters
+    ----------
+    values : mapping of str to array ``(blocks,)``
+    alpha : float
+
+    Examples
+    --------
+    >>> compare_ranks({"a": [3, 3, 4], "b": [1, 2, 2]}).ranks
+    (1.0, 2.0)
+    """
+    table = np.array([np.asarray(each, float) for each in values.values()])
+    if len(table) < 2 or table.shape[1] < 2:
+        return None
+    means = stats.rankdata(-np.round(table, 12), axis=0).mean(axis=1)
+    order = [int(i) for i in np.argsort(means, kind="stable")]
+    names = tuple(list(values)[i] for i in order)
+    pairs = [(i, j) for i in range(len(order)) for j in range(i + 1, len(order))]
+    p = holm([wilcoxon_p(table[order[i]] - table[order[j]]) for i, j in pairs])
+    adjusted = {(names[i], names[j]): value for (i, j), value in zip(pairs, p, strict=True)}
+    friedman = float(stats.friedmanchisquare(*table).pvalue) if len(table) > 2 else math.nan
+    return RankComparison(
+        names, tuple(float(means[i]) for i in order), table.shape[1], friedman, adjusted, _alike(names, adjusted, alpha)
+    )
+
+
+def _alike(
+    names: Sequence[str], adjusted: Mapping[tuple[str, str], float], alpha: float
+) -> tuple[tuple[str, ...], ...]:
+    """Largest runs of names of which no pair has a p below alpha."""
+    runs: list[tuple[int, int]] = []
+    for start in range(len(names)):
+        end = start
+        while end + 1 < len(names) and all(adjusted[names[i], names[end + 1]] >= alpha for i in range(start, end + 1)):
+            end += 1
+        if end > start and (not runs or end > runs[-1][1]):
+            runs.append((start, end))
+    return tuple(tuple(names[start : end + 1]) for start, end in runs)

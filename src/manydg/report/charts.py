@@ -229,6 +229,19 @@ def _some_samples(count: int) -> IntArray:
     return np.unique(np.linspace(0, count - 1, min(count, _MAX_DOTS)).astype(np.int64))
 
 
+def reliability_panels(title: str, curves: Mapping[str, Reliability], x_label: str, y_label: str) -> list[Panel]:
+    """Reliability curves in panels: the first model in every panel, the others four by four."""
+    names = list(curves)
+    if len(names) <= _MAX_LINES:
+        return [reliability(title, curves, x_label, y_label)]
+    starts = range(1, len(names), _OTHERS_PER_PANEL)
+    groups = [[names[0], *names[start : start + _OTHERS_PER_PANEL]] for start in starts]
+    return [
+        reliability(f"{title} ({index} of {len(groups)})", {name: curves[name] for name in group}, x_label, y_label)
+        for index, group in enumerate(groups, start=1)
+    ]
+
+
 def reliability(title: str, curves: Mapping[str, Reliability], x_label: str, y_label: str) -> Panel:
     """Observed share against predicted probability; the diagonal is perfect calibration."""
     with canvas(WIDTH, 3.9) as (figure, axes):
@@ -275,6 +288,36 @@ def forest(
         svg = to_svg(figure)
     known = bool(np.isfinite(bottom).any())
     return Panel(svg, title, f"{x_label}. " + _bar_words(names, mean, bottom, top, 3, with_range=known))
+
+
+def rank_diagram(title: str, names: Sequence[str], ranks: Sequence[float], joined: Sequence[tuple[int, int]]) -> Panel:
+    """Mean ranks from the best down; bars on the right join the rows that no test separates."""
+    with canvas(WIDTH, 0.75 + 0.27 * len(names)) as (figure, axes):
+        right = max(ranks)
+        axes.hlines(range(len(names)), 1, ranks, color=FAINT, lw=1.2)
+        axes.plot(ranks, range(len(names)), ls="", marker="D", color=ACCENT, ms=5.5)
+        for row, rank in enumerate(ranks):
+            axes.annotate(f"{rank:.2f}", (rank, row), (6, 0), textcoords="offset points", va="center", fontsize=8)
+        step = 0.05 * (right - 0.8)
+        for position, (first, last) in enumerate(joined):
+            place = right + (4.5 + 1.2 * position) * step
+            axes.vlines(place, first - 0.18, last + 0.18, color=INK, lw=3.2)
+        axes.set(ylim=(len(names) - 0.4, -0.6), xlabel="mean rank (1 is best)")
+        axes.set_xlim(0.8, right + (5.5 + 1.2 * len(joined)) * step)
+        axes.set_yticks(range(len(names)), list(names))
+        axes.tick_params(axis="y", length=0)
+        axes.grid(visible=False, axis="y")
+        axes.set_xticks([tick for tick in range(1, len(names) + 1) if tick <= right + 0.5])
+        svg = to_svg(figure)
+    words = "; ".join(f"{name}: {number(rank, 2)}" for name, rank in zip(names, ranks, strict=True))
+    alike = [f"{names[first]} to {names[last]}" for first, last in joined]
+    return Panel(
+        svg,
+        title,
+        f"Mean ranks: {words}. "
+        + ("No difference could be shown among " + "; ".join(alike) if alike else "All differ")
+        + ".",
+    )
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,15 @@
     said.textContent = `Sorted by ${button.textContent.trim()}, ${down ? "highest" : "lowest"} first`;
   };
 
+  // A table that is wider than the page says so.
+  const cues = () => {
+    for (const wrap of document.querySelectorAll(".table-wrap")) {
+      wrap.querySelector(".cue").hidden = wrap.scrollWidth <= wrap.clientWidth + 1;
+    }
+  };
+  addEventListener("resize", cues);
+  cues();
+
   for (const table of document.querySelectorAll("table.sortable")) {
     for (const button of table.querySelectorAll("thead button")) {
       button.addEventListener("click", () => sort(table, button.closest("th"), button));

@@ -17,8 +17,9 @@ from manydg.errors import StorageError
 from manydg.files import claimed, write_atomically
 from manydg.report.plot_style import PREFIX, Panel
 from manydg.report.results_folder import Chapter, ResultsFolder, read_results_folder
+from manydg.report.run_statistics import by_algorithm
 from manydg.report.sections import Block, Bullets, Cell, Column, Figure, Part, Table, Terms, Text, all_sections
-from manydg.report.words import MEANING, listed, metric_name, plural, sentence
+from manydg.report.words import MEANING, algorithm_name, algorithm_summary, listed, metric_name, plural, sentence
 
 TITLE = "How well do models do on patients they have never seen?"
 SYNTHETIC_TITLE = "Synthetic data: how well do models do on made-up patients they have never seen?"
@@ -47,11 +48,14 @@ _GLOSSARY = (
         "How often a difference at least this large would come up if there were none. Small values speak against "
         "chance; large values do not prove that two methods are equal.",
     ),
-    ("ManyDG", "Learns what is each patient’s own, and reads the label from the rest."),
-    ("Base", "The same network, trained plainly."),
-    ("Prototype head", "Base with ManyDG’s output layer, and nothing else of ManyDG."),
-    ("ManyDG, random pairs", "ManyDG whose pairs of samples are of any two patients: its central idea is missing."),
 )
+_METHODS = {
+    "manydg": "Learns what is each patient’s own, and reads the label from the rest.",
+    "base": "The network without any method for new patients, trained on all patients together.",
+    "prototype": "Base with ManyDG’s output layer, and nothing else of ManyDG.",
+    "manydg-random-pairs": "ManyDG whose pairs of samples are of any two patients: its central idea is missing.",
+}
+"""What the report says of the method, the plain model and the controls; the others say it of themselves."""
 _ABOUT_CHARTS = (
     "Charts carry marks, dashes and hatches besides colour; “In words” under each tells its numbers. A click on a "
     "table’s heading sorts it."
@@ -69,7 +73,7 @@ class ChapterPage:
     missing: str
 
 
-def write_report(results: str | Path, out: str | Path) -> Path:
+def write_report(results: str | Path, out: str | Path, reference: str | None = None) -> Path:
     """Write a results folder's report as one self-contained HTML page.
 
     Parameters
@@ -78,6 +82,8 @@ def write_report(results: str | Path, out: str | Path) -> Path:
         A folder with ``results.jsonl``, as ``manydg compare`` and ``manydg experiment`` leave it.
     out : path
         The page to write; an earlier page is replaced only when the new one is complete.
+    reference : str, optional
+        The algorithm that the others are tested against; by default the one of ``compare --reference``, or ManyDG.
 
     Returns
     -------
@@ -90,7 +96,7 @@ def write_report(results: str | Path, out: str | Path) -> Path:
     if not path.parent.is_dir():
         raise StorageError(f"the folder {path.parent} does not exist; make it first")
     with claimed(path):
-        write_atomically(path, render(read_results_folder(results)))
+        write_atomically(path, render(read_results_folder(results, reference)))
     return path
 
 
@@ -177,14 +183,25 @@ def _summary(chapter: Chapter) -> list[Block]:
             *about,
             Text(f"The methods were not compared here; this page shows {listed(done) or 'no finished run'}."),
         ]
+    decision = [block for section in all_sections() for block in section.first_screen(chapter)]
+    if chapter.synthetic:
+        decision = [_called_synthetic(block) for block in decision]
     findings = [sentence(text) for section in all_sections() for text in section.findings(chapter)]
-    return [*about, Text(headline, "finding"), Bullets(findings)]
+    more: list[Block] = [Text("What else was found", "label")] if decision and findings else []
+    return [*about, Text(headline, "finding"), *decision, *more, Bullets(findings)]
 
 
 def _reading(results: ResultsFolder) -> list[Block]:
     metrics = dict.fromkeys(name for chapter in results.chapters for name in chapter.target.metrics)
     terms = [(sentence(metric_name(name)), MEANING[name]) for name in metrics if name in MEANING]
-    return [Terms([*terms, *_GLOSSARY]), Text(_ABOUT_CHARTS, "note")]
+    return [Terms([*terms, *_GLOSSARY, *_methods(results)]), Text(_ABOUT_CHARTS, "note")]
+
+
+def _methods(results: ResultsFolder) -> list[tuple[str, str]]:
+    """Every algorithm of the page and what it is."""
+    names = by_algorithm(record for chapter in results.chapters for record in chapter.records if record.ok)
+    meanings = {name: _METHODS.get(name) or algorithm_summary(name) for name in names}
+    return [(algorithm_name(name), meaning) for name, meaning in meanings.items() if meaning]
 
 
 def _reproduce(results: ResultsFolder) -> list[Block]:

@@ -12,7 +12,9 @@ from manydg.errors import DataError, ManyDGWarning
 from manydg.evaluation.predictions import Predictions
 from manydg.report.run_statistics import Comparison
 from manydg.studies.figure_data import FIGURES, PSEUDONYM, CosineTable, FigureData, read_figures
+from manydg.studies.paper_figures import task_on
 from manydg.studies.records import (
+    REFERENCE,
     RESULTS,
     RUN_RECORD,
     RUNS,
@@ -22,7 +24,7 @@ from manydg.studies.records import (
     read_results,
     views,
 )
-from manydg.studies.summary import load_predictions, summarize
+from manydg.studies.summary import check_reference, load_predictions, summarize
 from manydg.studies.tuning import Tuning, kept_tuning
 from manydg.targets import Target, target_of
 from manydg.training.record import RunRecord
@@ -47,6 +49,8 @@ class Chapter:
         Experiment to the command that made it.
     tuning : Tuning, optional
         The searches whose choices the comparison uses.
+    reference : str
+        The method that the others are tested against.
     """
 
     dataset: str
@@ -56,6 +60,7 @@ class Chapter:
     figures: Sequence[FigureData] = ()
     commands: Mapping[str, str] = field(default_factory=dict)
     tuning: Tuning | None = None
+    reference: str = REFERENCE
     _predictions: dict[str, Predictions | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
@@ -95,11 +100,19 @@ class Chapter:
     @cached_property
     def comparison(self) -> Comparison | None:
         """The summary of the runs of ``manydg compare``; None where none ended well."""
-        runs = self.runs("compare")
+        return self._compared("compare")
+
+    @cached_property
+    def choice(self) -> Comparison | None:
+        """What the recommendation is made from: the main comparison, or that with and without context."""
+        return self.comparison or self._compared("context-rivals")
+
+    def _compared(self, experiment: str) -> Comparison | None:
+        runs = self.runs(experiment)
         if not runs:
             return None
         predictions = {run.run: each for run in runs if (each := self.whole_predictions(run)) is not None}
-        return Comparison.of(summarize(runs, predictions))
+        return Comparison.of(summarize(runs, predictions, self.reference))
 
     def runs(self, experiment: str) -> list[RunRecord]:
         """Finished runs of an experiment."""
@@ -129,7 +142,9 @@ class Chapter:
     def figures_of(self, experiment: str) -> list[FigureData]:
         """Figures that belong to an experiment."""
         figures = [figure for figure in self.figures if figure.experiment == experiment]
-        return [_without_paper(figure) for figure in figures] if self.synthetic else figures
+        source = None if self.about is None else self.about.source
+        of_the_paper = task_on(source) is not None and not self.synthetic
+        return figures if of_the_paper else [_without_paper(figure) for figure in figures]
 
     def validation(self, record: RunRecord) -> Predictions | None:
         """Predictions of a run on its validation patients; None where the run's folder is not here."""
@@ -160,8 +175,14 @@ class ResultsFolder:
         return sum(record.ok for chapter in self.chapters for record in chapter.records)
 
 
-def read_results_folder(path: str | Path) -> ResultsFolder:
+def read_results_folder(path: str | Path, reference: str | None = None) -> ResultsFolder:
     """Read and check a results folder.
+
+    Parameters
+    ----------
+    path : path
+    reference : str, optional
+        The method that the others are tested against; by default the one that the comparison was made with.
 
     Raises
     ------
@@ -186,9 +207,12 @@ def read_results_folder(path: str | Path) -> ResultsFolder:
             figures=[figure for figure in figures if figure.dataset in (None, name)],
             commands={key: text for key, text in about.commands_on(name).items() if text},
             tuning=kept_tuning(folder, name),
+            reference=reference or about.reference_on(name),
         )
         for name in names
     ]
+    if reference is not None:
+        check_reference(reference, [record.algorithm for record in records if record.ok])
     versions = dict.fromkeys(record.code_version for record in records)
     return ResultsFolder(chapters, about.created, about.code_version or ", ".join(filter(None, versions)))
 
@@ -207,7 +231,7 @@ def _what_lacks(folder: Path, records: Sequence[RunRecord]) -> Iterator[str]:
 
 
 def _without_paper(figure: FigureData) -> FigureData:
-    """A figure of synthetic data without what the paper has for real patients."""
+    """A figure without the paper's values, which are of other patients."""
     data = figure.data
     if not isinstance(data, CosineTable):
         return figure

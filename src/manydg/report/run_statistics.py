@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from manydg.algorithms import controls
-from manydg.evaluation.statistics import Interval, shared_patient_values
+from manydg.evaluation.statistics import Interval, PairedComparison, shared_patient_values
 from manydg.studies.summary import Entry, Summary
 from manydg.targets import oriented
 from manydg.training.record import EpochEntry, RunRecord
@@ -140,6 +140,14 @@ class RivalTest:
     note: str
     metric: str = ""
 
+    def turned(self, rival: str) -> RivalTest:
+        """The same test, seen from the other of the two."""
+        bounds = self.interval
+        back = (
+            None if bounds is None else replace(bounds, estimate=-bounds.estimate, low=-bounds.high, high=-bounds.low)
+        )
+        return replace(self, rival=rival, difference=-self.difference, interval=back, effect=-self.effect)
+
     @property
     def p(self) -> float:
         """The p-value that decides: of the corrected t-test, or the plain one where that could not be made."""
@@ -195,20 +203,37 @@ class Comparison:
         entry = self.summary.entries.get((rival, metric))
         if entry is None or entry.comparison is None:
             return None
-        paired, adjusted = entry.comparison, entry.adjusted or {}
-        return RivalTest(
-            rival=rival,
-            difference=paired.difference,
-            interval=entry.difference,
-            t_p=adjusted.get("t", math.nan),
-            wilcoxon_p=adjusted.get("wilcoxon", math.nan),
-            corrected_p=adjusted.get("corrected", math.nan),
-            effect=paired.hedges_g,
-            splits=paired.pairs,
-            note=paired.note,
-            metric=metric,
-        )
+        return _test(metric, rival, entry.comparison, entry.difference, entry.adjusted or {})
 
     def tests(self, metric: str) -> list[RivalTest]:
         """Tests against all rivals, in the order of the rows."""
         return [test for row in self.rows if (test := self.test(metric, row)) is not None]
+
+    def pair(self, first: str, second: str) -> RivalTest | None:
+        """One row minus another at the primary metric, corrected for all pairs; None where no test was made."""
+        for pair in self.summary.pairs:
+            if {pair.first, pair.second} == {first, second}:
+                test = _test(self.summary.primary, pair.second, pair.comparison, pair.difference, pair.adjusted)
+                return test if pair.first == first else test.turned(first)
+        return None
+
+    def rows_of(self, algorithm: str) -> list[str]:
+        """The rows of an algorithm, one for each of its variants."""
+        return [row for row in self.rows if row.partition(" (")[0] == algorithm]
+
+
+def _test(
+    metric: str, rival: str, paired: PairedComparison, interval: Interval | None, adjusted: Mapping[str, float]
+) -> RivalTest:
+    return RivalTest(
+        rival=rival,
+        difference=paired.difference,
+        interval=interval,
+        t_p=adjusted.get("t", math.nan),
+        wilcoxon_p=adjusted.get("wilcoxon", math.nan),
+        corrected_p=adjusted.get("corrected", math.nan),
+        effect=paired.hedges_g,
+        splits=paired.pairs,
+        note=paired.note,
+        metric=metric,
+    )

@@ -54,6 +54,38 @@ def algorithm_name(name: str) -> str:
     return (_title(algorithm) or sentence(algorithm.replace("-", " ").replace("_", " "))) + comma + more
 
 
+def algorithm_summary(name: str) -> str:
+    """What an algorithm does, in one line; empty for one that does not say or is not installed."""
+    return ALGORITHMS.get(name).summary if name in ALGORITHMS.names() else ""
+
+
+def row_title(row: str) -> str:
+    """The name to show for a row of a comparison: the algorithm, and what varies.
+
+    Examples
+    --------
+    >>> row_title("base (no context)"), row_title("base")
+    ('Base, no context', 'Base')
+    """
+    algorithm, bracket, more = row.partition(" (")
+    return algorithm_name(f"{algorithm}, {more.removesuffix(')')}" if bracket else algorithm)
+
+
+def duration(seconds: float) -> str:
+    """A time in the unit that suits it.
+
+    Examples
+    --------
+    >>> duration(0.42), duration(75.2), duration(1500), duration(9000), duration(float("nan"))
+    ('0.4 s', '75 s', '25 min', '2.5 h', '–')
+    """
+    if not math.isfinite(seconds):
+        return "\N{EN DASH}"
+    if seconds < 120:
+        return f"{seconds:.{0 if seconds >= 10 else 1}f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
 def algorithm_or_text(text: str) -> str:
     """The name to show for an algorithm, and any other text as it is."""
     return _title(text) or text

@@ -18,10 +18,10 @@ from manydg.errors import ConfigError
 from manydg.studies.catalogue import EXPERIMENTS
 from manydg.studies.experiment import Experiment, Record, Request, ok
 from manydg.studies.figure_data import write_figure
-from manydg.studies.records import RESULTS, describe_study
+from manydg.studies.records import RESULTS, describe_study, read_results
 from manydg.studies.settings import Options, as_options
 from manydg.studies.study import Board, PlannedRun, Study, open_once
-from manydg.studies.summary import Summary, summarize_folder, write_summary
+from manydg.studies.summary import Summary, check_reference, summarize_folder, write_summary
 from manydg.studies.tuning import keep_tuning, with_tuned
 from manydg.targets import target_of
 from manydg.training.fit import trust_named
@@ -110,6 +110,7 @@ def conduct(
     board: Board | None = None,
     command: str = "",
     tuned: str | Path | None = None,
+    reference: str | None = None,
     report: Report | None = None,
 ) -> Conducted:
     """Run experiments on one dataset to their end, and write their figures and the summary.
@@ -128,6 +129,8 @@ def conduct(
         How to make the results again, for the report.
     tuned : path, optional
         Folder of the searches whose choices a comparison's requests have, for the record.
+    reference : str, optional
+        The method that the others are tested against; by default the folder's, which is ManyDG at first.
     report : callable, optional
         Called with lines about the experiments that are worth knowing.
     """
@@ -137,7 +140,11 @@ def conduct(
     plans = {name: experiments[name].plan(request) for name, request in requests.items()}
     if "compare" in requests:
         keep_tuning(folder, name_of_data, None if tuned is None else Path(tuned))
-    describe_study(folder, open_once(data_folder), name_of_data, dict.fromkeys(requests, command))
+    if reference is not None:
+        before = read_results(folder) if (folder / RESULTS).exists() else []
+        planned = [run.config.algorithm for runs in plans.values() for run in runs]
+        check_reference(reference, [*planned, *(record.algorithm for record in before)])
+    describe_study(folder, open_once(data_folder), name_of_data, dict.fromkeys(requests, command), reference)
     records: dict[str, list[Record]] = {}
     for limit in dict.fromkeys(experiment.workers for experiment in experiments.values()):
         group = [name for name, experiment in experiments.items() if experiment.workers == limit]
@@ -189,6 +196,7 @@ def compare(
     board: Board | None = None,
     command: str = "",
     tuned: str | Path | None = None,
+    reference: str | None = None,
 ) -> list[Record]:
     """Train every algorithm on every seed's split and write the table of results.
 
@@ -205,6 +213,8 @@ def compare(
         Options of the runs; a configuration's settings are those of the algorithm it names.
     tuned : path, optional
         Folder of :func:`manydg.studies.tuning.tune`: every algorithm runs on each split with what was chosen there.
+    reference : str, optional
+        The algorithm that the others are tested against.
 
     Returns
     -------
@@ -216,6 +226,6 @@ def compare(
         request = replace(request, options=chosen)
     conducted = conduct(
         {"compare": request}, dataset, out, title=name, workers=workers, device=device, board=board, command=command,
-        tuned=tuned,
+        tuned=tuned, reference=reference,
     )  # fmt: skip
     return conducted.records["compare"]

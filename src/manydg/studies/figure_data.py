@@ -165,7 +165,7 @@ def _interval(row: JsonObject, key: str) -> Numbers | None:
 class CosineRow:
     """Cosine of the weights of two linear models.
 
-    ``sd`` is over seeds, ``paper`` the paper's value for the nearest task, ``absolute`` the mean absolute cosine.
+    ``sd`` is over seeds, ``paper`` the paper's value on the same data, ``absolute`` the mean absolute cosine.
     """
 
     first: str

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from manydg.studies.summary import Summary
 
 RESULT_TABLES = ("biosignals", "records", "biosignals-decomposition", "records-decomposition")
-_STAGES = {"W", "WAKE", "N1", "N2", "N3", "R", "REM"}
 _CLOSE = 0.01
 """Counts that differ by less than this share may be of the same data."""
 
@@ -138,21 +136,15 @@ def paper_table(slug: str) -> PaperTable:
     return tables[slug]
 
 
-def nearest_task(kind: str, names: Sequence[str], source: str | None = None) -> str | None:
-    """The paper's task that a dataset is most like: by its source, else by what is predicted; None if none is.
+def task_on(source: str | None) -> str | None:
+    """The paper's task on the data that a source reads; None for data the paper did not use.
 
     Examples
     --------
-    >>> nearest_task("classes", ["W", "N1", "N2", "N3", "REM"]), nearest_task("classes", ["calm", "asleep"])
+    >>> task_on("sleep-edf"), task_on("table")
     ('sleep', None)
     """
-    for task in paper_tasks().values():
-        if source == task.source:
-            return task.slug
-    if kind == "classes":
-        stages = {name.upper() for name in names}
-        return "sleep" if len(stages) == 5 and stages <= _STAGES else None
-    return next((task.slug for task in paper_tasks().values() if task.kind == kind), None)
+    return next((task.slug for task in paper_tasks().values() if source == task.source), None)
 
 
 @dataclass(frozen=True)
@@ -216,7 +208,7 @@ class Beside:
     def to_markdown(self) -> str:
         """The two side by side, the verdict on the data first."""
         name = paper_tasks()[self.task].name.lower()
-        lines = [f"The paper's nearest task is {name}. {self.difference.text}", ""]
+        lines = [f"The paper's task on this data is {name}. {self.difference.text}", ""]
         lines += ["| Metric |  | Ours | The paper |  |", "| --- | --- | --- | --- | --- |"]
         for row, metric, ours, theirs, table in self.rows:
             lines.append(f"| {METRIC_NAMES.get(metric, metric)} | {row} | {ours} | {theirs} | {table} |")
@@ -226,18 +218,18 @@ class Beside:
 def beside(summary: Summary, *, task: str | None = None, source: str | None = None) -> Beside | None:
     """Put the paper's figures beside a summary.
 
-    None where the paper has no such task or no figure for any row, and for synthetic data, which are not to be held
-    against real patients.
+    None where the paper did not use the data or has no figure for any row, and for synthetic data, which are not to be
+    compared with real patients.
 
     Parameters
     ----------
     summary : Summary
     task : str, optional
-        The paper's task; the nearest one by default.
+        The paper's task; by default that on the data of the source.
     source : str, optional
         What the dataset was prepared from.
     """
-    chosen = task or nearest_task(summary.target_kind, summary.target_names, source)
+    chosen = task or task_on(source)
     if chosen is None or summary.synthetic:
         return None
     if chosen not in paper_tasks():

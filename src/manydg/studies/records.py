@@ -44,6 +44,8 @@ from manydg.training.record import REMEDY, EpochEntry, Metrics, RunRecord, Use
 RESULTS, RUNS, STUDY = "results.jsonl", "runs", "study.json"
 RUN_RECORD, FAILURE, STATUS = "run.json", "failed.json", "status.json"
 _USE = "use-"
+REFERENCE = "manydg"
+"""The method that the others are tested against, unless a comparison names another."""
 
 
 def views(records: Iterable[RunRecord]) -> list[RunRecord]:
@@ -202,6 +204,8 @@ class StudiedDataset:
         Without the raw files, whose names may hold patients' ids.
     commands : mapping
         Experiment to the command that made it.
+    reference : str
+        The method that the others are tested against; empty for the usual one.
     """
 
     name: str = ""
@@ -215,6 +219,7 @@ class StudiedDataset:
     cohort_flow: tuple[CohortStep, ...] = ()
     provenance: Provenance | None = None
     commands: Mapping[str, str] = field(default_factory=dict)
+    reference: str = ""
 
     @property
     def source(self) -> str | None:
@@ -227,7 +232,7 @@ class StudiedDataset:
         return self.provenance is not None and self.provenance.synthetic
 
     @staticmethod
-    def of(data: DomainDataset, name: str, commands: Mapping[str, str]) -> StudiedDataset:
+    def of(data: DomainDataset, name: str, commands: Mapping[str, str], reference: str = "") -> StudiedDataset:
         """The description of a dataset."""
         counts, origin = data.domains.bincount().double(), data.info.provenance
         return StudiedDataset(
@@ -242,6 +247,7 @@ class StudiedDataset:
             cohort_flow=data.info.cohort_flow,
             provenance=None if origin is None else replace(origin, files=()),
             commands=commands,
+            reference=reference,
         )
 
     def to_json(self) -> dict[str, Json]:
@@ -257,6 +263,7 @@ class StudiedDataset:
             "cohort_flow": [step.to_json() for step in self.cohort_flow],
             "provenance": self.provenance.to_json() if self.provenance else {},
             "commands": self.commands,
+            **({"reference": self.reference} if self.reference else {}),
         }
 
     @staticmethod
@@ -274,6 +281,7 @@ class StudiedDataset:
             cohort_flow=tuple(CohortStep.from_json(step) for step in value.get("cohort_flow") or ()),
             provenance=Provenance.from_json(provenance) if provenance else None,
             commands=_commands(value.get("commands"), name),
+            reference=str(value.get("reference") or ""),
         )
 
 
@@ -310,6 +318,11 @@ class StudyDescription:
         """Experiment to the command that made it on a dataset."""
         described = self.datasets.get(dataset)
         return (described and described.commands) or self.commands
+
+    def reference_on(self, dataset: str) -> str:
+        """The method that the others are tested against on a dataset."""
+        described = self.datasets.get(dataset)
+        return (described and described.reference) or REFERENCE
 
     def to_json(self) -> dict[str, Json]:
         datasets = {name: dataset.to_json() for name, dataset in self.datasets.items()}
@@ -356,12 +369,17 @@ def read_description(folder: str | Path) -> StudyDescription:
     return description
 
 
-def describe_study(folder: Path, data: DomainDataset, name: str, commands: Mapping[str, str]) -> None:
-    """Note in ``study.json`` what the results are of and how they were made: experiment to command."""
+def describe_study(
+    folder: Path, data: DomainDataset, name: str, commands: Mapping[str, str], reference: str | None = None
+) -> None:
+    """Note in ``study.json`` what the results are of and how they were made: experiment to command.
+
+    A reference that is not given stays what it was.
+    """
     refuse_dataset_folder(folder)
     known = read_description(folder)
-    before = known.datasets[name].commands if name in known.datasets else {}
-    described = StudiedDataset.of(data, name, {**before, **commands})
+    before = known.datasets.get(name, StudiedDataset())
+    described = StudiedDataset.of(data, name, {**before.commands, **commands}, reference or before.reference)
     content = replace(
         known,
         commands={**known.commands, **commands},

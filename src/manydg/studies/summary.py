@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ import numpy.typing as npt
 
 from manydg.algorithms import algorithm_order
 from manydg.algorithms.best import LEAST_SHARE
-from manydg.errors import DataError
+from manydg.errors import DataError, unknown_name
 from manydg.evaluation.predictions import Predictions, read_predictions
 from manydg.evaluation.statistics import (
     Interval,
@@ -31,7 +32,8 @@ from manydg.evaluation.statistics import (
 from manydg.files import write_atomically
 from manydg.studies import summary_text as tables
 from manydg.studies.paper_figures import beside
-from manydg.studies.records import RUN_RECORD, StudyDescription, read_description, read_results, views
+from manydg.studies.recommendation import Cost, Recommendation, recommend
+from manydg.studies.records import REFERENCE, RUN_RECORD, StudyDescription, read_description, read_results, views
 from manydg.studies.tuning import kept_tuning
 from manydg.targets import Target, oriented, target_of
 from manydg.training.record import Counts, RunRecord, check_files
@@ -86,6 +88,26 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class Pair:
+    """Two rows at the primary metric over the seeds they share: ``first`` minus ``second``.
+
+    Attributes
+    ----------
+    comparison : PairedComparison
+    difference : Interval, optional
+        Patient bootstrap of the same difference.
+    adjusted : mapping
+        Holm-corrected p of each test over all pairs of rows.
+    """
+
+    first: str
+    second: str
+    comparison: PairedComparison
+    difference: Interval | None
+    adjusted: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class Summary:
     """The table of one experiment on one dataset.
 
@@ -104,12 +126,14 @@ class Summary:
         How many different patients were tested, in whatever split.
     synthetic : bool
         Whether the patients are known to be made up; every table says so.
-    seconds : dict of str to float
-        Median time of a run of each row, without imports and first calls.
+    pairs : tuple of Pair
+        Every two rows at the primary metric.
+    costs : mapping of str to Cost
+        Time, size and needs of each row.
+    recommendation : Recommendation, optional
+        The row to use, chosen on validation patients; None where there is nothing to choose from.
     patients, samples : Counts
         Training, validation and test patients of the first run, and their samples.
-    target_kind, target_names
-        What is predicted.
     rules : tuple of str
         How epochs and thresholds were chosen.
     notes : tuple of str
@@ -127,13 +151,18 @@ class Summary:
     entries: Mapping[tuple[str, str], Entry]
     tested_patients: int
     synthetic: bool
-    seconds: Mapping[str, float]
+    pairs: tuple[Pair, ...]
+    costs: Mapping[str, Cost]
+    recommendation: Recommendation | None
     patients: Counts
     samples: Counts
-    target_kind: str
-    target_names: tuple[str, ...]
     rules: tuple[str, ...]
     notes: tuple[str, ...]
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Median time of a run of each row, without imports and first calls."""
+        return {row: cost.seconds for row, cost in self.costs.items()}
 
     @property
     def title(self) -> str:
@@ -147,6 +176,10 @@ class Summary:
     def to_markdown(self) -> str:
         """The tables and notes as Markdown."""
         return tables.to_markdown(self)
+
+    def to_latex(self) -> str:
+        """The tables for LaTeX, with the package booktabs."""
+        return tables.to_latex(self)
 
     def to_csv(self) -> str:
         """Every number, one line for each row and metric."""
@@ -476,7 +509,7 @@ _WITHIN_A_PATIENT = (
 def summarize(
     records: Sequence[Record],
     predictions: Mapping[str, Predictions] | None = None,
-    reference: str = "manydg",
+    reference: str = REFERENCE,
     *,
     resamples: int = 1000,
     seed: int = 0,
@@ -524,11 +557,11 @@ def summarize(
         entries=entries,
         tested_patients=len({name for record in chosen.records for name in record.per_patient}),
         synthetic=any(record.synthetic for record in chosen.records),
-        seconds={row: _median_seconds(runs.values()) for row, runs in chosen.rows.items()},
+        pairs=_pairs(chosen, entries, draws),
+        costs=(costs := {row: Cost.of(runs.values()) for row, runs in chosen.rows.items()}),
+        recommendation=_recommended(chosen, costs, draws),
         patients=chosen.records[0].patients,
         samples=chosen.records[0].samples,
-        target_kind=chosen.target.kind,
-        target_names=chosen.target.spec.names,
         rules=_rules(chosen),
         notes=tuple(dict.fromkeys(notes)),
     )
@@ -603,7 +636,7 @@ def _with_tests(
     compared = {}
     for row in rivals:
         shared = [seed for seed in chosen.rows[row] if seed in base]
-        paired = [seed for seed in shared if same_patients(chosen.rows[row][seed], base[seed])]
+        paired = _paired_seeds(chosen, reference, row)
         if len(paired) < len(shared):
             apart = len(shared) - len(paired)
             notes.append(f"{row}: at {apart} seeds other test patients than {reference}, so these are not paired")
@@ -614,6 +647,38 @@ def _with_tests(
     for i, row in enumerate(rivals):
         compared[row] = replace(compared[row], adjusted={test: adjusted[test][i] for test in TESTS})
     return {row: compared.get(row, entry) for row, entry in column.items()}
+
+
+def _paired_seeds(chosen: Selection, first: str, second: str) -> list[int]:
+    """Seeds at which both rows were tested on the same patients."""
+    ours, theirs = chosen.rows[first], chosen.rows[second]
+    return [seed for seed in theirs if seed in ours and same_patients(theirs[seed], ours[seed])]
+
+
+def _pairs(chosen: Selection, entries: Mapping[tuple[str, str], Entry], draws: Draws | None) -> tuple[Pair, ...]:
+    """Every two rows at the primary metric, corrected for the number of pairs."""
+    metric, pairs = chosen.target.selection, []
+    for first, second in combinations(chosen.rows, 2):
+        seeds = _paired_seeds(chosen, first, second)
+        ours, theirs = ([entries[row, metric].values[seed] for seed in seeds] for row in (first, second))
+        comparison = compare_paired(ours, theirs, _test_share(chosen.rows[first]))
+        pairs.append(Pair(first, second, comparison, _difference(chosen, second, first, seeds, metric, draws), {}))
+    adjusted = {test: holm([getattr(pair.comparison, f"{test}_p") for pair in pairs]) for test in TESTS}
+    return tuple(replace(pair, adjusted={test: adjusted[test][i] for test in TESTS}) for i, pair in enumerate(pairs))
+
+
+def _recommended(chosen: Selection, costs: Mapping[str, Cost], draws: Draws | None) -> Recommendation | None:
+    """The row to use, and what choosing so is worth on test patients."""
+    metric = chosen.target.selection
+    validation = {
+        row: {seed: math.nan if (value := run.val.get(metric)) is None else float(value) for seed, run in runs.items()}
+        for row, runs in chosen.rows.items()
+    }
+    choice = recommend(validation, costs, _test_share(next(runs for runs in chosen.rows.values() if runs)), metric)
+    if choice is None or draws is None:
+        return choice
+    values = draws.mean([chosen.rows[row][seed] for seed, row in choice.by_split.items()], metric)
+    return choice if values is None else replace(choice, of_procedure=draws.plan.interval(values))
 
 
 def _difference(
@@ -639,11 +704,6 @@ def _ranked(column: dict[str, Entry]) -> dict[str, Entry]:
     return {row: replace(entry, rank=ranks.get(round(entry.mean, 10), 0)) for row, entry in column.items()}
 
 
-def _median_seconds(records: Iterable[Record]) -> float:
-    times = [float(record.seconds) for record in records if record.seconds is not None]
-    return float(np.median(times)) if times else math.nan
-
-
 def _rules(chosen: Selection) -> tuple[str, ...]:
     """Every rule by which an epoch or a threshold was chosen, each once."""
     records = chosen.records
@@ -652,17 +712,25 @@ def _rules(chosen: Selection) -> tuple[str, ...]:
     return tuple(dict.fromkeys(rules))
 
 
-def summarize_folder(results: str | Path, reference: str = "manydg", *, resamples: int = 1000) -> list[Summary]:
+def check_reference(reference: str, algorithms: Iterable[str]) -> None:
+    """Raise if the method that the others are to be tested against is none of those compared."""
+    if reference not in (known := set(algorithms)):
+        raise unknown_name("reference", reference, known)
+
+
+def summarize_folder(results: str | Path, reference: str | None = None, *, resamples: int = 1000) -> list[Summary]:
     """One summary for each experiment and dataset of a results folder, with intervals from the runs' predictions.
 
-    A group of which no run ended well is left out, unless it is the only one.
+    A group of which no run ended well is left out, unless it is the only one. Without a ``reference`` rows are tested
+    against that of the folder, which ``compare --reference`` sets.
     """
     summaries, problems, described = [], [], read_description(results)
     for records in group_records(read_results(results)).values():
         loaded = {record.run: load_predictions(results, record) for record in records}
         predictions = {run: value for run, value in loaded.items() if value is not None}
         try:
-            summary = summarize(records, predictions, reference, resamples=resamples)
+            against = reference or described.reference_on(records[0].dataset)
+            summary = summarize(records, predictions, against, resamples=resamples)
             summary = replace(summary, rules=(*_budget(results, summary), *summary.rules))
             about = described.datasets.get(summary.dataset)
             summaries.append(replace(summary, synthetic=True) if about is not None and about.synthetic else summary)

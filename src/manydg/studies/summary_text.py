@@ -126,6 +126,8 @@ def _plain(value: float | None) -> str:
 def to_markdown(summary: Summary) -> str:
     """The results, the tests against the reference, how to read them, and what is missing."""
     parts = [f"## {summary.title}", "", _cohort(summary), "", *_results(summary)]
+    if advice := recommendation_text(summary):
+        parts += ["", advice]
     if summary.reference and len(summary.rows) > 1:
         data = "; synthetic data" if summary.synthetic else ""
         title = f"Against {summary.reference} (difference = {summary.reference} minus row{data}):"
@@ -134,6 +136,24 @@ def to_markdown(summary: Summary) -> str:
     if summary.notes:
         parts += ["", "Missing or worth knowing:", "", *(f"- {note}" for note in summary.notes)]
     return "\n".join(parts) + "\n"
+
+
+def recommendation_text(summary: Summary) -> str:
+    """Which row to use and why, in a sentence or two; empty where there is nothing to choose from."""
+    choice, metric = summary.recommendation, METRIC_NAMES.get(summary.primary, summary.primary)
+    if choice is None:
+        return ""
+    entry = summary.entries[choice.row, summary.primary]
+    best = f"the best mean validation {metric}, {number(choice.validation[choice.best])}"
+    if choice.row == choice.best:
+        why = f"it has {best}"
+        why += ", and only one split was run" if choice.splits == 1 else ""
+    else:
+        gap, error = number(choice.gap(choice.row)), number(choice.errors[choice.row])
+        why = f"{choice.best} has {best}; this is within one standard error ({gap} of {error}) and costs less"
+    bounds = interval_text(entry.interval)
+    expected = number(entry.mean) + ("" if bounds == NONE else f" {bounds}")
+    return f"Recommended: {choice.row} ({why}). {metric} on test patients, who had no part in the choice: {expected}."
 
 
 def _cohort(summary: Summary) -> str:
@@ -218,6 +238,99 @@ def _reading(summary: Summary) -> Iterable[str]:
 
 def _line(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+# A summary for a paper: tables for LaTeX with the package booktabs.
+
+_TEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "–": "--",
+    "−": "$-$", "<": "$<$", ">": "$>$",
+}  # fmt: skip
+
+
+def to_latex(summary: Summary) -> str:
+    """The results, the tests against the reference and every pair of rows, as LaTeX tables for booktabs."""
+    parts = [_latex_results(summary)]
+    if summary.reference and len(summary.rows) > 1:
+        parts.append(_latex_tests(summary))
+    if len(summary.rows) > 2:
+        parts.append(_latex_pairs(summary))
+    return "\n".join(parts)
+
+
+def tex(text: str) -> str:
+    """Text as LaTeX prints it.
+
+    Examples
+    --------
+    >>> print(tex("f1_macro ± 5%"))
+    f1\\_macro $\\pm$ 5\\%
+    """
+    return "".join(_TEX.get(character, character) for character in text)
+
+
+def _latex_table(caption: str, label: str, columns: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [r"\begin{table}", r"\centering", rf"\caption{{{tex(caption)}}}", rf"\label{{tab:{label}}}"]
+    lines += [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", " & ".join(map(tex, head)) + r" \\", r"\midrule"]
+    lines += [" & ".join(row) + r" \\" for row in rows]
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
+
+
+def _latex_results(summary: Summary) -> str:
+    rows = []
+    for row in summary.rows:
+        cells = [_latex_cell(summary.entries[row, metric]) for metric in summary.metrics]
+        rows.append([tex(row), *cells])
+    names = [METRIC_NAMES.get(metric, metric) for metric in summary.metrics]
+    over = (
+        f"mean ± standard deviation over {len(summary.seeds)} patient splits" if len(summary.seeds) > 1 else "one split"
+    )
+    caption = f"{summary.title}: unseen patients, {over}; in brackets 95% intervals over patients. Bold: best mean."
+    return _latex_table(caption, _label(summary, "results"), "l" + "c" * len(names), ["", *names], rows)
+
+
+def _latex_cell(entry: Entry) -> str:
+    text, bounds = tex(mean_text(entry, 3)), interval_text(entry.interval)
+    shown = rf"\textbf{{{text}}}" if entry.rank == 1 else text
+    return shown if bounds == NONE else f"{shown} {tex(bounds)}"
+
+
+def _latex_tests(summary: Summary) -> str:
+    rows = []
+    for row in summary.rows:
+        entry = summary.entries[row, summary.primary]
+        if entry.comparison is not None and entry.adjusted is not None:
+            tests = [p_text(entry.adjusted[name]) for name in ("corrected", "t", "wilcoxon")]
+            gap = f"{_signed(entry.comparison.difference)} {interval_text(entry.difference)}"
+            rows.append([tex(cell) for cell in (row, gap, *tests, number(entry.comparison.hedges_g, 2))])
+    primary = METRIC_NAMES.get(summary.primary, summary.primary)
+    caption = (
+        f"{summary.reference} minus each row, {primary}: difference with 95% interval over patients; Holm-corrected p "
+        "of the corrected resampled t-test (Nadeau and Bengio), the paired t-test and Wilcoxon's test over splits."
+    )
+    head = ("", "Difference", "p corrected t", "p t", "p Wilcoxon", "Hedges g")
+    return _latex_table(caption, _label(summary, "tests"), "lccccc", head, rows)
+
+
+def _latex_pairs(summary: Summary) -> str:
+    known = {}
+    for pair in summary.pairs:
+        p, gap = pair.adjusted["corrected"], pair.comparison.difference
+        known[pair.first, pair.second] = f"{_signed(gap)} ({p_text(p)})"
+        known[pair.second, pair.first] = f"{_signed(-gap)} ({p_text(p)})"
+    rows = [[tex(row), *(tex(known.get((row, other), "")) for other in summary.rows)] for row in summary.rows]
+    caption = (
+        f"Row minus column, {METRIC_NAMES.get(summary.primary, summary.primary)}; in brackets p of the corrected "
+        "resampled t-test over splits, Holm-corrected for all pairs."
+    )
+    columns = "l" + "c" * len(summary.rows)
+    return _latex_table(caption, _label(summary, "pairs"), columns, ["", *summary.rows], rows)
+
+
+def _label(summary: Summary, what: str) -> str:
+    """A label that LaTeX takes: letters, digits and hyphens."""
+    text = f"{summary.experiment}-{summary.dataset}-{what}".lower()
+    return "".join(character if character.isascii() and character.isalnum() else "-" for character in text)
 
 
 # A summary for the terminal: what matters always, the rest as far as the width goes.

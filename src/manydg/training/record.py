@@ -180,6 +180,8 @@ class RunRecord:
     seconds, first_use_seconds : float, optional
         From the labels' check to the last prediction; and, before that, what the process spent on imports and first
         calls, in the run that happened to be its first.
+    predict_seconds : float, optional
+        To predict a thousand samples with the trained model: without reading files and without making patient context.
     folder : str
         The run's folder, relative to the results folder it is part of.
     context : mapping
@@ -227,6 +229,7 @@ class RunRecord:
     history: tuple[EpochEntry, ...] = ()
     seconds: float | None = None
     first_use_seconds: float | None = None
+    predict_seconds: float | None = None
     peak_memory_mb: float | None = None
     parameters: int | None = None
     device: str = ""
@@ -287,6 +290,8 @@ class RunRecord:
             content["context"] = self.context
         if self.first_use_seconds is not None:
             content["first_use_seconds"] = self.first_use_seconds
+        if self.predict_seconds is not None:
+            content["predict_seconds"] = self.predict_seconds
         if self.processes is not None:
             content["processes"] = self.processes
         if self.curve:

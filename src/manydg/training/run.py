@@ -332,7 +332,9 @@ class _Training:
             self.config, sides["train"], sides["val"], self.device,
             backbone=self.backbone, folder=self.folder, reporter=self.reporter,
         )  # fmt: skip
+        began = time.perf_counter()
         held_out = predict_held_out(fitted.algorithm, data, self.split)
+        predict_seconds = 1000 * (time.perf_counter() - began) / sum(len(each.truth) for each in held_out.values())
         if fitted.out_of_fold is not None:
             held_out["val"] = held_out["val"].with_scored(fitted.out_of_fold)
         record = make_record(
@@ -344,6 +346,7 @@ class _Training:
             context=context_of(schema, fitted.algorithm),
             processes=None if team is None else team.size,
             first_use_seconds=first_use,
+            predict_seconds=predict_seconds,
         )
         sites = sides["test"].sites() if self.config.split == "site" else None
         if sites is not None:

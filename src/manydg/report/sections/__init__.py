@@ -80,7 +80,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph; a ``note`` is set smaller, a ``finding`` in bold."""
+    """A paragraph; a ``note`` is set smaller, a ``finding`` in bold, a ``label`` as the heading of what follows."""
 
     text: str
     role: str = ""
@@ -153,6 +153,10 @@ class Section(ABC):
     def headline(self, chapter: Chapter) -> str:
         """The sentence that opens the chapter's summary; the first section with one has it."""
         return ""
+
+    def first_screen(self, chapter: Chapter) -> Sequence[Block]:
+        """Blocks of the chapter's summary, after its first sentence."""
+        return ()
 
     def findings(self, chapter: Chapter) -> list[str]:
         """Short points for the chapter's summary."""

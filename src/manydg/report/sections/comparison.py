@@ -6,10 +6,17 @@ import math
 from collections.abc import Iterator
 
 from manydg.algorithms import controls
-from manydg.evaluation.statistics import Interval
+from manydg.evaluation.statistics import Interval, compare_ranks
 from manydg.report import charts
 from manydg.report.results_folder import Chapter
-from manydg.report.run_statistics import Comparison, RivalTest
+from manydg.report.run_statistics import (
+    ALPHA,
+    Comparison,
+    RivalTest,
+    by_algorithm,
+    defined_metric,
+    patient_values,
+)
 from manydg.report.sections import Block, Cell, Column, Figure, Part, Section, Table, Text
 from manydg.report.words import (
     algorithm_name,
@@ -44,6 +51,9 @@ class MainComparison(Section):
             blocks.append(Text(_tests_in_words(chapter, comparison)))
             blocks += [_tests(comparison, metric) for metric in chapter.metrics]
             blocks.append(Text(_caution(comparison), "note"))
+        if len(comparison.rows) > 2:
+            blocks.append(_matrix(comparison))
+            blocks += _ranks(chapter)
         yield Part("compare", "Main results", blocks, chapter.command("compare"))
 
     def headline(self, chapter: Chapter) -> str:
@@ -52,7 +62,8 @@ class MainComparison(Section):
     def findings(self, chapter: Chapter) -> list[str]:
         if (comparison := chapter.comparison) is None:
             return []
-        points = (_best(chapter, comparison), _controls(chapter, comparison), _worst_tenth(chapter, comparison))
+        first = _headline(chapter, comparison)
+        points = (first, _best(chapter, comparison), _controls(chapter, comparison), _worst_tenth(chapter, comparison))
         return [point for point in points if point]
 
 
@@ -90,10 +101,11 @@ def _table(chapter: Chapter, comparison: Comparison) -> Table:
 
 def _score_cell(entry: Entry) -> Cell:
     text = number(entry.mean) + (f" ± {number(entry.sd)}" if math.isfinite(entry.sd) else "")
-    return Cell(text, entry.mean, _bounds(entry.interval), {1: "best", 2: "second"}.get(entry.rank, ""))
+    return Cell(text, entry.mean, bounds_text(entry.interval), {1: "best", 2: "second"}.get(entry.rank, ""))
 
 
-def _bounds(bounds: Interval | None) -> str:
+def bounds_text(bounds: Interval | None) -> str:
+    """The bounds of an interval; empty where there are none."""
     return interval(bounds.low, bounds.high) if bounds else ""
 
 
@@ -140,7 +152,7 @@ def _tests(comparison: Comparison, metric: str) -> Table:
     for test in comparison.tests(metric):
         rows.append([
             Cell(algorithm_name(test.rival)),
-            Cell(signed(test.difference), test.difference, _bounds(test.interval)),
+            Cell(signed(test.difference), test.difference, bounds_text(test.interval)),
             Cell(probability(test.t_p), test.t_p),
             Cell(probability(test.corrected_p), test.corrected_p),
             Cell(probability(test.wilcoxon_p), test.wilcoxon_p),
@@ -173,26 +185,87 @@ def _caution(comparison: Comparison) -> str:
     return text
 
 
+def _matrix(comparison: Comparison) -> Table:
+    """Every model against every other at the primary metric: difference and p, corrected over all pairs."""
+    rows = [
+        [
+            Cell(algorithm_name(first), whole=True),
+            *(_pair_cell(comparison, first, second) for second in comparison.rows),
+        ]
+        for first in comparison.rows
+    ]
+    columns = [Column("Row minus column", numeric=False), *(Column(algorithm_name(row)) for row in comparison.rows)]
+    pairs = len(comparison.summary.pairs)
+    note = (
+        f"Mean difference over the splits, and below it the p of the corrected t-test (Nadeau and Bengio), adjusted "
+        f"(Holm) for all {pairs} pairs: stricter than the tests above, which count the reference’s rivals alone. An "
+        "asterisk marks p below 0.05."
+    )
+    return Table(f"Every pair of models: {metric_name(comparison.summary.primary)}", columns, rows, note)
+
+
+def _pair_cell(comparison: Comparison, first: str, second: str) -> Cell:
+    test = None if first == second else comparison.pair(first, second)
+    if test is None:
+        return Cell("")
+    mark = " *" if test.p < ALPHA else ""
+    return Cell(signed(test.difference), test.difference, f"p {probability(test.p)}{mark}")
+
+
+def _ranks(chapter: Chapter) -> list[Block]:
+    """The critical-difference diagram, over patients or, where no metric exists within them, over splits."""
+    groups = by_algorithm(chapter.runs("compare"))
+    metric = defined_metric(groups, [chapter.patient_metric, *chapter.metrics])
+    if metric is not None:
+        values = {name: list(each.values()) for name, each in patient_values(groups, metric).items()}
+        blocks, unit = plural(len(next(iter(values.values()))), "test patient"), "patient"
+    else:
+        metric, comparison = chapter.metric, chapter.comparison
+        entries = {} if comparison is None else {row: comparison.entry(row, metric).values for row in comparison.rows}
+        shared = sorted(set.intersection(*map(set, entries.values()))) if entries else []
+        values = {row: [each[seed] for seed in shared] for row, each in entries.items()}
+        values = {row: each for row, each in values.items() if not any(map(math.isnan, each))}
+        blocks, unit = plural(len(shared), "split"), "split"
+    known = metric
+    ranks = compare_ranks({name: [oriented(known, value) for value in each] for name, each in values.items()})
+    if ranks is None or len(ranks.names) < 3:
+        return []
+    names = [algorithm_name(name) for name in ranks.names]
+    joined = [(ranks.names.index(group[0]), ranks.names.index(group[-1])) for group in ranks.groups]
+    panel = charts.rank_diagram(f"Mean rank by {metric_name(metric)}, over {blocks}", names, ranks.ranks, joined)
+    note = (
+        f"Within each {unit} the models are ranked by {metric_name(metric)}, 1 being best. Vertical bars join models "
+        f"between which no difference could be shown: Wilcoxon’s signed-rank test over {unit}s, adjusted (Holm) for "
+        f"all pairs, p of 0.05 or more. That all models are alike has p {_p_text(ranks.friedman_p)} (Friedman’s test)."
+    )
+    return [Figure("Critical-difference diagram.", [panel], note)]
+
+
+def _p_text(p: float) -> str:
+    return f"= {number(p)}" if p >= 0.001 else "< 0.001"
+
+
 def _headline(chapter: Chapter, comparison: Comparison) -> str:
     metric, name = chapter.metric, comparison.first
-    value = _value(comparison.entry(name, metric))
+    value = value_text(comparison.entry(name, metric))
     people = "synthetic patients" if chapter.synthetic else "patients"
     text = f"On {people} it has never seen, {algorithm_name(name)} reached {metric_name(metric)} {value}"
     test = comparison.test(metric, "base")
     if test is None:
         return f"{text}."
-    plain = f"the plain model ({algorithm_name('base')}) {_value(comparison.entry('base', metric))}"
+    plain = f"the plain model ({algorithm_name('base')}) {value_text(comparison.entry('base', metric))}"
     return f"{text}; {plain}. {difference_in_words(test)}"
 
 
-def _value(entry: Entry) -> str:
-    around = _bounds(entry.interval)
+def value_text(entry: Entry) -> str:
+    """A mean with its interval."""
+    around = bounds_text(entry.interval)
     return number(entry.mean) + (f" (95% interval {around})" if around else "")
 
 
 def difference_in_words(test: RivalTest) -> str:
     """A difference and how sure one can be of it."""
-    around = _bounds(test.interval)
+    around = bounds_text(test.interval)
     facts = f"The difference, {signed(test.difference)}" + (f" (95% interval {around})" if around else "")
     p = f"p = {number(test.p)}" if test.p >= 0.001 else "p < 0.001"
     if math.isnan(test.p):
@@ -215,7 +288,7 @@ def _best(chapter: Chapter, comparison: Comparison) -> str:
     if test is None:
         return f"{name} had the highest mean {label} of {plural(len(known), 'method')}."
     gap = f"{algorithm_name(comparison.first)} minus {name}: {signed(test.difference)}, {reading(test)}"
-    return f"the highest mean {label} was that of {name}, {_value(comparison.entry(best, metric))} ({gap})."
+    return f"the highest mean {label} was that of {name}, {value_text(comparison.entry(best, metric))} ({gap})."
 
 
 def _controls(chapter: Chapter, comparison: Comparison) -> str:

@@ -15,9 +15,9 @@ from manydg.studies.paper_figures import (
     Difference,
     beside,
     data_difference,
-    nearest_task,
     paper_table,
     paper_tasks,
+    task_on,
 )
 from manydg.studies.summary import summarize
 
@@ -26,13 +26,13 @@ Line = tuple[str, str, str, str, str]
 
 
 class PaperTables(Section):
-    """Every value that the paper has for the nearest of its tasks; nothing where the patients are synthetic."""
+    """Every value that the paper has for its task on this data; nothing for other data or synthetic patients."""
 
     order = 300
 
     def build(self, chapter: Chapter) -> Iterator[Part]:
         source = None if chapter.about is None else chapter.about.source
-        task = nearest_task(chapter.target.kind, chapter.target.spec.names, source)
+        task = task_on(source)
         if task is None or chapter.synthetic:
             return
         lines = [*_results(chapter, task, source), *_similarity(chapter, task)]
@@ -44,7 +44,7 @@ class PaperTables(Section):
 
 def _introduction(chapter: Chapter, task: str, source: str | None) -> list[Block]:
     verdict = _difference(chapter, task, source)
-    blocks: list[Block] = [Text(f"The paper’s nearest task is {paper_tasks()[task].name.lower()}. {verdict.text}")]
+    blocks: list[Block] = [Text(f"The paper’s task on this data is {paper_tasks()[task].name.lower()}. {verdict.text}")]
     if not verdict.comparable:
         caution = "The figures stand side by side for orientation only; a higher or lower value says nothing."
         blocks.append(Text(caution, "note"))

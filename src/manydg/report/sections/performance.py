@@ -42,7 +42,6 @@ from manydg.training.record import RunRecord
 _WORST_PATIENTS = 10
 _MAX_CLASSES = 20
 _MAX_LABELS = 15
-_MAX_CURVES = 4
 ByAlgorithm = Mapping[str, Sequence[RunRecord]]
 PatientValues = Mapping[str, Mapping[str, float]]
 """Algorithm to patient to the value of a metric; every algorithm has the same patients."""
@@ -140,30 +139,28 @@ def _patient_accuracy(chapter: Chapter, records: Sequence[RunRecord]) -> dict[st
 
 
 def _worst_patients(values: PatientValues, metric: str, samples: Mapping[str, int]) -> Table:
-    names, label = list(values), metric_name(metric)
-    first, second = names[0], names[1] if len(names) > 1 else None
+    """The patients for whom the first method does worst, with the value of every method."""
+    first, *others = values
     shown = min(_WORST_PATIENTS, max(3, len(values[first]) // 4))
-    lowest = sorted(values[first].items(), key=lambda entry: (oriented(metric, entry[1]), entry[0]))[:shown]
-    columns = [Column("Patient", numeric=False), Column("Samples"), Column(f"{algorithm_name(first)}, {label}")]
-    if second:
-        columns += [
-            Column(f"{algorithm_name(second)}, {label}"),
-            Column(f"{algorithm_name(first)} minus {algorithm_name(second)}"),
-        ]
-    rows = []
-    for name, value in lowest:
-        row = [
+    lowest = sorted(values[first], key=lambda name: (oriented(metric, values[first][name]), name))[:shown]
+    columns = [Column("Patient", numeric=False), Column("Samples"), *(Column(algorithm_name(name)) for name in values)]
+    columns += [Column(f"{algorithm_name(first)} minus {algorithm_name(others[0])}")] if others else []
+    rows = [
+        [
             Cell(name, whole=True),
             Cell(count(samples.get(name)), float(samples.get(name) or 0)),
-            Cell(number(value), value),
+            *(Cell(number(each[name]), each[name]) for each in values.values()),
+            *(Cell(signed(gap), gap) for gap in [values[first][name] - values[other][name] for other in others[:1]]),
         ]
-        if second:
-            other = values[second][name]
-            gap = value - other
-            row += [Cell(number(other), other), Cell(signed(gap), gap)]
-        rows.append(row)
+        for name in lowest
+    ]
     note = "Patients are named by a pseudonym that only somebody who holds the data can turn back into a person."
-    return Table(f"The {len(lowest)} patients for whom {algorithm_name(first)} does worst", columns, rows, note)
+    return Table(
+        f"{sentence(metric_name(metric))} of the {len(lowest)} patients for whom {algorithm_name(first)} does worst",
+        columns,
+        rows,
+        note,
+    )
 
 
 def _predictions(chapter: Chapter, records: Sequence[RunRecord]) -> list[Predictions]:
@@ -172,9 +169,8 @@ def _predictions(chapter: Chapter, records: Sequence[RunRecord]) -> list[Predict
 
 
 def _confusion(chapter: Chapter, groups: ByAlgorithm) -> Part | None:
-    """Which classes are taken for which, or how many of each label's samples are recognised, of two methods."""
-    first_two = list(groups.items())[:2]
-    chosen = {name: runs for name, records in first_two if (runs := _predictions(chapter, records))}
+    """Which classes are taken for which, or how many of each label's samples are recognised, of every method."""
+    chosen = {name: runs for name, records in groups.items() if (runs := _predictions(chapter, records))}
     if not chosen:
         return None
     if chapter.target.kind == "multilabel":
@@ -191,6 +187,26 @@ def _confusion(chapter: Chapter, groups: ByAlgorithm) -> Part | None:
     return Part("confusion", "What is mistaken for what", [Figure(caption, panels)], chapter.command("compare"))
 
 
+def class_recall(runs: Sequence[Predictions]) -> dict[str, float]:
+    """Of the test samples of each class, or with each label, the share that was recognised; none without any run."""
+    if not runs:
+        return {}
+    names = runs[0].target.spec.names
+    if runs[0].target.kind == "multilabel":
+        truth, hits = _labels_and_hits(runs)
+        total, right = truth.sum(axis=0), hits.sum(axis=0)
+    else:
+        matrix = _matrix(runs)
+        total, right = matrix.sum(axis=1), matrix.diagonal()
+    return {name: float(hit / of) for name, hit, of in zip(names, right, total, strict=True) if of}
+
+
+def _labels_and_hits(runs: Sequence[Predictions]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Which labels each sample has, and which of them were predicted, both ``(samples, labels)``."""
+    truth = np.concatenate([np.asarray(run.truth) != 0 for run in runs])
+    return truth, np.concatenate([decide(run.target, run.probabilities, run.threshold) != 0 for run in runs]) & truth
+
+
 def _matrix(runs: Sequence[Predictions]) -> npt.NDArray[np.int64]:
     size = runs[0].target.size
     total = np.zeros((size, size), np.int64)
@@ -202,8 +218,7 @@ def _matrix(runs: Sequence[Predictions]) -> npt.NDArray[np.int64]:
 
 
 def _recall_panel(chapter: Chapter, name: str, runs: Sequence[Predictions]) -> Panel:
-    truth = np.concatenate([np.asarray(run.truth) != 0 for run in runs])
-    hits = np.concatenate([decide(run.target, run.probabilities, run.threshold) != 0 for run in runs]) & truth
+    truth, hits = _labels_and_hits(runs)
     common = np.argsort(-truth.sum(axis=0), kind="stable")[:_MAX_LABELS]
     recall = hits.sum(axis=0)[common] / np.maximum(truth.sum(axis=0)[common], 1)
     names = [chapter.target.spec.names[code] for code in common]
@@ -280,7 +295,7 @@ def _interval_cells(held: Sequence[Sequence[float]]) -> list[Cell]:
 def _reliability(chapter: Chapter, groups: ByAlgorithm) -> Part | None:
     """Whether stated probabilities come true."""
     curves = {}
-    for name, records in list(groups.items())[:_MAX_CURVES]:
+    for name, records in groups.items():
         if runs := _predictions(chapter, records):
             truth = np.concatenate([run.truth for run in runs])
             probabilities = np.concatenate([run.probabilities for run in runs])
@@ -288,7 +303,7 @@ def _reliability(chapter: Chapter, groups: ByAlgorithm) -> Part | None:
     if not curves:
         return None
     exclusive = chapter.target.kind in ("classes", "votes")
-    panel = charts.reliability(
+    panels = charts.reliability_panels(
         "Stated probability and what came true",
         curves,
         "probability of the predicted class" if exclusive else "stated probability",
@@ -305,7 +320,7 @@ def _reliability(chapter: Chapter, groups: ByAlgorithm) -> Part | None:
     return Part(
         "calibration",
         "Can the probabilities be trusted",
-        [Text(lead), Figure(caption, [panel])],
+        [Text(lead), Figure(caption, panels)],
         chapter.command("compare"),
     )
 

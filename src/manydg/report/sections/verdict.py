@@ -1,0 +1,229 @@
+"""The answer: which model for the next patient, how good it is expected to be, what it costs, when not to trust it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from manydg.report.results_folder import Chapter
+from manydg.report.run_statistics import Comparison
+from manydg.report.sections import Block, Bullets, Cell, Column, Part, Section, Table, Text
+from manydg.report.sections.comparison import bounds_text, reading, value_text
+from manydg.report.sections.performance import class_recall
+from manydg.report.words import (
+    count,
+    duration,
+    listed,
+    metric_name,
+    number,
+    plural,
+    row_title,
+    sentence,
+    signed,
+    worst_values,
+)
+from manydg.studies.recommendation import Recommendation
+from manydg.studies.summary import cautions, row_name
+from manydg.targets import oriented
+from manydg.training.record import RunRecord
+from manydg.training.reliability import read_calibration
+
+BOOSTING = ("boosting", "lightgbm", "catboost")
+_CONTEXT = {"none": "no", "offline": "yes: all the patient’s samples", "causal": "yes: the patient’s earlier samples"}
+_WEAK = 0.5
+_LARGE_DROP = 0.05
+"""Of the validation metric: a test metric that much worse is worth a word."""
+_MOST_NAMED = 4
+_RULE = (
+    "The model is chosen on validation patients alone: the one with the best mean validation {metric}, or the cheapest "
+    "whose mean is within one standard error of it. Cheapest means: a model that needs no patient context before one "
+    "that does, then the shortest training. The standard error is that of the paired difference over the splits, "
+    "corrected for splits that share patients (Nadeau and Bengio). Test patients have no part in the choice."
+)
+
+
+class Verdict(Section):
+    """The first screen, and the rule behind it with the cost of every model."""
+
+    order = 150
+
+    def build(self, chapter: Chapter) -> Iterator[Part]:
+        if (chosen := _chosen(chapter)) is None:
+            return
+        comparison, choice = chosen
+        blocks = [Text(_RULE.format(metric=metric_name(chapter.metric))), _all_models(chapter, comparison, choice)]
+        if text := _procedure(chapter, choice):
+            blocks.append(Text(text))
+        yield Part("choice", "Which model, and why", blocks, chapter.command(comparison.summary.experiment))
+
+    def headline(self, chapter: Chapter) -> str:
+        if (chosen := _chosen(chapter)) is None:
+            return ""
+        comparison, choice = chosen
+        entry, metric = comparison.entry(choice.row, chapter.metric), metric_name(chapter.metric)
+        people = "new synthetic patients" if chapter.synthetic else "new patients"
+        return (
+            f"Recommended for the next patient: {row_title(choice.row)}. Expected {metric} on {people}: "
+            f"{value_text(entry)}. {_why(choice, metric)}"
+        )
+
+    def first_screen(self, chapter: Chapter) -> Sequence[Block]:
+        if (chosen := _chosen(chapter)) is None:
+            return ()
+        comparison, choice = chosen
+        limits = list(_limits(chapter, comparison, choice))
+        return [_decision(chapter, comparison, choice), Text("When not to trust it", "label"), Bullets(limits)]
+
+
+def _chosen(chapter: Chapter) -> tuple[Comparison, Recommendation] | None:
+    comparison = chapter.choice
+    if comparison is None or comparison.summary.recommendation is None:
+        return None
+    return comparison, comparison.summary.recommendation
+
+
+def _why(choice: Recommendation, metric: str) -> str:
+    name = row_title(choice.best)
+    best = f"the best mean {metric} on validation patients ({number(choice.validation[choice.best])})"
+    if choice.row == choice.best:
+        alone = " One split cannot say how much of that is chance." if choice.splits == 1 else ""
+        return f"It has {best}.{alone}"
+    gap, error = number(choice.gap(choice.row)), number(choice.errors[choice.row])
+    return f"{name} has {best}, but the gap of {gap} is within one standard error ({error}), and this model costs less."
+
+
+def _decision(chapter: Chapter, comparison: Comparison, choice: Recommendation) -> Table:
+    """The recommended model beside the plain one, boosting, and whatever else the reader will ask for."""
+    shown = [choice.row, *(row for name in ("base", *BOOSTING) if (row := _best_of(comparison, choice, name)))]
+    shown = list(dict.fromkeys([*shown, choice.best, comparison.first]))
+    titles = (
+        "Expected " + metric_name(chapter.metric),
+        "Recommended minus this",
+        "Training",
+        "Prediction, 1,000 samples",
+    )
+    columns = [Column("Model", numeric=False), *map(Column, titles), Column("Needs patient context", numeric=False)]
+    rows = []
+    for row in shown:
+        entry, cost, test = comparison.entry(row, chapter.metric), comparison.summary.costs[row], None
+        test = comparison.pair(choice.row, row)
+        note = "" if test is None else ", ".join(filter(None, (bounds_text(test.interval), reading(test))))
+        rows.append([
+            Cell(row_title(row), note="recommended" if row == choice.row else ""),
+            Cell(number(entry.mean), entry.mean, bounds_text(entry.interval)),
+            Cell("–", None) if test is None else Cell(signed(test.difference), test.difference, note),
+            Cell(duration(cost.seconds), cost.seconds),
+            Cell(_milliseconds(cost.predict_ms), cost.predict_ms),
+            Cell(_CONTEXT.get(cost.context, cost.context)),
+        ])  # fmt: skip
+    note = "Expected: mean over the splits on test patients, with the 95% interval over patients."
+    if not any(_best_of(comparison, choice, name) for name in BOOSTING):
+        note += " Boosting was not part of this comparison."
+    return Table("The recommended model and its alternatives", columns, rows, note)
+
+
+def _best_of(comparison: Comparison, choice: Recommendation, algorithm: str) -> str | None:
+    """The variant of an algorithm that did best on validation patients; None where it was not compared."""
+    rows = [row for row in comparison.rows_of(algorithm) if row in choice.validation]
+    return max(rows, key=lambda row: oriented(comparison.summary.primary, choice.validation[row]), default=None)
+
+
+def _milliseconds(value: float) -> str:
+    return number(None) if not math.isfinite(value) else f"{value:,.0f} ms" if value >= 10 else f"{value:.1f} ms"
+
+
+def _limits(chapter: Chapter, comparison: Comparison, choice: Recommendation) -> Iterator[str]:
+    """Whom and what the figures do not hold for, as far as the records know."""
+    records = [record for record in chapter.runs(comparison.summary.experiment) if row_name(record) == choice.row]
+    yield _unlike(chapter, records)
+    entry, within = comparison.entry(choice.row, chapter.metric), chapter.patient_metric
+    if math.isfinite(comparison.entry(choice.row, within).worst_tenth):
+        values = list(comparison.entry(choice.row, within).by_patient.values())
+        words = worst_values(values, metric_name(within), errors=oriented(within, 1.0) < 0)
+        yield f"Some patients do worse than the mean: {words}."
+    drop = oriented(chapter.metric, choice.validation[choice.row] - entry.mean)
+    if drop > _LARGE_DROP * abs(choice.validation[choice.row]):
+        yield (
+            f"Test patients did worse than validation patients, {number(entry.mean)} against "
+            f"{number(choice.validation[choice.row])}: patients who differ from those of the study may do worse still."
+        )
+    if weak := _weak_classes(chapter, records):
+        yield weak
+    for note in cautions(records, chapter.metric):
+        yield sentence(note) + "."
+    if choice.splits < 3:
+        yield f"Only {plural(choice.splits, 'split')}: a different draw of patients may recommend another model."
+    if comparison.summary.costs[choice.row].context != "none":
+        yield "It needs other samples of the same patient; for a patient with few samples expect less than the figure."
+    yield "The patients of the study: a hospital, device or time that it did not include is untested."
+
+
+def _unlike(chapter: Chapter, records: Sequence[RunRecord]) -> str:
+    """What is said of a patient unlike those of the training."""
+    calibrations = [read_calibration(chapter.folder / record.folder) for record in records]
+    shares = [each.false_alarms for each in calibrations if each is not None and each.reference is not None]
+    text = "Patients unlike those of the training: “manydg predict” marks them (column unlike_training)."
+    if shares:
+        text += f" At most {max(shares):.0%} of patients like those of the training are marked by mistake."
+    return text
+
+
+def _weak_classes(chapter: Chapter, records: Sequence[RunRecord]) -> str:
+    """The classes or labels of which the model misses more than half of the samples."""
+    if chapter.target.numeric:
+        return ""
+    recall = class_recall([run for record in records if (run := chapter.predictions(record)) is not None])
+    weak = sorted((share, name) for name, share in recall.items() if share < _WEAK)
+    if not weak:
+        return ""
+    named = listed([f"{name} ({share:.0%})" for share, name in weak[:_MOST_NAMED]])
+    more = f" and {len(weak) - _MOST_NAMED} more" if len(weak) > _MOST_NAMED else ""
+    what = "labels" if chapter.target.kind == "multilabel" else "classes"
+    return f"It recognises fewer than half of the samples of these {what}: {named}{more}."
+
+
+def _all_models(chapter: Chapter, comparison: Comparison, choice: Recommendation) -> Table:
+    metric = metric_name(chapter.metric)
+    numbers = (f"Validation {metric}", f"Test {metric}", "Training", "Parameters", "Prediction, 1,000 samples")
+    words = ("Within one standard error", "Needs patient context")
+    columns = [
+        Column("Model", numeric=False),
+        *map(Column, numbers),
+        *(Column(title, numeric=False) for title in words),
+    ]
+    rows = []
+    for row in comparison.rows:
+        cost, entry, validated = comparison.summary.costs[row], comparison.entry(row, chapter.metric), choice.validation
+        tied = "recommended" if row == choice.row else "yes" if row in choice.tied else "no"
+        rows.append([
+            Cell(row_title(row)),
+            Cell(number(validated.get(row)), validated.get(row)),
+            Cell(number(entry.mean), entry.mean),
+            Cell(duration(cost.seconds), cost.seconds),
+            Cell(count(cost.parameters), cost.parameters),
+            Cell(_milliseconds(cost.predict_ms), cost.predict_ms),
+            Cell(tied, whole=True),
+            Cell(_CONTEXT.get(cost.context, cost.context)),
+        ])  # fmt: skip
+    devices = listed(list(dict.fromkeys(cost.device for cost in comparison.summary.costs.values() if cost.device)))
+    note = (
+        "Validation patients also chose the epochs, so that validation figures are optimistic; they serve the choice "
+        f"and nothing else. Training: median run{f' on {devices}' if devices else ''}. Prediction: the model alone, "
+        "without reading files and making patient context. Trees have no trained parameters in this sense."
+    )
+    return Table("What every model costs, and which are within chance of the best", columns, rows, note)
+
+
+def _procedure(chapter: Chapter, choice: Recommendation) -> str:
+    """What choosing on validation patients is worth as a procedure, each split by itself."""
+    others = sum(row != choice.row for row in choice.by_split.values())
+    if choice.of_procedure is None or choice.splits < 2:
+        return ""
+    around = bounds_text(choice.of_procedure)
+    return (
+        f"Taken alone, the validation patients of {others} of {plural(choice.splits, 'split')} would have chosen "
+        f"another model. Choosing in each split by its own validation patients gives {metric_name(chapter.metric)} "
+        f"{number(choice.of_procedure.estimate)}{f' (95% interval {around})' if around else ''} on test patients: what "
+        "the procedure, choice included, is worth. A test patient of one split may be a validation patient of another; "
+        "this figure is free of that overlap."
+    )
