@@ -51,7 +51,10 @@ class Verdict(Section):
         if (chosen := _chosen(chapter)) is None:
             return
         comparison, choice = chosen
-        blocks = [Text(_RULE.format(metric=metric_name(chapter.metric))), _all_models(chapter, comparison, choice)]
+        blocks: list[Block] = [
+            Text(_RULE.format(metric=metric_name(chapter.metric))),
+            _all_models(chapter, comparison, choice),
+        ]
         if text := _procedure(chapter, choice):
             blocks.append(Text(text))
         yield Part("choice", "Which model, and why", blocks, chapter.command(comparison.summary.experiment))
