@@ -18,7 +18,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
-from manydg import ManyDGClassifier
+from manydg import ManyDGClassifier, ManyDGRegressor, open_run
 from manydg.errors import ConfigError, ManyDGError, ManyDGWarning, StorageError
 
 PATIENTS = np.repeat([f"patient-{number:02d}" for number in range(20)], 12)
@@ -46,7 +46,7 @@ def quick(**options: Any) -> ManyDGClassifier:
 
 
 @pytest.mark.filterwarnings("ignore::manydg.errors.ManyDGWarning")
-@parametrize_with_checks([ManyDGClassifier()])
+@parametrize_with_checks([ManyDGClassifier(), ManyDGRegressor()])
 def test_scikit_learn_finds_nothing_wrong(estimator: Any, check: Any) -> None:
     check(estimator)
 
@@ -315,3 +315,44 @@ def test_data_that_cannot_be_learnt_from_are_refused(case: str) -> None:
         X[2, 2] = np.inf
     with pytest.raises(ValueError, match=r"one class|inconsistent|patient ids are missing|infinity"):
         quick().fit(X, y, groups=groups)
+
+
+def values(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs of patients who differ, and a value in hundreds."""
+    X, _ = data(seed)
+    return X, 500 + 80 * X[:, 0] - 40 * X[:, 1]
+
+
+def test_a_number_of_new_patients_is_predicted_in_its_unit() -> None:
+    X, y = values()
+    model = ManyDGRegressor(random_state=0, lr=5e-3).fit(X, y, groups=PATIENTS)
+    X_new, y_new = values(seed=1)
+    assert model.score(X_new, y_new) > 0.8
+    assert model.selection_rule_ == "epoch with the highest validation r2"
+    assert model.predict(X_new).shape == (240,)
+    assert not hasattr(model, "classes_")
+
+
+def test_the_loss_of_a_number_is_chosen_and_classes_have_none() -> None:
+    X, y = values()
+    y[:5] += 1e5
+    models = [ManyDGRegressor("base", loss=loss, epochs=8, lr=1e-2, random_state=0) for loss in ("squared", "huber")]
+    squared, huber = (np.abs(model.fit(X, y, groups=PATIENTS).predict(X)[5:] - y[5:]).mean() for model in models)
+    assert huber < squared
+    with pytest.raises(ValueError, match="the loss 'huber' is for regression targets"):
+        quick(loss="huber").fit(*data(), groups=PATIENTS)
+
+
+def test_a_saved_regressor_predicts_the_same_and_is_no_classifier(tmp_path: Path) -> None:
+    X, y = values()
+    model = ManyDGRegressor("boosting", loss="squared", random_state=0).fit(X, y, groups=PATIENTS)
+    model.save(tmp_path / "model")
+    again = ManyDGRegressor.load(tmp_path / "model")
+    np.testing.assert_array_equal(again.predict(X), model.predict(X))
+    assert again.get_params()["loss"] == "squared"
+    np.testing.assert_allclose(open_run(tmp_path / "model").predict_proba(X.astype(np.float32))[:, 0], model.predict(X))
+    with pytest.raises(ValueError, match="load it with ManyDGRegressor"):
+        ManyDGClassifier.load(tmp_path / "model")
+    quick(algorithm="boosting").fit(*data(), groups=PATIENTS).save(tmp_path / "classes")
+    with pytest.raises(ValueError, match="load it with ManyDGClassifier"):
+        ManyDGRegressor.load(tmp_path / "classes")

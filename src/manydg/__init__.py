@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from manydg.data.sampling import fold_pairs
     from manydg.data.splits import Split, load_split, patient_folds, split_patients
     from manydg.errors import ManyDGError
-    from manydg.estimator import ManyDGClassifier
+    from manydg.estimator import ManyDGClassifier, ManyDGRegressor
     from manydg.training.run import Run, open_run, train
 
 __version__ = "0.1.0"
@@ -27,6 +27,7 @@ _HOMES = {
     "DomainDataset": "manydg.data.dataset",
     "ManyDGClassifier": "manydg.estimator",
     "ManyDGError": "manydg.errors",
+    "ManyDGRegressor": "manydg.estimator",
     "Ragged": "manydg.data.columns",
     "Run": "manydg.training.run",
     "Split": "manydg.data.splits",
@@ -49,6 +50,7 @@ __all__ = [
     "DomainDataset",
     "ManyDGClassifier",
     "ManyDGError",
+    "ManyDGRegressor",
     "Ragged",
     "Run",
     "Split",

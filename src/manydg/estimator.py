@@ -1,4 +1,4 @@
-"""The scikit-learn estimator: arrays in, ``fit`` with the patients as groups, ``predict_proba`` on new patients.
+"""The scikit-learn estimators: arrays in, ``fit`` with the patients as groups, predictions on new patients.
 
 A fitted estimator holds a :class:`~manydg.training.run.Run`, and what it saves is a run folder like any other:
 :func:`manydg.open_run` and the commands take it. The other way round, :meth:`ManyDGClassifier.load` takes the folder of
@@ -16,12 +16,12 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
@@ -48,13 +48,246 @@ Rows = npt.NDArray[np.int64]
 FEWEST_PATIENTS_TO_HOLD_BACK = 10
 _INFO = "estimator"
 """Key of a run's info under which the estimator's own fields are."""
+_VALUE_RULE = "the predicted value itself"
 
 
 class EstimatorError(DataError, ConfigError, ValueError):
     """What was given to the estimator is not what it takes; a ``ValueError`` too, as scikit-learn's users expect."""
 
 
-class ManyDGClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+class PatientEstimator(BaseEstimator):  # type: ignore[misc]
+    """What :class:`ManyDGClassifier` and :class:`ManyDGRegressor` share: parameters, training, saving and loading."""
+
+    n_features_in_: int
+    algorithm_: Algorithm
+    _numeric: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        algorithm: str = "manydg",
+        *,
+        settings: JsonObject | None = None,
+        backbone: str | nn.Module = "auto",
+        backbone_options: JsonObject | None = None,
+        epochs: int = 20,
+        batch_size: int | str = "auto",
+        lr: float = 1e-3,
+        weight_decay: float = 1e-5,
+        validation_share: float = 0.1,
+        selection: str | None = None,
+        loss: str = "auto",
+        context: str = "auto",
+        sequence: str = "none",
+        sequence_options: JsonObject | None = None,
+        device: str = "auto",
+        random_state: Any = None,
+    ) -> None:
+        self.algorithm = algorithm
+        self.settings = settings
+        self.backbone = backbone
+        self.backbone_options = backbone_options
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.lr = lr
+        self.weight_decay = weight_decay
+        self.validation_share = validation_share
+        self.selection = selection
+        self.loss = loss
+        self.context = context
+        self.sequence = sequence
+        self.sequence_options = sequence_options
+        self.device = device
+        self.random_state = random_state
+
+    def _fit(self, inputs: Array, targets: Array, kind: str, names: list[str], groups: Any, times: Any) -> None:
+        """Train on checked arrays."""
+        patients = _patients(groups, inputs)
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        with _as_value_errors(), _private_random_state():
+            data = from_arrays(
+                _writable(inputs), targets, patients, kind=kind, names=names,
+                missing=bool(np.isnan(inputs).any()), times=_numbers(times, inputs),
+            )  # fmt: skip
+            self._adopt(self._train(data, seed))
+
+    def _outputs(self, X: Any, groups: Any, times: Any) -> npt.NDArray[np.float32]:
+        """What the model says of samples, ``(samples, K)``."""
+        check_is_fitted(self, "algorithm_")
+        inputs = validate_data(self, X, dtype=np.float32, allow_nd=True, ensure_all_finite="allow-nan", reset=False)
+        target = self.algorithm_.target.spec
+        shown: _Shown | None = getattr(self, "_shown_", None)
+        with _as_value_errors():
+            if shown is not None:
+                return shown.predict(self._run_, inputs, groups, times)
+            data = _unlabelled(inputs, _input_column(self._run_.schema), target, groups, times)
+            return self._run_.predict_proba(data)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the fitted model to a folder that :func:`manydg.open_run`, ``manydg export`` and others take.
+
+        The weights are one safetensors file, all else is JSON, and nothing is pickled. A model saved there before is
+        replaced; the folder of a run of ``manydg train`` is refused.
+
+        Returns
+        -------
+        Path
+            The file with the weights.
+        """
+        check_is_fitted(self, "algorithm_")
+        if getattr(self, "_shown_", None) is not None:
+            raise EstimatorError(
+                "a personalised model holds samples of its patients and is not saved: save the model that personalise "
+                "was called on"
+            )
+        version, config = code_version(), self._run_.config.to_json()
+        identity = fingerprint(version, config, checksum(self.algorithm_.state_dict()))
+        run = dataclasses.replace(
+            self._run_,
+            record=self._run_.record.replace(run=identity, code_version=version),
+            info={**self._run_.info, _INFO: self._to_json()},
+        )
+        try:
+            return save_model(Path(folder), run)
+        except TypeError as error:
+            raise EstimatorError(f"a setting or a class label cannot be written as JSON: {error}") from error
+
+    @classmethod
+    def load(cls, folder: str | Path, *, backbone: nn.Module | str | None = None, algorithm: str | None = None) -> Self:
+        """Open what :meth:`save` wrote, or a run of ``manydg train`` whose samples are one array; it predicts the same.
+
+        The classes of a run are the names of its target's classes, as text.
+
+        Parameters
+        ----------
+        folder : path
+        backbone : nn.Module or str, optional
+            Needed where the model was trained with a module of your own: one like it, freshly built, whose weights are
+            filled in; or its class as ``package.module:Class``, where it was named so.
+        algorithm : str, optional
+            The same for an algorithm of your own.
+        """
+        run = open_run(folder, backbone=copy.deepcopy(backbone), algorithm=algorithm)
+        if run.algorithm.target.numeric != cls._numeric:
+            right = ManyDGRegressor if run.algorithm.target.numeric else ManyDGClassifier
+            raise EstimatorError(f"{folder} has a model of {run.algorithm.target.spec}: load it with {right.__name__}")
+        saved: Any = run.info.get(_INFO) or _estimator_of(run, Path(folder))
+        # Fitting imports what an estimator names; these two names were checked when the run was opened.
+        parameters = {**saved["parameters"], "algorithm": run.config.algorithm, "backbone": run.config.backbone}
+        if backbone is not None:
+            parameters["backbone"] = backbone
+        try:
+            model = cls(**parameters)
+            model._from_json_of_target(saved)
+            model.n_features_in_ = int(saved["features"]["count"])
+            if saved["features"]["names"] is not None:
+                model.feature_names_in_ = np.array(saved["features"]["names"], dtype=object)
+        except (KeyError, TypeError, ValueError) as error:
+            raise EstimatorError(f"{folder} does not describe an estimator ({error}): fit and save it again") from error
+        run.algorithm.to(pick_device(model.device))
+        model._adopt(run)
+        return model
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        tags.non_deterministic = False
+        return tags
+
+    def _to_json_of_target(self) -> JsonObject:
+        """What predictions are called."""
+        return {}
+
+    def _from_json_of_target(self, saved: Any) -> None:
+        """Read what :meth:`_to_json_of_target` wrote."""
+
+    def _batch_size(self, samples: int) -> int:
+        return min(256, max(32, samples // 8)) if self.batch_size == "auto" else self.batch_size  # type: ignore[return-value]
+
+    def _config(self, seed: int) -> TrainingConfig:
+        return TrainingConfig(
+            algorithm=self.algorithm,
+            settings=dict(self.settings or {}),
+            backbone=self.backbone if isinstance(self.backbone, str) else "auto",
+            backbone_options=dict(self.backbone_options or {}),
+            epochs=self.epochs,
+            batch_size=self._batch_size(0),
+            lr=self.lr,
+            weight_decay=self.weight_decay,
+            seed=seed,
+            selection=self.selection,
+            loss=self.loss,
+            context=self.context,
+            sequence=self.sequence,
+            sequence_options=dict(self.sequence_options or {}),
+        )
+
+    def _train(self, data: DomainDataset, seed: int) -> Run:
+        """Train on all patients but those held back to choose the epoch."""
+        start, device = time.perf_counter(), pick_device(self.device)
+        config = self._config(seed)
+        trust_named(config)
+        chosen, held_back = _hold_back(data, self.validation_share, seed)
+        data = with_context(data, config, torch.device("cpu"), training=chosen)
+        train, val = (data, None) if held_back is None else (data.select(chosen), data.select(held_back))
+        config = config.replace(batch_size=self._batch_size(len(train)))
+        module = copy.deepcopy(self.backbone) if isinstance(self.backbone, nn.Module) else None
+        fitted = fit(config, train, val, device, backbone=module)
+        record = training_record(
+            config, fitted, {"train": train} if val is None else {"train": train, "val": val},
+            name="arrays", seconds=time.perf_counter() - start, device=str(device),
+        )  # fmt: skip
+        threshold = DEFAULT_THRESHOLD if data.target.kind == "multilabel" else None
+        rule = _VALUE_RULE if data.target.kind == "regression" else "highest probability"
+        if threshold is not None:
+            rule = f"{threshold}: not chosen on any patients"
+        schema = InputSchema.of(data)
+        record = record.replace(
+            context=context_of(schema, fitted.algorithm), threshold=threshold, threshold_rule=rule
+        )  # fmt: skip
+        probabilities = None if val is None else predict_probabilities(fitted.algorithm, val).numpy()
+        population = fit_population(fitted.algorithm, train, val, probabilities)
+        info = self._data_info(data, module)
+        return Run(fitted.algorithm.eval(), record, schema, config, info, population=population)
+
+    def _data_info(self, data: DomainDataset, module: nn.Module | None) -> JsonObject:
+        """What predictions on new files need to know: a table with named columns is a source, and so is an array."""
+        names = getattr(self, "feature_names_in_", None)
+        settings = dict(data.info.settings)
+        if names is not None:
+            settings["features"] = names.tolist()
+        return {
+            "source": "arrays" if names is None else "table",
+            "settings": settings,
+            "module": None if module is None else type(module).__qualname__,
+        }
+
+    def _adopt(self, run: Run) -> None:
+        """Set the fitted attributes that a run decides."""
+        self._run_, self.algorithm_ = run, run.algorithm
+        record = run.record
+        self.history_ = [entry.to_json() for entry in record.history]
+        self.epoch_, self.selection_rule_, self.threshold_ = record.epoch, record.selection_rule, record.threshold
+        self.n_patients_ = record.patients.train + record.patients.val
+
+    def _to_json(self) -> JsonObject:
+        """What a run does not hold of an estimator: the constructor's arguments, the classes and the features.
+
+        A module and a random generator have no JSON value and become null.
+        """
+        parameters = dict(self.get_params(deep=False))
+        if not isinstance(self.backbone, str):
+            parameters["backbone"] = None
+        seed = self.random_state
+        parameters["random_state"] = int(seed) if isinstance(seed, numbers.Integral) else None
+        names = getattr(self, "feature_names_in_", None)
+        return {
+            "parameters": parameters,
+            **self._to_json_of_target(),
+            "features": {"count": self.n_features_in_, "names": None if names is None else names.tolist()},
+        }
+
+
+class ManyDGClassifier(ClassifierMixin, PatientEstimator):  # type: ignore[misc]
     """A classifier for patients it has never seen, trained on samples of many patients.
 
     Parameters
@@ -80,6 +313,8 @@ class ManyDGClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         the last epoch's weights are kept. :attr:`selection_rule_` says which it was.
     selection : str, optional
         Validation metric that chooses the epoch; the target's own if not given.
+    loss : {"auto"}
+        Classes have one loss; the regressor has others.
     context : {"auto", "none", "offline", "causal"}
         Whether each patient's other samples are shown to the learner, all or the earlier ones, none of them with its
         label; ``auto`` is what the algorithm is made for.
@@ -139,43 +374,6 @@ class ManyDGClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """
 
     classes_: Array
-    n_features_in_: int
-    algorithm_: Algorithm
-
-    def __init__(
-        self,
-        algorithm: str = "manydg",
-        *,
-        settings: JsonObject | None = None,
-        backbone: str | nn.Module = "auto",
-        backbone_options: JsonObject | None = None,
-        epochs: int = 20,
-        batch_size: int | str = "auto",
-        lr: float = 1e-3,
-        weight_decay: float = 1e-5,
-        validation_share: float = 0.1,
-        selection: str | None = None,
-        context: str = "auto",
-        sequence: str = "none",
-        sequence_options: JsonObject | None = None,
-        device: str = "auto",
-        random_state: Any = None,
-    ) -> None:
-        self.algorithm = algorithm
-        self.settings = settings
-        self.backbone = backbone
-        self.backbone_options = backbone_options
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.lr = lr
-        self.weight_decay = weight_decay
-        self.validation_share = validation_share
-        self.selection = selection
-        self.context = context
-        self.sequence = sequence
-        self.sequence_options = sequence_options
-        self.device = device
-        self.random_state = random_state
 
     def fit(self, X: Any, y: Any, groups: Any = None, times: Any = None) -> ManyDGClassifier:
         """Train on samples of many patients.
@@ -200,14 +398,7 @@ class ManyDGClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             ensure_min_samples=2,
         )  # fmt: skip
         kind, codes = self._encode(labels)
-        patients = _patients(groups, inputs)
-        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        with _as_value_errors(), _private_random_state():
-            data = from_arrays(
-                _writable(inputs), codes, patients, kind=kind, names=[str(label) for label in self.classes_.tolist()],
-                missing=bool(np.isnan(inputs).any()), times=_numbers(times, inputs),
-            )  # fmt: skip
-            self._adopt(self._train(data, seed))
+        self._fit(inputs, codes, kind, [str(label) for label in self.classes_.tolist()], groups, times)
         return self
 
     def predict_proba(self, X: Any, groups: Any = None, times: Any = None) -> npt.NDArray[np.float32]:
@@ -224,19 +415,12 @@ class ManyDGClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         times : array ``(samples,)``, optional
             When each sample was taken, where the model was trained with times.
         """
-        check_is_fitted(self, "algorithm_")
-        inputs = validate_data(self, X, dtype=np.float32, allow_nd=True, ensure_all_finite="allow-nan", reset=False)
-        target = self.algorithm_.target.spec
-        shown: _Shown | None = getattr(self, "_shown_", None)
-        with _as_value_errors():
-            if shown is not None:
-                probabilities = shown.predict(self._run_, inputs, groups, times)
-            else:
-                data = _unlabelled(inputs, _input_column(self._run_.schema), target, groups, times)
-                probabilities = self._run_.predict_proba(data)
+        probabilities = self._outputs(X, groups, times)
         # In 32 bits a sigmoid rounds to exactly 1 where a label is merely very likely.
         margin = np.finfo(np.float32).eps
-        return np.clip(probabilities, margin, 1 - margin) if target.kind == "multilabel" else probabilities
+        return (
+            np.clip(probabilities, margin, 1 - margin) if self.algorithm_.target.kind == "multilabel" else probabilities
+        )
 
     def predict(self, X: Any, groups: Any = None, times: Any = None) -> Array:
         """The class of each sample ``(samples,)``, or 1 for each label that is predicted ``(samples, K)``.
@@ -308,76 +492,16 @@ class ManyDGClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             model._shown_.predict(self._run_, inputs[:0], None if groups is None else [], None if times is None else [])
         return model
 
-    def save(self, folder: str | Path) -> Path:
-        """Write the fitted model to a folder that :func:`manydg.open_run`, ``manydg export`` and others take.
-
-        The weights are one safetensors file, all else is JSON, and nothing is pickled. A model saved there before is
-        replaced; the folder of a run of ``manydg train`` is refused.
-
-        Returns
-        -------
-        Path
-            The file with the weights.
-        """
-        check_is_fitted(self, "algorithm_")
-        if getattr(self, "_shown_", None) is not None:
-            raise EstimatorError(
-                "a personalised model holds samples of its patients and is not saved: save the model that personalise "
-                "was called on"
-            )
-        version, config = code_version(), self._run_.config.to_json()
-        identity = fingerprint(version, config, checksum(self.algorithm_.state_dict()))
-        run = dataclasses.replace(
-            self._run_,
-            record=self._run_.record.replace(run=identity, code_version=version),
-            info={**self._run_.info, _INFO: self._to_json()},
-        )
-        try:
-            return save_model(Path(folder), run)
-        except TypeError as error:
-            raise EstimatorError(f"a setting or a class label cannot be written as JSON: {error}") from error
-
-    @classmethod
-    def load(
-        cls, folder: str | Path, *, backbone: nn.Module | str | None = None, algorithm: str | None = None
-    ) -> ManyDGClassifier:
-        """Open what :meth:`save` wrote, or a run of ``manydg train`` whose samples are one array; it predicts the same.
-
-        The classes of a run are the names of its target's classes, as text.
-
-        Parameters
-        ----------
-        folder : path
-        backbone : nn.Module or str, optional
-            Needed where the model was trained with a module of your own: one like it, freshly built, whose weights are
-            filled in; or its class as ``package.module:Class``, where it was named so.
-        algorithm : str, optional
-            The same for an algorithm of your own.
-        """
-        run = open_run(folder, backbone=copy.deepcopy(backbone), algorithm=algorithm)
-        saved: Any = run.info.get(_INFO) or _estimator_of(run, Path(folder))
-        # Fitting imports what an estimator names; these two names were checked when the run was opened.
-        parameters = {**saved["parameters"], "algorithm": run.config.algorithm, "backbone": run.config.backbone}
-        if backbone is not None:
-            parameters["backbone"] = backbone
-        try:
-            model = cls(**parameters)
-            model.classes_ = np.array(saved["classes"]["labels"], dtype=np.dtype(saved["classes"]["type"]))
-            model.n_features_in_ = int(saved["features"]["count"])
-            if saved["features"]["names"] is not None:
-                model.feature_names_in_ = np.array(saved["features"]["names"], dtype=object)
-        except (KeyError, TypeError, ValueError) as error:
-            raise EstimatorError(f"{folder} does not describe an estimator ({error}): fit and save it again") from error
-        run.algorithm.to(pick_device(model.device))
-        model._adopt(run)
-        return model
-
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.classifier_tags.multi_label = True
-        tags.input_tags.allow_nan = True
-        tags.non_deterministic = False
         return tags
+
+    def _to_json_of_target(self) -> JsonObject:
+        return {"classes": {"type": self.classes_.dtype.str, "labels": self.classes_.tolist()}}
+
+    def _from_json_of_target(self, saved: Any) -> None:
+        self.classes_ = np.array(saved["classes"]["labels"], dtype=np.dtype(saved["classes"]["type"]))
 
     def _encode(self, y: Array) -> tuple[str, Array]:
         """The kind of target and its codes; sets ``classes_``."""
@@ -390,88 +514,78 @@ class ManyDGClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise EstimatorError(f"y holds one class only ({self.classes_[0]!r}): there is nothing to learn")
         return "binary" if len(self.classes_) == 2 else "classes", codes
 
-    def _batch_size(self, samples: int) -> int:
-        return min(256, max(32, samples // 8)) if self.batch_size == "auto" else self.batch_size  # type: ignore[return-value]
 
-    def _config(self, seed: int) -> TrainingConfig:
-        return TrainingConfig(
-            algorithm=self.algorithm,
-            settings=dict(self.settings or {}),
-            backbone=self.backbone if isinstance(self.backbone, str) else "auto",
-            backbone_options=dict(self.backbone_options or {}),
-            epochs=self.epochs,
-            batch_size=self._batch_size(0),
-            lr=self.lr,
-            weight_decay=self.weight_decay,
-            seed=seed,
-            selection=self.selection,
-            context=self.context,
-            sequence=self.sequence,
-            sequence_options=dict(self.sequence_options or {}),
-        )
+class ManyDGRegressor(RegressorMixin, PatientEstimator):  # type: ignore[misc]
+    """A regressor for patients it has never seen, trained on samples of many patients.
 
-    def _train(self, data: DomainDataset, seed: int) -> Run:
-        """Train on all patients but those held back to choose the epoch."""
-        start, device = time.perf_counter(), pick_device(self.device)
-        config = self._config(seed)
-        trust_named(config)
-        chosen, held_back = _hold_back(data, self.validation_share, seed)
-        data = with_context(data, config, torch.device("cpu"), training=chosen)
-        train, val = (data, None) if held_back is None else (data.select(chosen), data.select(held_back))
-        config = config.replace(batch_size=self._batch_size(len(train)))
-        module = copy.deepcopy(self.backbone) if isinstance(self.backbone, nn.Module) else None
-        fitted = fit(config, train, val, device, backbone=module)
-        record = training_record(
-            config, fitted, {"train": train} if val is None else {"train": train, "val": val},
-            name="arrays", seconds=time.perf_counter() - start, device=str(device),
-        )  # fmt: skip
-        threshold = DEFAULT_THRESHOLD if data.target.kind == "multilabel" else None
-        rule = "highest probability" if threshold is None else f"{threshold}: not chosen on any patients"
-        schema = InputSchema.of(data)
-        record = record.replace(
-            context=context_of(schema, fitted.algorithm), threshold=threshold, threshold_rule=rule
-        )  # fmt: skip
-        probabilities = None if val is None else predict_probabilities(fitted.algorithm, val).numpy()
-        population = fit_population(fitted.algorithm, train, val, probabilities)
-        info = self._data_info(data, module)
-        return Run(fitted.algorithm.eval(), record, schema, config, info, population=population)
+    Parameters
+    ----------
+    algorithm, settings, backbone, backbone_options, epochs, batch_size, lr, weight_decay
+        Those of :class:`ManyDGClassifier`.
+    validation_share, selection, context, sequence, sequence_options, device, random_state
+        Likewise; the epoch is the one with the highest R2 of the patients held back, or with the lowest ``mae`` or
+        ``rmse`` where ``selection`` names it.
+    loss : {"auto", "squared", "huber"}
+        ``auto`` is squared. Of Huber's, an error beyond one standard deviation of ``y`` counts linearly.
 
-    def _data_info(self, data: DomainDataset, module: nn.Module | None) -> JsonObject:
-        """What predictions on new files need to know: a table with named columns is a source, and so is an array."""
-        names = getattr(self, "feature_names_in_", None)
-        settings = dict(data.info.settings)
-        if names is not None:
-            settings["features"] = names.tolist()
-        return {
-            "source": "arrays" if names is None else "table",
-            "settings": settings,
-            "module": None if module is None else type(module).__qualname__,
-        }
+    Attributes
+    ----------
+    n_features_in_, feature_names_in_, algorithm_, selection_rule_, epoch_, history_, n_patients_
+        Those of :class:`ManyDGClassifier`.
 
-    def _adopt(self, run: Run) -> None:
-        """Set the fitted attributes that a run decides."""
-        self._run_, self.algorithm_ = run, run.algorithm
-        record = run.record
-        self.history_ = [entry.to_json() for entry in record.history]
-        self.epoch_, self.selection_rule_, self.threshold_ = record.epoch, record.selection_rule, record.threshold
-        self.n_patients_ = record.patients.train + record.patients.val
+    Notes
+    -----
+    Give the patients to ``fit`` as ``groups``; :class:`ManyDGClassifier` says what happens without them. ``y`` is
+    standardised inside the model, and predictions are in its unit.
 
-    def _to_json(self) -> JsonObject:
-        """What a run does not hold of an estimator: the constructor's arguments, the classes and the features.
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> patients = np.repeat(np.arange(12), 10)
+    >>> X = rng.normal(size=(120, 4))
+    >>> days = 10 + 3 * X[:, 0]
+    >>> model = ManyDGRegressor("base", epochs=20, lr=0.01, random_state=0).fit(X, days, groups=patients)
+    >>> model.predict(X[:5]).shape, model.score(X, days) > 0.8
+    ((5,), True)
+    """
 
-        A module and a random generator have no JSON value and become null.
+    _numeric: ClassVar[bool] = True
+
+    def fit(self, X: Any, y: Any, groups: Any = None, times: Any = None) -> ManyDGRegressor:
+        """Train on samples of many patients.
+
+        Parameters
+        ----------
+        X : array ``(samples, features)``
+            NaN is a value that is missing. More dimensions are possible with a backbone of your own.
+        y : array ``(samples,)`` of numbers
+        groups : array ``(samples,)``, optional
+            Whose sample each one is.
+        times : array ``(samples,)``, optional
+            When each sample was taken, on its patient's own clock; patient context and sequences make use of it.
+
+        Returns
+        -------
+        ManyDGRegressor
+            Itself.
         """
-        parameters = dict(self.get_params(deep=False))
-        if not isinstance(self.backbone, str):
-            parameters["backbone"] = None
-        seed = self.random_state
-        parameters["random_state"] = int(seed) if isinstance(seed, numbers.Integral) else None
-        names = getattr(self, "feature_names_in_", None)
-        return {
-            "parameters": parameters,
-            "classes": {"type": self.classes_.dtype.str, "labels": self.classes_.tolist()},
-            "features": {"count": self.n_features_in_, "names": None if names is None else names.tolist()},
-        }
+        inputs, values = validate_data(
+            self, X, y, dtype=np.float32, multi_output=True, y_numeric=True, allow_nd=True,
+            ensure_all_finite="allow-nan", ensure_min_samples=2,
+        )  # fmt: skip
+        self._fit(inputs, column_or_1d(values, warn=True), "regression", ["value"], groups, times)
+        return self
+
+    def predict(self, X: Any, groups: Any = None, times: Any = None) -> npt.NDArray[np.float32]:
+        """The value of each sample, ``(samples,)``, in the unit of ``y``.
+
+        Parameters
+        ----------
+        X : array ``(samples, features)``
+        groups, times : array ``(samples,)``, optional
+            Those of :meth:`ManyDGClassifier.predict_proba`.
+        """
+        return self._outputs(X, groups, times)[:, 0]
 
 
 # Labels of new patients
@@ -573,6 +687,8 @@ def _hold_back(data: DomainDataset, share: Any, seed: int) -> tuple[Rows, Rows |
 
 def _can_choose(data: DomainDataset, train: DomainDataset, val: DomainDataset) -> bool:
     """Whether the training patients have every class, and the validation patients enough to choose an epoch by."""
+    if data.target.kind == "regression":
+        return all(len(np.unique(side.targets.numpy())) > 1 for side in (train, val))
     if data.target.kind == "multilabel":
         positive = train.targets.sum(dim=0)
         return bool(((positive > 0) & (positive < len(train))).all()) and bool((val.targets > 0).any())
@@ -589,7 +705,7 @@ def _input_column(schema: InputSchema) -> str:
 
 
 def _estimator_of(run: Run, folder: Path) -> JsonObject:
-    """What :meth:`ManyDGClassifier.save` would have written beside a run of ``manydg train``."""
+    """What :meth:`PatientEstimator.save` would have written beside a run of ``manydg train``."""
     columns, spec, config = run.schema.without_context().columns, run.algorithm.target.spec, run.config
     dense = [column for column in columns.values() if column.nesting == 0 and column.dtype == "float32"]
     if len(columns) != 1 or not dense:
@@ -609,17 +725,19 @@ def _estimator_of(run: Run, folder: Path) -> JsonObject:
         "weight_decay": config.weight_decay,
         "validation_share": val_share / (train_share + val_share),
         "selection": config.selection,
+        "loss": config.loss,
         "context": config.context,
         "sequence": config.sequence,
         "sequence_options": dict(config.sequence_options),
         "random_state": config.seed,
     }
     labels: Array = np.arange(spec.size) if spec.kind == "multilabel" else np.array(spec.names)
+    classes: JsonObject = {"classes": {"type": labels.dtype.str, "labels": labels.tolist()}}
     count, settings = (*dense[0].shape, 1)[0], run.info.get("settings") or {}
     names = settings.get("features") if isinstance(settings, Mapping) else None
     return {
         "parameters": parameters,
-        "classes": {"type": labels.dtype.str, "labels": labels.tolist()},
+        **({} if spec.kind == "regression" else classes),
         "features": {"count": count, "names": names},
     }
 
