@@ -45,6 +45,12 @@ Tuned = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Folder of 'manydg tune': use what it chose for each split.", show_default=False),
 ]
+RunOrResults = Annotated[
+    Path,
+    typer.Argument(
+        help="Folder of a finished run, or a results folder for the model it recommends.", show_default=False
+    ),
+]
 Reference = Annotated[
     str | None,
     typer.Option(

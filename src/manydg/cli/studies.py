@@ -22,6 +22,7 @@ from manydg.cli._options import (
     Reference,
     Repeats,
     Results,
+    RunOrResults,
     RunSettings,
     Seeds,
     Tuned,
@@ -45,7 +46,7 @@ _WIDTH_OF_FILES = 130
 
 def register(app: typer.Typer) -> None:
     """Add the commands to ``manydg``."""
-    for function in (compare, tune, experiment, paper, report):
+    for function in (compare, tune, experiment, paper, report, checklist):
         listing = _WithExperiments if function is experiment else None
         app.command(cls=listing)(command(function))
 
@@ -424,6 +425,20 @@ def what_the_demo_shows(summary: Summary, made: DemoPatients) -> list[str]:
         f"Knowing the patient, the best possible rule reaches {known:.3f}; the best learner that is shown the "
         f"patient's other unlabelled samples, {context}, reaches {rows[context]:.3f}.",
     ]
+
+
+def checklist(
+    run: RunOrResults,
+    out: Annotated[Path, typer.Option("--out", "-o", help="File to write, .md or .html.")] = Path("checklists.md"),
+) -> None:
+    """Fill TRIPOD+AI and PROBAST+AI as far as records know.
+
+    The other items are left open and named, for a person to fill in.
+    """
+    from manydg.cli._progress import show_line
+    from manydg.report.card import write_checklist
+
+    show_line(f"wrote {write_checklist(run, out)}")
 
 
 def report(

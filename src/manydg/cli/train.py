@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from manydg.cli._options import AsJson, Dataset, Device, RunSettings, Tuned, UsedAlgorithm, UsedBackbone, command
+from manydg.cli._options import (
+    AsJson,
+    Dataset,
+    Device,
+    RunOrResults,
+    RunSettings,
+    Tuned,
+    UsedAlgorithm,
+    UsedBackbone,
+    command,
+)
 
 if TYPE_CHECKING:
     from manydg.training.record import Metrics, RunRecord
@@ -24,6 +34,7 @@ def register(app: typer.Typer) -> None:
     app.command()(show)
     app.command()(export)
     app.command()(audit)
+    app.command()(card)
     app.command()(evaluate)
 
 
@@ -156,6 +167,20 @@ def export(
     names = written.metadata["target"]["names"]
     show_line(f"output probabilities: float32 (batch, {len(names)}): {', '.join(names)}")
     console.print(f"wrote {written.path}; it agrees with the model within {written.difference:.1e}")
+
+
+def card(
+    run: RunOrResults,
+    out: Annotated[Path, typer.Option("--out", "-o", help="File to write, .md or .html.")] = Path("model-card.md"),
+) -> None:
+    """Write the model card of a run: use, data, performance, limits.
+
+    Everything comes from records; what they do not know is left open for a person to fill in.
+    """
+    from manydg.cli._progress import show_line
+    from manydg.report.card import write_card
+
+    show_line(f"wrote {write_card(run, out)}")
 
 
 def audit(

@@ -102,21 +102,35 @@ def write_report(results: str | Path, out: str | Path, reference: str | None = N
 
 def render(results: ResultsFolder) -> str:
     """The page of a results folder, the same for the same records."""
+    chapters = [_chapter(chapter, number) for number, chapter in enumerate(results.chapters, start=1)]
+    footer = _FOOTER.format(runs=plural(results.finished_runs, "run"))
+    return document(_title(results), _meta(results), chapters, _reading(results), _reproduce(results), footer)
+
+
+def document(
+    title: str,
+    meta: str,
+    chapters: Sequence[ChapterPage],
+    reading: Sequence[Block],
+    reproduce: Sequence[Block],
+    footer: str,
+) -> str:
+    """Chapters as one HTML page that needs no network; without blocks there are no chapters on reading and remaking."""
     script = _asset("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=False, keep_trailing_newline=True)
     numbers = counting(1)
     return environment.from_string(_asset("page.jinja")).render(
-        title=_title(results),
-        meta=_meta(results),
+        title=title,
+        meta=meta,
         policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:; "
         "base-uri 'none'; form-action 'none'",
         css=Markup(_asset("page.css")),
         script=Markup(script),
-        chapters=[_chapter(chapter, number) for number, chapter in enumerate(results.chapters, start=1)],
-        reading=_reading(results),
-        reproduce=_reproduce(results),
-        footer=_FOOTER.format(runs=plural(results.finished_runs, "run")),
+        chapters=chapters,
+        reading=reading,
+        reproduce=reproduce,
+        footer=footer,
         counter=lambda: next(numbers),
         chart=_chart,
     )

@@ -1,0 +1,496 @@
+"""A run for those who have to judge it: its model card, and the checklists TRIPOD+AI and PROBAST+AI.
+
+Everything comes from the run's record and files. What records do not know is left open and named. Items of the
+checklists are in our own words under the statements' numbers (Collins and others 2024, Moons and others 2025); they do
+not replace the statements.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+
+from manydg.errors import ConfigError, DataError
+from manydg.evaluation.clinical import compare_groups
+from manydg.evaluation.predictions import Predictions
+from manydg.evaluation.statistics import Interval, PatientResampling, patient_intervals
+from manydg.files import claimed, write_atomically
+from manydg.report.page import ChapterPage, document
+from manydg.report.results_folder import read_results_folder
+from manydg.report.sections import Block, Bullets, Cell, Column, Part, Table, Terms, Text
+from manydg.report.sections.performance import class_recall
+from manydg.report.words import (
+    MEANING,
+    algorithm_name,
+    algorithm_summary,
+    count,
+    duration,
+    interval,
+    listed,
+    metric_name,
+    number,
+    plural,
+    sentence,
+    worst_values,
+)
+from manydg.studies.records import RESULTS, RUN_RECORD, RUNS, StudiedDataset, read_description
+from manydg.studies.summary import cautions, load_predictions
+from manydg.targets import Target, oriented, target_of
+from manydg.training.record import RunRecord
+from manydg.training.reliability import Calibration, read_calibration
+
+OPEN = "Open"
+_TO_FILL = (
+    "who is meant to use it, for which decision, and what follows from a prediction",
+    "which patients it is meant for, and which it is not",
+    "who approved the use of the data, and what patients were told",
+    "who answers for the model, and how errors are reported to them",
+)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a run.
+
+    Parameters
+    ----------
+    record : RunRecord
+    folder : Path
+        The run's.
+    about : StudiedDataset, optional
+        Its dataset, where the run is part of a results folder.
+    """
+
+    record: RunRecord
+    folder: Path
+    about: StudiedDataset | None = None
+
+    @staticmethod
+    def of(path: str | Path) -> Facts:
+        """The facts of a run folder, or of the run that a results folder recommends: its lowest seed."""
+        folder = Path(path)
+        if (folder / RESULTS).exists():
+            return _recommended(folder)
+        record = RunRecord.read(folder / RUN_RECORD)
+        results = folder.resolve().parent.parent if folder.resolve().parent.name == RUNS else None
+        about = None if results is None else read_description(results).datasets.get(record.dataset)
+        return Facts(record, folder, about)
+
+    @cached_property
+    def target(self) -> Target:
+        if self.record.target is None:
+            raise DataError(f"{self.folder / RUN_RECORD} does not say what is predicted: train the run again")
+        return target_of(self.record.target)
+
+    @cached_property
+    def predictions(self) -> Predictions | None:
+        """Test predictions the run is judged by; None where the file is gone."""
+        found = load_predictions(self.folder, self.record.replace(folder="."))
+        return None if found is None else found.scored()
+
+    @cached_property
+    def intervals(self) -> Mapping[str, Interval]:
+        """Of each test metric, over patients; none without predictions."""
+        return {} if self.predictions is None else patient_intervals([self.predictions])
+
+    @cached_property
+    def calibration(self) -> Calibration | None:
+        return read_calibration(self.folder)
+
+    @property
+    def title(self) -> str:
+        data = f"{self.record.dataset} (synthetic data)" if self.record.synthetic else self.record.dataset
+        return f"{algorithm_name(self.record.algorithm)} on {data}"
+
+    @property
+    def source(self) -> str:
+        return (self.about and self.about.source) or ""
+
+
+def _recommended(folder: Path) -> Facts:
+    chapters = [chapter for chapter in read_results_folder(folder).chapters if chapter.choice is not None]
+    if len(chapters) != 1:
+        names = listed([chapter.dataset for chapter in chapters]) or "none"
+        raise DataError(
+            f"{folder} has comparisons on {len(chapters)} datasets ({names}), not one: name a run's folder, as "
+            f"{folder / RUNS}/ID"
+        )
+    comparison = chapters[0].choice
+    choice = None if comparison is None else comparison.summary.recommendation
+    if comparison is None or choice is None:
+        raise DataError(f"{folder} compares no two models, so that none is recommended: name a run's folder")
+    rows = [record for record in chapters[0].runs(comparison.summary.experiment) if record.algorithm == choice.row]
+    if not rows:
+        raise DataError(f"{folder} recommends {choice.row}, which has several variants: name the folder of one run")
+    record = min(rows, key=lambda record: record.seed)
+    return Facts(record, folder / record.folder, chapters[0].about)
+
+
+def write_card(run: str | Path, out: str | Path) -> Path:
+    """Write the model card of a run, as Markdown or HTML by the file's name.
+
+    Parameters
+    ----------
+    run : path
+        Folder of a finished run, or a results folder: then the run of the model that it recommends.
+    out : path
+        A ``.md`` or ``.html`` file.
+    """
+    facts = Facts.of(run)
+    return _write(f"Model card: {facts.title}", list(_card(facts)), out)
+
+
+def write_checklist(run: str | Path, out: str | Path) -> Path:
+    """Write TRIPOD+AI and PROBAST+AI, filled as far as the records of a run know, as Markdown or HTML.
+
+    Parameters
+    ----------
+    run : path
+        Folder of a finished run, or a results folder: then the run of the model that it recommends.
+    out : path
+        A ``.md`` or ``.html`` file.
+    """
+    facts = Facts.of(run)
+    return _write(f"Reporting checklists: {facts.title}", list(_checklists(facts)), out)
+
+
+def _write(title: str, parts: Sequence[Part], out: str | Path) -> Path:
+    path = Path(out)
+    if path.suffix not in (".md", ".html"):
+        raise ConfigError(f"{path} is neither .md nor .html: name a file that ends in one of them")
+    note = "Made by manydg from the records of a run. It holds no patient identifiers. Not a medical device."
+    if path.suffix == ".md":
+        text = to_markdown(title, parts, note)
+    else:
+        lead, *rest = parts
+        text = document(title, "", [ChapterPage("document", title, lead.blocks, rest, "")], [], [], note)
+    with claimed(path):
+        write_atomically(path, text)
+    return path
+
+
+def to_markdown(title: str, parts: Sequence[Part], footer: str = "") -> str:
+    """Parts of a page as Markdown; figures are told in words."""
+    lines = [f"# {title}", ""]
+    for part in parts:
+        lines += [f"## {part.title}", ""]
+        for block in part.blocks:
+            lines += [*_markdown(block), ""]
+    return "\n".join([*lines, *([f"_{footer}_", ""] if footer else [])])
+
+
+def _markdown(block: Block) -> Iterator[str]:
+    if isinstance(block, Table):
+        yield _line([column.title for column in block.columns])
+        yield _line(["---:" if column.numeric else "---" for column in block.columns])
+        for row in block.rows:
+            yield _line([f"{cell.text} ({cell.note})" if cell.note else cell.text for cell in row])
+        if block.note:
+            yield from ("", block.note)
+    elif isinstance(block, Bullets):
+        yield from (f"- {item}" for item in block.items)
+    elif isinstance(block, Terms):
+        yield from (f"- **{term}**: {meaning}" for term, meaning in block.entries)
+    elif isinstance(block, Text):
+        yield block.text
+    else:
+        yield from (f"{panel.title}: {panel.words}" for panel in block.panels)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+# The model card
+
+
+def _card(facts: Facts) -> Iterator[Part]:
+    yield Part("use", "Intended use", [Text(_purpose(facts)), Text("To be filled in by a person:"), Bullets(_TO_FILL)])
+    yield Part("model", "Model", [Terms(list(_model(facts)))])
+    yield Part("data", "Data", [Bullets(list(_data(facts)))])
+    yield Part("performance", "Performance on patients it has not seen", list(_performance(facts)))
+    yield Part("subgroups", "Subgroups", list(_subgroups(facts)))
+    yield Part("limits", "Limits", [Bullets(list(_limits(facts)))])
+
+
+def _purpose(facts: Facts) -> str:
+    names = facts.target.spec.names
+    shown = listed(names) if len(names) <= 8 else f"{listed(names[:6])} and {len(names) - 6} others"
+    return (
+        f"A research model that predicts {shown} ({facts.target.kind}) for each sample of a patient it has not seen. "
+        "It is not a medical device: test it where it is to be used before anybody is treated because of it."
+    )
+
+
+def _model(facts: Facts) -> Iterator[tuple[str, str]]:
+    record, config = facts.record, facts.record.config
+    yield "Run", f"{record.run}, code {record.code_version or 'of an unknown version'}"
+    yield "Algorithm", f"{algorithm_name(record.algorithm)}. {algorithm_summary(record.algorithm)}".strip()
+    yield "Backbone", str(config.backbone)
+    if record.parameters:
+        yield "Parameters", count(record.parameters)
+    yield (
+        "Training",
+        f"{duration(record.seconds or float('nan'))} on {record.device or 'an unknown device'}, seed {record.seed}",
+    )
+    yield (
+        "Epoch",
+        f"{record.epoch} of {record.epochs}: {record.selection_rule}" if record.epoch else record.selection_rule,
+    )
+    yield "Decision", record.threshold_rule + ("" if record.threshold is None else f", {number(record.threshold)}")
+    yield "Patient context", str(record.context.get("mode", "none"))
+    if (calibration := facts.calibration) is not None:
+        sets = calibration.on_average
+        yield (
+            "Calibration",
+            f"on {plural(calibration.patients, 'validation patient')}; prediction sets at "
+            f"{sets.level:.0%} on average over patients",
+        )
+
+
+def _data(facts: Facts) -> Iterator[str]:
+    record, about = facts.record, facts.about
+    yield f"Dataset {record.dataset}, fingerprint {record.dataset_hash or 'not recorded'}."
+    yield f"Prepared from {facts.source} files." if facts.source else "Its source is not in the record of the run."
+    if record.synthetic:
+        yield "The patients are synthetic: made up by a program."
+    for side, verb in (("train", "trained on"), ("val", "used to choose epoch and threshold"), ("test", "tested once")):
+        patients, samples = getattr(record.patients, side), getattr(record.samples, side)
+        yield f"{plural(patients, 'patient')} with {plural(samples, 'sample')} {verb}."
+    unit = "site" if record.config.split == "site" else "patient"
+    yield f"Split by {unit}: nobody is on two sides."
+    for step in about.cohort_flow if about is not None else ():
+        counts = listed([f"{count(value)} {name.replace('_', ' ')}" for name, value in step.counts.items()])
+        yield f"Cohort, {step.step}: {counts}."
+
+
+def _performance(facts: Facts) -> Iterator[Block]:
+    rows = []
+    for name, value in facts.record.test.items():
+        bounds = facts.intervals.get(name)
+        around = "" if bounds is None else interval(bounds.low, bounds.high)
+        rows.append(
+            [
+                Cell(sentence(metric_name(name))),
+                Cell(number(value), value),
+                Cell(around or "–"),
+                Cell(MEANING.get(name, "")),
+            ]
+        )
+    columns = [Column("Metric", numeric=False), Column("Value"), Column("95% interval over patients")]
+    yield Table("Test patients", [*columns, Column("Meaning", numeric=False)], rows, "One split; scored once.")
+    within = facts.target.patient_metric
+    values = [value for each in facts.record.per_patient.values() if (value := each.get(within)) is not None]
+    if values:
+        yield Text(
+            f"Patient by patient, {worst_values(values, metric_name(within), errors=oriented(within, 1.0) < 0)}."
+        )
+    if facts.predictions is not None and not facts.target.numeric:
+        recall = class_recall([facts.predictions])
+        shown = sorted(recall.items(), key=lambda entry: entry[1])[:10]
+        yield Text("Samples recognised, least first: " + listed([f"{name} {share:.0%}" for name, share in shown]) + ".")
+
+
+def _subgroups(facts: Facts) -> Iterator[Block]:
+    run, metric = facts.predictions, facts.target.selection
+    if run is None or not run.subgroups:
+        yield Text("No subgroups were recorded. Name columns for them when the data are prepared (--subgroup).")
+        return
+    plan = PatientResampling(run.names)
+    for column in run.subgroups:
+        rows = []
+        for group in compare_groups([run], column, plan):
+            value = group.values.get(metric)
+            text = "–" if value is None else number(value.estimate)
+            around = "" if value is None else interval(value.low, value.high)
+            cells = [Cell(group.group), Cell(count(group.patients)), Cell(text, note=around)]
+            rows.append([*cells, Cell(number(group.p.get(metric)))])
+        columns = [Column(sentence(column), numeric=False), Column("Patients"), Column(sentence(metric_name(metric)))]
+        yield Table(f"By {column}", [*columns, Column("p of the difference")], rows, "Against the largest group; Holm.")
+
+
+def _limits(facts: Facts) -> Iterator[str]:
+    for note in cautions([facts.record], facts.target.patient_metric):
+        yield sentence(note) + "."
+    if (calibration := facts.calibration) is not None and calibration.reference is not None:
+        yield (
+            "Predictions mark patients unlike those of the training (unlike_training); at most "
+            f"{calibration.false_alarms:.0%} of patients like them are marked by mistake. Do not rely on a marked one."
+        )
+    if facts.record.context.get("mode", "none") != "none":
+        yield "A prediction needs other samples of the same patient; with few of them expect less than the figures."
+    yield "One split of the patients: the figures depend on who happened to be tested."
+    yield "Hospitals, devices and times that are not in the data are untested."
+
+
+# The checklists
+
+Fill = Callable[[Facts], str]
+
+
+def _checklists(facts: Facts) -> Iterator[Part]:
+    asked = tomllib.loads(resources.files("manydg.report").joinpath("checklists.toml").read_text(encoding="utf-8"))
+    filled, still_open = _items(facts, asked["tripod"])
+    probast, probast_open = _items(facts, asked["probast"])
+    known, points = len(filled) - len(still_open), len(probast) - len(probast_open)
+    lead = (
+        f"{known} of {len(filled)} items of TRIPOD+AI and {points} of {len(probast)} points of PROBAST+AI are filled "
+        "from records. The others are open: only people know them. Item texts are ours; read the statements themselves "
+        "before you submit."
+    )
+    yield Part("about", "How far records go", [Text(lead), Text(f"Open in TRIPOD+AI: {', '.join(still_open)}.")])
+    yield Part("tripod", "TRIPOD+AI (development and evaluation)", [_table(filled, "Item")])
+    note = (
+        "Points of the two parts of PROBAST+AI by domain; the last digit is ours and not that of its questions. D is "
+        "model development, E evaluation; 1 participants and data sources, 2 predictors, 3 outcome, 4 analysis. You "
+        "judge the risk of bias."
+    )
+    yield Part("probast", "PROBAST+AI", [Text(note), _table(probast, "Part and domain")])
+
+
+def _items(facts: Facts, asked: Mapping[str, str]) -> tuple[list[tuple[str, str, str]], list[str]]:
+    """Every item with what is known of it, and the numbers of the open ones."""
+    known = {key: fill(facts) for key, fill in _FILLS.items() if key in asked}
+    filled = [(key, what, known.get(key) or OPEN) for key, what in asked.items()]
+    return filled, [key for key, _, text in filled if text == OPEN]
+
+
+def _table(items: Sequence[tuple[str, str, str]], head: str) -> Table:
+    columns = [Column(title, numeric=False) for title in (head, "What to report", "From the records")]
+    return Table("Checklist", columns, [[Cell(key), Cell(what), Cell(text)] for key, what, text in items])
+
+
+def _flow(facts: Facts) -> str:
+    steps = facts.about.cohort_flow if facts.about else ()
+    return "; ".join(
+        f"{step.step}: " + ", ".join(f"{count(value)} {name.replace('_', ' ')}" for name, value in step.counts.items())
+        for step in steps
+    )
+
+
+def _sizes(facts: Facts) -> str:
+    people, samples = facts.record.patients, facts.record.samples
+    return "; ".join(
+        f"{side}: {plural(getattr(people, key), 'patient')}, {plural(getattr(samples, key), 'sample')}"
+        for side, key in (("training", "train"), ("validation", "val"), ("test", "test"))
+    )
+
+
+def _labels(facts: Facts) -> str:
+    labels = facts.about.label_counts if facts.about else {}
+    return listed([f"{name} {count(value)}" for name, value in list(labels.items())[:15]])
+
+
+def _scores(facts: Facts) -> str:
+    parts = []
+    for name, value in facts.record.test.items():
+        bounds = facts.intervals.get(name)
+        around = interval(bounds.low, bounds.high) if bounds else ""
+        parts.append(f"{metric_name(name)} {number(value)}" + (f" (95% {around})" if around else ""))
+    return "; ".join(parts)
+
+
+def _by_group(facts: Facts) -> str:
+    groups = list(facts.predictions.subgroups) if facts.predictions else []
+    return f"by {listed(groups)}: see the model card" if groups else ""
+
+
+def _by_patient(facts: Facts) -> str:
+    known = [
+        value
+        for each in facts.record.per_patient.values()
+        if (value := each.get(facts.target.patient_metric)) is not None
+    ]
+    metric = facts.target.patient_metric
+    return worst_values(known, metric_name(metric), errors=oriented(metric, 1.0) < 0) if known else ""
+
+
+def _split(facts: Facts) -> str:
+    unit = "site" if facts.record.config.split == "site" else "patient"
+    return f"split by {unit}, seed {facts.record.seed}; {_sizes(facts)}; test patients scored once"
+
+
+def _training(facts: Facts) -> str:
+    record = facts.record
+    return (
+        f"{algorithm_name(record.algorithm)} on {record.config.backbone}, {record.epochs} epochs of batch "
+        f"{record.config.batch_size}; {record.selection_rule}; every setting is in run.json"
+    )
+
+
+def _calibrated(facts: Facts) -> str:
+    calibration = facts.calibration
+    return (
+        ""
+        if calibration is None
+        else (
+            f"temperature {number(calibration.temperature)} and prediction sets fitted on "
+            f"{plural(calibration.patients, 'validation patient')}"
+        )
+    )
+
+
+def _outputs(facts: Facts) -> str:
+    record = facts.record
+    rule = record.threshold_rule + ("" if record.threshold is None else f" ({number(record.threshold)})")
+    return (
+        f"probabilities of {listed(facts.target.spec.names[:8])}; decision: {rule}"
+        if not facts.target.numeric
+        else "a value"
+    )
+
+
+def _data_source(facts: Facts) -> str:
+    return f"{facts.source} files, dataset fingerprint {facts.record.dataset_hash}" if facts.source else ""
+
+
+def _unusable(facts: Facts) -> str:
+    marks = "" if facts.calibration is None else "; patients unlike the training are marked"
+    return f"a sample whose output is not finite gets no prediction and says why{marks}"
+
+
+_FILLS: Mapping[str, Fill] = {
+    "4": lambda _: "development, and evaluation on unseen patients of the same data",
+    "5a": _data_source,
+    "6a": lambda facts: f"{len(set(facts.record.sites.values()))} test sites" if facts.record.sites else "",
+    "6b": _flow,
+    "7": lambda facts: f"as source '{facts.source}' prepares; counts in study.json" if facts.source else "",
+    "8a": lambda facts: f"{facts.target.kind}: {listed(facts.target.spec.names[:12])} (how it was assessed is open)",
+    "10": lambda facts: f"{_sizes(facts)} (the justification is open)",
+    "12a": _split,
+    "12b": lambda facts: f"by the backbone {facts.record.config.backbone}, fitted on training patients only",
+    "12c": _training,
+    "12d": lambda facts: "split by site" if facts.record.config.split == "site" else "",
+    "12e": lambda facts: listed([metric_name(name) for name in facts.record.test]),
+    "12f": _calibrated,
+    "12g": lambda facts: f"predict_proba of run {facts.record.run}, code {facts.record.code_version}",
+    "13": _labels,
+    "14": _by_group,
+    "15": _outputs,
+    "16": lambda _: "the same dataset, other patients",
+    "18f": lambda facts: f"manydg {facts.record.code_version}; model and record in the run folder",
+    "20a": _flow,
+    "21": lambda facts: _sizes(facts) + (f"; labels: {_labels(facts)}" if _labels(facts) else ""),
+    "22": lambda _: "model.safetensors in the run folder; manydg export writes ONNX",
+    "23a": _scores,
+    "23b": _by_patient,
+    "26": lambda facts: " ".join(_limits(facts)),
+    "27a": _unusable,
+    "D1.1": _data_source,
+    "D1.2": _flow,
+    "D4.1": _sizes,
+    "D4.3": lambda facts: f"{facts.record.selection_rule}; no patient on two sides",
+    "D4.4": _calibrated,
+    "E1.2": _split,
+    "E2.1": lambda _: "the same preparation for all sides",
+    "E3.1": lambda _: "the same labels for all sides (their assessment is open)",
+    "E4.1": _sizes,
+    "E4.3": _scores,
+    "E4.4": lambda _: "intervals resample patients, not samples",
+    "E4.5": _by_group,
+}
+"""What records know of an item; an item that is not here, or of which nothing is known, is open."""
