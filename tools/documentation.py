@@ -60,6 +60,8 @@ SCRIPT_NAMES = (
     "manydg.studies.tuning.tune",
     "manydg.studies.settings.as_options",
     "manydg.report.write_report",
+    "manydg.report.write_card",
+    "manydg.report.write_checklist",
     "manydg.predict.predict_raw",
     "manydg.training.export.export_run",
     "manydg.jobs.engine_named",

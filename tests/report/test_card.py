@@ -50,7 +50,7 @@ def test_the_card_as_html_is_one_page_without_network(run: Path, tmp_path: Path)
     page = write_card(run, tmp_path / "card.html").read_text()
     assert page.startswith("<!DOCTYPE html>")
     assert "<h1>Model card: Base on stays</h1>" in page
-    assert "default-src 'none'" in page
+    assert "default-src &#39;none&#39;" in page
     assert "How to make it again" not in page
 
 
