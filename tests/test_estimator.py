@@ -45,8 +45,14 @@ def quick(**options: Any) -> ManyDGClassifier:
     return ManyDGClassifier(**{"epochs": 3, "random_state": 0, **options})
 
 
+SEVERAL_ROWS = "steps of training depend on the order and number of rows, as for scikit-learn's own SGDClassifier"
+
+
 @pytest.mark.filterwarnings("ignore::manydg.errors.ManyDGWarning")
-@parametrize_with_checks([ManyDGClassifier(), ManyDGRegressor()])
+@parametrize_with_checks(
+    [ManyDGClassifier(), ManyDGRegressor()],
+    expected_failed_checks=lambda _: {"check_sample_weight_equivalence_on_dense_data": SEVERAL_ROWS},
+)
 def test_scikit_learn_finds_nothing_wrong(estimator: Any, check: Any) -> None:
     check(estimator)
 

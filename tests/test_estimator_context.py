@@ -27,6 +27,7 @@ def model() -> ManyDGClassifier:
     return ManyDGClassifier("manydg-context", epochs=8, lr=1e-2, random_state=0).fit(X, y, groups=who)
 
 
+@pytest.mark.filterwarnings("ignore:this model draws on:manydg.errors.ManyDGWarning")
 def test_knowing_whose_samples_they_are_makes_predictions_better(model: ManyDGClassifier) -> None:
     X, y, who, _ = people(1)
     known = (model.predict(X, groups=who) == y).mean()
@@ -35,6 +36,7 @@ def test_knowing_whose_samples_they_are_makes_predictions_better(model: ManyDGCl
     assert 0.5 < unknown < known - 0.1
 
 
+@pytest.mark.filterwarnings("ignore:this model draws on:manydg.errors.ManyDGWarning")
 def test_without_groups_every_sample_is_of_a_patient_of_its_own(model: ManyDGClassifier) -> None:
     X = people(1)[0]
     assert np.array_equal(model.predict_proba(X), model.predict_proba(X, groups=np.arange(len(X))))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from manydg.data.sampling import fold_pairs
     from manydg.data.splits import Split, load_split, patient_folds, split_patients
     from manydg.errors import ManyDGError
-    from manydg.estimator import ManyDGClassifier, ManyDGRegressor
+    from manydg.estimator import ManyDGClassifier, ManyDGRegressor, PatientSplit
     from manydg.training.run import Run, open_run, train
 
 __version__ = "0.1.0"
@@ -28,6 +28,7 @@ _HOMES = {
     "ManyDGClassifier": "manydg.estimator",
     "ManyDGError": "manydg.errors",
     "ManyDGRegressor": "manydg.estimator",
+    "PatientSplit": "manydg.estimator",
     "Ragged": "manydg.data.columns",
     "Run": "manydg.training.run",
     "Split": "manydg.data.splits",
@@ -51,6 +52,7 @@ __all__ = [
     "ManyDGClassifier",
     "ManyDGError",
     "ManyDGRegressor",
+    "PatientSplit",
     "Ragged",
     "Run",
     "Split",

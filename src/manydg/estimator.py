@@ -11,6 +11,7 @@ import contextlib
 import copy
 import dataclasses
 import numbers
+import os
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -20,32 +21,44 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 import torch
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-from sklearn.utils import check_random_state
+from sklearn.base import (
+    BaseEstimator,
+    ClassifierMixin,
+    ClassNamePrefixFeaturesOutMixin,
+    RegressorMixin,
+    TransformerMixin,
+)
+from sklearn.model_selection import BaseCrossValidator
+from sklearn.utils import check_array, check_random_state
+from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
+from threadpoolctl import threadpool_limits
 from torch import nn
 
 from manydg.algorithms import Algorithm
 from manydg.code_version import code_version
 from manydg.config import TrainingConfig, pick_device
-from manydg.data.dataset import DomainDataset, InputSchema, from_arrays
-from manydg.data.encoding import encode_patients
+from manydg.data.dataset import DomainDataset, InputSchema, from_arrays, unlabelled
+from manydg.data.encoding import CATEGORIES, FrameEncoding, as_frame, encode_patients
 from manydg.data.info import DatasetInfo, TargetSpec
-from manydg.data.splits import split_patients
+from manydg.data.splits import rank_patients, split_patients
 from manydg.errors import ConfigError, DataError, ManyDGWarning
 from manydg.evaluation.predictions import DEFAULT_THRESHOLD, decide
 from manydg.files import JsonObject, fingerprint
 from manydg.training.checkpoint import checksum
 from manydg.training.fit import fit, trust_named
-from manydg.training.inference import predict_probabilities, with_context
+from manydg.training.inference import NONE, embed_dataset, predict_probabilities, with_context
 from manydg.training.personal import fit_population
 from manydg.training.run import Run, context_of, open_run, save_model, training_record
 
 Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
 FEWEST_PATIENTS_TO_HOLD_BACK = 10
+MOST_REPEATS = 10
+"""How many times as many rows as there are samples weights may make of them."""
 _INFO = "estimator"
 """Key of a run's info under which the estimator's own fields are."""
 _VALUE_RULE = "the predicted value itself"
@@ -55,7 +68,7 @@ class EstimatorError(DataError, ConfigError, ValueError):
     """What was given to the estimator is not what it takes; a ``ValueError`` too, as scikit-learn's users expect."""
 
 
-class PatientEstimator(BaseEstimator):  # type: ignore[misc]
+class PatientEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """What :class:`ManyDGClassifier` and :class:`ManyDGRegressor` share: parameters, training, saving and loading."""
 
     n_features_in_: int
@@ -79,6 +92,8 @@ class PatientEstimator(BaseEstimator):  # type: ignore[misc]
         context: str = "auto",
         sequence: str = "none",
         sequence_options: JsonObject | None = None,
+        class_weight: Mapping[Any, float] | str | None = None,
+        n_jobs: int | None = None,
         device: str = "auto",
         random_state: Any = None,
     ) -> None:
@@ -96,31 +111,123 @@ class PatientEstimator(BaseEstimator):  # type: ignore[misc]
         self.context = context
         self.sequence = sequence
         self.sequence_options = sequence_options
+        self.class_weight = class_weight
+        self.n_jobs = n_jobs
         self.device = device
         self.random_state = random_state
 
-    def _fit(self, inputs: Array, targets: Array, kind: str, names: list[str], groups: Any, times: Any) -> None:
-        """Train on checked arrays."""
+    def _fit(
+        self, inputs: Any, targets: Array, kind: str, names: list[str], groups: Any, times: Any, weights: Array | None
+    ) -> None:
+        """Train on checked samples."""
         patients = _patients(groups, inputs)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        with _as_value_errors(), _private_random_state():
+        with _as_value_errors(), _private_random_state(), _threads(self.n_jobs):
             data = from_arrays(
-                _writable(inputs), targets, patients, kind=kind, names=names,
-                missing=bool(np.isnan(inputs).any()), times=_numbers(times, inputs),
+                inputs, targets, patients, kind=kind, names=names, missing=_has_gaps(inputs),
+                times=_numbers(times, inputs),
             )  # fmt: skip
-            self._adopt(self._train(data, seed))
+            self._adopt(self._train(data, seed, weights))
+
+    def _validated(self, X: Any, y: Any, **checks: Any) -> tuple[Any, Array]:
+        """Samples and labels, checked; a table with columns that are no numbers stays a table."""
+        if (frame := _mixed_frame(X)) is None:
+            inputs, labels = validate_data(
+                self,
+                X,
+                y,
+                dtype=np.float32,
+                allow_nd=True,
+                ensure_all_finite="allow-nan",
+                ensure_min_samples=2,
+                **checks,
+            )
+            return _writable(inputs), labels
+        validate_data(self, X, skip_check_array=True)
+        labels = check_array(y, ensure_2d=False, dtype=None, input_name="y")
+        check_consistent_length(frame, labels)
+        return frame, labels
+
+    def _weights(self, sample_weight: Any, labels: Array) -> Array | None:
+        """The weight of each sample, ``(samples,)``; ``None`` where all are the same."""
+        if sample_weight is None and self.class_weight is None:
+            return None
+        weights = compute_sample_weight(self.class_weight, labels)
+        if sample_weight is not None:
+            own = np.asarray(sample_weight, dtype=np.float64)
+            if own.ndim not in (0, 1) or (own.ndim == 1 and len(own) != len(labels)):
+                raise EstimatorError(f"sample_weight has shape {own.shape}; it needs one weight for each sample")
+            weights = weights * own
+        if not np.isfinite(weights).all() or (weights < 0).any() or not weights.any():
+            raise EstimatorError("sample weights must be finite, none of them negative and not all of them zero")
+        if self.sequence != NONE:
+            raise EstimatorError("a sequence is read as it is: leave sample_weight and class_weight out")
+        return np.asarray(weights)
 
     def _outputs(self, X: Any, groups: Any, times: Any) -> npt.NDArray[np.float32]:
         """What the model says of samples, ``(samples, K)``."""
-        check_is_fitted(self, "algorithm_")
-        inputs = validate_data(self, X, dtype=np.float32, allow_nd=True, ensure_all_finite="allow-nan", reset=False)
-        target = self.algorithm_.target.spec
         shown: _Shown | None = getattr(self, "_shown_", None)
-        with _as_value_errors():
-            if shown is not None:
+        if shown is not None:
+            inputs = self._array(X)
+            with _as_value_errors(), _threads(self.n_jobs):
                 return shown.predict(self._run_, inputs, groups, times)
-            data = _unlabelled(inputs, _input_column(self._run_.schema), target, groups, times)
+        data = self._new_samples(X, groups, times)
+        with _as_value_errors(), _threads(self.n_jobs):
             return self._run_.predict_proba(data)
+
+    def transform(self, X: Any, groups: Any = None, times: Any = None) -> npt.NDArray[np.float32]:
+        """What the model sees in each sample, ``(samples, width)``: features for another model, or for a picture.
+
+        Of ManyDG it is the part of the features at right angles to the patient's own, of other networks the features
+        before the last layer, of trees the scores. ``groups`` and ``times`` are those of :meth:`predict_proba`.
+        """
+        data = self._new_samples(X, groups, times)
+        with _as_value_errors(), _threads(self.n_jobs):
+            return self._embed(data)
+
+    @property
+    def _n_features_out(self) -> int:
+        """The width of :meth:`transform`, from which scikit-learn makes the names of its columns."""
+        schema, target = self._run_.schema.without_context(), self.algorithm_.target.spec
+        one = {name: np.zeros((1, *column.shape), column.dtype) for name, column in schema.columns.items()}
+        data = unlabelled(one, schema, target, {}, patients=np.zeros(1), times=np.zeros(1))
+        return int(self._embed(data).shape[1])
+
+    def _embed(self, data: DomainDataset) -> npt.NDArray[np.float32]:
+        embeddings = embed_dataset(self.algorithm_, self._run_.prepare(data))
+        return embeddings.get("orthogonal", embeddings["v"]).numpy()
+
+    def _new_samples(self, X: Any, groups: Any, times: Any) -> DomainDataset:
+        """Samples to predict, checked against those of ``fit``."""
+        check_is_fitted(self, "algorithm_")
+        schema, target = self._run_.schema, self.algorithm_.target.spec
+        if groups is None and _uses_patients(self._run_):
+            warnings.warn(
+                "this model draws on the patient's other samples, but was not told which samples are of one patient: "
+                "each is predicted as if it were alone. Give the patients as groups; where scikit-learn calls predict, "
+                "route them with set_predict_request(groups=True) and set_predict_proba_request(groups=True)",
+                ManyDGWarning,
+                stacklevel=4,
+            )
+        with _as_value_errors():
+            if CATEGORIES not in schema.columns:
+                return _unlabelled(self._array(X), _input_column(schema), target, groups, times)
+            if (frame := as_frame(X)) is None:
+                raise EstimatorError("this model was fitted on a table with categories: give a pandas or polars frame")
+            validate_data(self, X, skip_check_array=True, reset=False)
+            clock = np.zeros(len(frame)) if times is None and groups is None else _numbers(times, frame)
+            who = None if groups is None else _column(groups, frame)
+            return unlabelled(frame, schema, target, {}, patients=who, times=clock)
+
+    def _array(self, X: Any) -> Array:
+        """Samples of numbers to predict, checked against those of ``fit``."""
+        check_is_fitted(self, "algorithm_")
+        if CATEGORIES in self._run_.schema.columns:
+            raise EstimatorError("a model of a table with categories is personalised by 'manydg personalise'")
+        inputs: Array = validate_data(
+            self, X, dtype=np.float32, allow_nd=True, ensure_all_finite="allow-nan", reset=False
+        )
+        return inputs
 
     def save(self, folder: str | Path) -> Path:
         """Write the fitted model to a folder that :func:`manydg.open_run`, ``manydg export`` and others take.
@@ -190,6 +297,7 @@ class PatientEstimator(BaseEstimator):  # type: ignore[misc]
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
+        tags.transformer_tags.preserves_dtype = ["float32"]
         tags.non_deterministic = False
         return tags
 
@@ -221,14 +329,18 @@ class PatientEstimator(BaseEstimator):  # type: ignore[misc]
             sequence_options=dict(self.sequence_options or {}),
         )
 
-    def _train(self, data: DomainDataset, seed: int) -> Run:
+    def _train(self, data: DomainDataset, seed: int, weights: Array | None = None) -> Run:
         """Train on all patients but those held back to choose the epoch."""
         start, device = time.perf_counter(), pick_device(self.device)
         config = self._config(seed)
         trust_named(config)
+        if weights is not None:
+            data, weights = data.select(np.flatnonzero(weights)), weights[weights > 0]
         chosen, held_back = _hold_back(data, self.validation_share, seed)
         data = with_context(data, config, torch.device("cpu"), training=chosen)
-        train, val = (data, None) if held_back is None else (data.select(chosen), data.select(held_back))
+        repeated = chosen if weights is None else np.repeat(chosen, _repeats(weights[chosen], seed))
+        train = data if held_back is None and weights is None else data.select(repeated)
+        val = None if held_back is None else data.select(held_back)
         config = config.replace(batch_size=self._batch_size(len(train)))
         module = copy.deepcopy(self.backbone) if isinstance(self.backbone, nn.Module) else None
         fitted = fit(config, train, val, device, backbone=module)
@@ -254,7 +366,7 @@ class PatientEstimator(BaseEstimator):  # type: ignore[misc]
         names = getattr(self, "feature_names_in_", None)
         settings = dict(data.info.settings)
         if names is not None:
-            settings["features"] = names.tolist()
+            settings.setdefault("features", names.tolist())
         return {
             "source": "arrays" if names is None else "table",
             "settings": settings,
@@ -322,6 +434,10 @@ class ManyDGClassifier(ClassifierMixin, PatientEstimator):  # type: ignore[misc]
         The network behind the backbone that reads each patient's samples in the order of ``times``.
     sequence_options : dict, optional
         Options of :class:`manydg.data.timeline.SequenceOptions`; ``{"direction": "causal"}`` reads up to each sample.
+    class_weight : dict, "balanced" or None
+        Weights of the classes, as everywhere in scikit-learn; they multiply ``sample_weight``.
+    n_jobs : int, optional
+        CPU threads of fitting and predicting; -1 is all, None leaves it to torch.
     device : str
         ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
     random_state : int, RandomState instance or None
@@ -375,30 +491,34 @@ class ManyDGClassifier(ClassifierMixin, PatientEstimator):  # type: ignore[misc]
 
     classes_: Array
 
-    def fit(self, X: Any, y: Any, groups: Any = None, times: Any = None) -> ManyDGClassifier:
+    def fit(self, X: Any, y: Any, groups: Any = None, times: Any = None, sample_weight: Any = None) -> ManyDGClassifier:
         """Train on samples of many patients.
 
         Parameters
         ----------
-        X : array ``(samples, features)``
-            NaN is a value that is missing. More dimensions are possible with a backbone of your own.
+        X : array or DataFrame ``(samples, features)``
+            NaN is a value that is missing. More dimensions are possible with a backbone of your own. Columns of a
+            pandas or polars frame that are text or categories are categorical features; levels that no two patients
+            have, and levels that are new at prediction, count as unseen. Dates, times and durations become numbers.
         y : array ``(samples,)`` of class labels, or ``(samples, K)`` of 0 and 1
         groups : array ``(samples,)``, optional
             Whose sample each one is.
         times : array ``(samples,)``, optional
             When each sample was taken, on its patient's own clock; patient context and sequences make use of it.
+        sample_weight : array ``(samples,)``, optional
+            Only ratios count. A training sample enters each epoch as often as its weight says in relation to the
+            smallest, and once at least; an epoch becomes at most ten times as long. Fractions are rounded at random. A
+            weight of 0 leaves the sample out.
 
         Returns
         -------
         ManyDGClassifier
             Itself.
         """
-        inputs, labels = validate_data(
-            self, X, y, dtype=np.float32, multi_output=True, allow_nd=True, ensure_all_finite="allow-nan",
-            ensure_min_samples=2,
-        )  # fmt: skip
+        inputs, labels = self._validated(X, y, multi_output=True)
         kind, codes = self._encode(labels)
-        self._fit(inputs, codes, kind, [str(label) for label in self.classes_.tolist()], groups, times)
+        names, weights = [str(label) for label in self.classes_.tolist()], self._weights(sample_weight, labels)
+        self._fit(inputs, codes, kind, names, groups, times, weights)
         return self
 
     def predict_proba(self, X: Any, groups: Any = None, times: Any = None) -> npt.NDArray[np.float32]:
@@ -411,7 +531,7 @@ class ManyDGClassifier(ClassifierMixin, PatientEstimator):  # type: ignore[misc]
         X : array ``(samples, features)``
         groups : array ``(samples,)``, optional
             Whose sample each one is: what a model trained with context or a sequence draws on. Without it, every sample
-            is of a patient of whom nothing else is known. Other models make no use of it.
+            is of a patient of whom nothing else is known, and a warning says so. Other models make no use of it.
         times : array ``(samples,)``, optional
             When each sample was taken, where the model was trained with times.
         """
@@ -477,8 +597,7 @@ class ManyDGClassifier(ClassifierMixin, PatientEstimator):  # type: ignore[misc]
         >>> bool(after > before)
         True
         """
-        check_is_fitted(self, "algorithm_")
-        inputs = validate_data(self, X, dtype=np.float32, allow_nd=True, ensure_all_finite="allow-nan", reset=False)
+        inputs = self._array(X)
         check_consistent_length(inputs, y)
         with _as_value_errors():
             names = [str(label) for label in self.classes_.tolist()]
@@ -525,6 +644,10 @@ class ManyDGRegressor(RegressorMixin, PatientEstimator):  # type: ignore[misc]
     validation_share, selection, context, sequence, sequence_options, device, random_state
         Likewise; the epoch is the one with the highest R2 of the patients held back, or with the lowest ``mae`` or
         ``rmse`` where ``selection`` names it.
+    class_weight : None
+        Classes have weights; numbers take ``sample_weight``.
+    n_jobs : int, optional
+        CPU threads of fitting and predicting; -1 is all, None leaves it to torch.
     loss : {"auto", "squared", "huber"}
         ``auto`` is squared. Of Huber's, an error beyond one standard deviation of ``y`` counts linearly.
 
@@ -551,29 +674,35 @@ class ManyDGRegressor(RegressorMixin, PatientEstimator):  # type: ignore[misc]
 
     _numeric: ClassVar[bool] = True
 
-    def fit(self, X: Any, y: Any, groups: Any = None, times: Any = None) -> ManyDGRegressor:
+    def fit(self, X: Any, y: Any, groups: Any = None, times: Any = None, sample_weight: Any = None) -> ManyDGRegressor:
         """Train on samples of many patients.
 
         Parameters
         ----------
-        X : array ``(samples, features)``
-            NaN is a value that is missing. More dimensions are possible with a backbone of your own.
+        X : array or DataFrame ``(samples, features)``
+            NaN is a value that is missing. More dimensions are possible with a backbone of your own. Columns of a
+            pandas or polars frame that are text or categories are categorical features; levels that no two patients
+            have, and levels that are new at prediction, count as unseen. Dates, times and durations become numbers.
         y : array ``(samples,)`` of numbers
         groups : array ``(samples,)``, optional
             Whose sample each one is.
         times : array ``(samples,)``, optional
             When each sample was taken, on its patient's own clock; patient context and sequences make use of it.
+        sample_weight : array ``(samples,)``, optional
+            Only ratios count. A training sample enters each epoch as often as its weight says in relation to the
+            smallest, and once at least; an epoch becomes at most ten times as long. Fractions are rounded at random. A
+            weight of 0 leaves the sample out.
 
         Returns
         -------
         ManyDGRegressor
             Itself.
         """
-        inputs, values = validate_data(
-            self, X, y, dtype=np.float32, multi_output=True, y_numeric=True, allow_nd=True,
-            ensure_all_finite="allow-nan", ensure_min_samples=2,
-        )  # fmt: skip
-        self._fit(inputs, column_or_1d(values, warn=True), "regression", ["value"], groups, times)
+        if self.class_weight is not None:
+            raise EstimatorError("class_weight is for classes: give sample_weight")
+        inputs, values = self._validated(X, y, multi_output=True, y_numeric=True)
+        numbers_of_y, weights = column_or_1d(values, warn=True), self._weights(sample_weight, values)
+        self._fit(inputs, numbers_of_y, "regression", ["value"], groups, times, weights)
         return self
 
     def predict(self, X: Any, groups: Any = None, times: Any = None) -> npt.NDArray[np.float32]:
@@ -625,15 +754,17 @@ def _joined(first: Any, second: Any) -> Array:
 # Arrays to datasets
 
 
-def _patients(groups: Any, inputs: Array) -> Array:
+def _patients(groups: Any, inputs: Any) -> Array:
     """Whose sample each one is; without groups every sample is a patient of its own, with a warning."""
     if groups is not None:
         return _column(groups, inputs)
     warnings.warn(
         "fit was not told whose samples these are: every sample counts as a patient of its own, so that nothing is "
-        "learnt about patients. Give fit the patients as groups",
+        "learnt about patients. Give fit the patients as groups; where scikit-learn calls fit (cross_val_score, "
+        "GridSearchCV, Pipeline), route them: sklearn.set_config(enable_metadata_routing=True), "
+        "set_fit_request(groups=True) and params={'groups': patients}",
         ManyDGWarning,
-        stacklevel=3,
+        stacklevel=4,
     )
     return np.arange(len(inputs))
 
@@ -654,13 +785,54 @@ def _unlabelled(inputs: Array, column: str, target: TargetSpec, groups: Any, tim
     )
 
 
-def _column(values: Any, inputs: Array) -> Array:
+def _mixed_frame(X: Any) -> pl.DataFrame | None:
+    """A table with a column that is no number, as a polars frame; ``None`` for anything else."""
+    frame = as_frame(X)
+    if frame is None or all(column.dtype.is_numeric() or column.dtype == pl.Boolean for column in frame):
+        return None
+    return frame
+
+
+def _has_gaps(inputs: Array | pl.DataFrame) -> bool:
+    """Whether a value is missing."""
+    if isinstance(inputs, np.ndarray):
+        return bool(np.isnan(inputs).any())
+    return any(column.null_count() or (column.dtype.is_float() and column.is_nan().any()) for column in inputs)
+
+
+def _uses_patients(run: Run) -> bool:
+    """Whether a model draws on the patient's other samples."""
+    return run.config.sequence != NONE or run.record.context.get("mode", NONE) != NONE
+
+
+def _repeats(weights: Array, seed: int) -> Rows:
+    """How often each sample is trained on, ``(samples,)``: exactly by whole-number weights, on average by others.
+
+    Examples
+    --------
+    >>> _repeats(np.array([1.0, 3.0]), 0).tolist(), _repeats(np.array([0.5, 4.5]), 0).tolist()
+    ([1, 3], [1, 9])
+    """
+    whole = bool((weights == np.round(weights)).all())
+    unit = np.gcd.reduce(weights.astype(np.int64)) if whole else weights.min()
+    wanted = weights / unit
+    wanted *= min(1.0, MOST_REPEATS * len(weights) / wanted.sum())
+    # Fractions are rounded so that sums over the samples, in a random order, are right too.
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(len(weights))
+    edges = np.floor(np.cumsum(wanted[order]) + (0.0 if whole else rng.random()) + 1e-9).astype(np.int64)
+    repeats = np.empty(len(weights), np.int64)
+    repeats[order] = np.maximum(np.diff(edges, prepend=0), 1)
+    return repeats
+
+
+def _column(values: Any, inputs: Any) -> Array:
     """Values with one row for each sample, ``(samples,)``."""
     check_consistent_length(inputs, values)
     return np.asarray(values)
 
 
-def _numbers(times: Any, inputs: Array) -> Array | None:
+def _numbers(times: Any, inputs: Any) -> Array | None:
     """Times as numbers ``(samples,)``, where there are any."""
     return None if times is None else np.asarray(_column(times, inputs), dtype=np.float64)
 
@@ -708,7 +880,8 @@ def _estimator_of(run: Run, folder: Path) -> JsonObject:
     """What :meth:`PatientEstimator.save` would have written beside a run of ``manydg train``."""
     columns, spec, config = run.schema.without_context().columns, run.algorithm.target.spec, run.config
     dense = [column for column in columns.values() if column.nesting == 0 and column.dtype == "float32"]
-    if len(columns) != 1 or not dense:
+    mixed = CATEGORIES in columns and set(columns) <= {"x", CATEGORIES}
+    if not mixed and (len(columns) != 1 or not dense):
         raise ConfigError(
             f"{folder} was trained on {', '.join(columns)}: an estimator takes samples that are one array of numbers; "
             "open it with manydg.open_run"
@@ -733,8 +906,12 @@ def _estimator_of(run: Run, folder: Path) -> JsonObject:
     }
     labels: Array = np.arange(spec.size) if spec.kind == "multilabel" else np.array(spec.names)
     classes: JsonObject = {"classes": {"type": labels.dtype.str, "labels": labels.tolist()}}
-    count, settings = (*dense[0].shape, 1)[0], run.info.get("settings") or {}
+    settings = run.info.get("settings") or {}
     names = settings.get("features") if isinstance(settings, Mapping) else None
+    count = 0 if mixed else (*dense[0].shape, 1)[0]
+    if mixed:
+        read = FrameEncoding.of(run.schema.settings).columns()
+        names, count = list(read), len(read)
     return {
         "parameters": parameters,
         **({} if spec.kind == "regression" else classes),
@@ -752,7 +929,132 @@ def _as_value_errors() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    """So many CPU threads for torch and for OpenMP in the block; ``None`` changes nothing, -1 is all."""
+    if count is None:
+        yield
+        return
+    if not isinstance(count, numbers.Integral) or isinstance(count, bool) or count == 0:
+        raise ConfigError(f"n_jobs is {count!r}; it is a number of threads, -1 for all, or None")
+    every = os.cpu_count() or 1
+    wanted, before = max(1, every + 1 + int(count)) if count < 0 else int(count), torch.get_num_threads()
+    with threadpool_limits(limits=wanted):
+        torch.set_num_threads(wanted)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
 def _private_random_state() -> Iterator[None]:
     """Training seeds torch; the caller gets its own random state back."""
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         yield
+
+
+# Cross-validation by patient
+
+
+class PatientSplit(BaseCrossValidator):  # type: ignore[misc]
+    """Cross-validation in which no patient is on both sides, for scikit-learn's searches and scores.
+
+    Without times, the patients are dealt into folds by a hash of the seed and their id, so that the same seed gives the
+    same folds whatever the order of rows, and each fold has its share of the patients of every label. With times on one
+    clock for all patients (a date of admission), the folds go forward in time: patients are ordered by their first
+    sample, each fold tests on the patients that came next, and trains on earlier patients' samples from before that.
+
+    Parameters
+    ----------
+    n_splits : int
+    stratify : bool
+        Spread the patients of each label over the folds: of two classes, whether any sample is of the second; of more,
+        the most frequent; of numbers, the quarter that the patient's mean is in. With times it has no effect.
+    random_state : int
+        The seed.
+
+    Examples
+    --------
+    >>> patients, y = np.repeat(np.arange(6), 2), np.repeat([0, 0, 0, 1, 1, 1], 2)
+    >>> for train, test in PatientSplit(3).split(y, y, patients):
+    ...     print(len(train), sorted(y[test].tolist()))
+    8 [0, 0, 1, 1]
+    8 [0, 0, 1, 1]
+    8 [0, 0, 1, 1]
+    >>> for train, test in PatientSplit(2).split(y, y, patients, times=np.arange(12)):
+    ...     print(train.tolist(), test.tolist())
+    [0, 1, 2, 3] [4, 5, 6, 7]
+    [0, 1, 2, 3, 4, 5, 6, 7] [8, 9, 10, 11]
+    """
+
+    # Folds are of patients: the groups are always asked for, times where set_split_request(times=True) says so.
+    __metadata_request__split = {"groups": True}  # noqa: RUF012 - as scikit-learn's own splitters have it
+
+    def __init__(self, n_splits: int = 5, *, stratify: bool = True, random_state: int = 0) -> None:
+        self.n_splits = n_splits
+        self.stratify = stratify
+        self.random_state = random_state
+
+    def get_n_splits(self, X: Any = None, y: Any = None, groups: Any = None) -> int:
+        """How many folds there are."""
+        return self.n_splits
+
+    def split(self, X: Any, y: Any = None, groups: Any = None, times: Any = None) -> Iterator[tuple[Rows, Rows]]:
+        """Rows of training and test samples, fold by fold.
+
+        Parameters
+        ----------
+        X : array ``(samples, ...)``
+            Only its length counts.
+        y : array ``(samples,)``, optional
+            Labels to stratify by.
+        groups : array ``(samples,)``
+            Whose sample each one is.
+        times : array ``(samples,)``, optional
+            When each sample was taken, on one clock for all patients: numbers or dates.
+        """
+        if groups is None:
+            raise EstimatorError(
+                "PatientSplit needs the patients: give groups, or params={'groups': patients} with metadata routing"
+            )
+        check_consistent_length(X, groups, *(values for values in (y, times) if values is not None))
+        codes, names = encode_patients(np.asarray(groups))
+        needed = self.n_splits + (times is not None)
+        if self.n_splits < 2 or len(names) < needed:
+            raise EstimatorError(f"{self.n_splits} folds need 2 or more, and {needed} patients; there are {len(names)}")
+        who = codes.numpy()
+        if times is not None:
+            yield from self._forward(who, np.asarray(times))
+            return
+        labels = _patient_classes(np.asarray(y), who) if self.stratify and y is not None else None
+        fold = np.empty(len(names), np.int64)
+        fold[rank_patients(names, self.random_state, labels)] = np.arange(len(names)) % self.n_splits
+        for number in range(self.n_splits):
+            tested = fold[who] == number
+            yield np.flatnonzero(~tested), np.flatnonzero(tested)
+
+    def _forward(self, who: Rows, times: Array) -> Iterator[tuple[Rows, Rows]]:
+        """Train on what came before, test on the patients that came next."""
+        if np.isnat(times).any() if times.dtype.kind == "M" else not np.isfinite(np.asarray(times, np.float64)).all():
+            raise EstimatorError("some times are missing: PatientSplit orders the patients by them")
+        order = np.lexsort((times, who))
+        first = times[order][np.flatnonzero(np.diff(who[order], prepend=-1))]
+        ranking = np.argsort(first, kind="stable")
+        block = np.empty(len(first), np.int64)
+        block[ranking] = np.arange(len(first)) * (self.n_splits + 1) // len(first)
+        for number in range(1, self.n_splits + 1):
+            tested = block[who] == number
+            yield np.flatnonzero((block[who] < number) & (times < times[tested].min())), np.flatnonzero(tested)
+
+
+def _patient_classes(y: Array, who: Rows) -> Rows | None:
+    """A class of each patient to stratify by, ``(patients,)``; ``None`` for label indicators."""
+    if y.ndim != 1:
+        return None
+    if type_of_target(y) == "continuous":
+        means = np.bincount(who, y) / np.bincount(who)
+        return np.searchsorted(np.quantile(means, [0.25, 0.5, 0.75]), means).astype(np.int64)
+    values, codes = np.unique(y, return_inverse=True)
+    counts = np.zeros((who.max() + 1, len(values)), np.int64)
+    np.add.at(counts, (who, codes), 1)
+    return (counts[:, 1] > 0).astype(np.int64) if len(values) == 2 else counts.argmax(axis=1)

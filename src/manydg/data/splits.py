@@ -131,8 +131,8 @@ def split_patients(
     codes, names = _patients_of(domains)
     sizes = _sizes(len(names), ratios)
     if labels is None:
-        return _split_from_sides(np.repeat(np.arange(len(SIDES)), sizes), _ranking(names, seed), codes, names)
-    return _split_from_sides(_spread(sizes), _ranking(names, seed, labels), codes, names)
+        return _split_from_sides(np.repeat(np.arange(len(SIDES)), sizes), rank_patients(names, seed), codes, names)
+    return _split_from_sides(_spread(sizes), rank_patients(names, seed, labels), codes, names)
 
 
 def patient_labels(dataset: DomainDataset) -> Indices:
@@ -207,7 +207,7 @@ def patient_folds(domains: Domains, folds: int = 5, seed: int = 0, labels: Indic
     codes, names = _patients_of(domains)
     if len(names) < folds:
         raise DataError(f"{folds} folds need at least {folds} patients; there are {len(names)}")
-    ranking = _ranking(names, seed, labels)
+    ranking = rank_patients(names, seed, labels)
     group = np.arange(len(names)) % folds
     splits = []
     for fold in range(folds):
@@ -303,7 +303,7 @@ def _patients_of(domains: Domains) -> tuple[Indices, npt.NDArray[np.str_]]:
     return codes.numpy(), names
 
 
-def _ranking(names: npt.NDArray[np.str_], seed: int, labels: Indices | None = None) -> Indices:
+def rank_patients(names: npt.NDArray[np.str_], seed: int, labels: Indices | None = None) -> Indices:
     """Patient codes in the order of a keyed hash of their names; those of one label together, where there are any."""
     key = str(int(seed)).encode()
     if len(key) > hashlib.blake2b.MAX_KEY_SIZE:
