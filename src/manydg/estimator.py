@@ -929,12 +929,12 @@ def _as_value_errors() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _threads(count: int | None) -> Iterator[None]:
+def _threads(count: Any) -> Iterator[None]:
     """So many CPU threads for torch and for OpenMP in the block; ``None`` changes nothing, -1 is all."""
     if count is None:
         yield
         return
-    if not isinstance(count, numbers.Integral) or isinstance(count, bool) or count == 0:
+    if isinstance(count, bool) or not isinstance(count, numbers.Integral) or count == 0:
         raise ConfigError(f"n_jobs is {count!r}; it is a number of threads, -1 for all, or None")
     every = os.cpu_count() or 1
     wanted, before = max(1, every + 1 + int(count)) if count < 0 else int(count), torch.get_num_threads()
