@@ -18,11 +18,17 @@ VOID = {"meta", "link", "br", "hr", "img", "input", "path", "use", "rect", "circ
 SECTIONS = {
     "sleep-edf": (
         "question", "cohort", "choice", "compare", "paper", "patients", "confusion", "calibration", "learning",
-        "objectives", "weights", "limited-data", "continual", "embedding", "orthogonality", "domain-similarity",
-        "norms", "failed",
+        "patient-calibration", "objectives", "weights", "limited-data", "continual", "embedding",
+        "orthogonality", "domain-similarity", "norms", "failed",
     ),
-    "eicu": ("question", "cohort", "choice", "compare", "paper", "patients", "confusion", "calibration", "learning"),
-    "mimic3": ("question", "cohort", "choice", "compare", "paper", "patients", "confusion", "calibration", "learning"),
+    "eicu": (
+        "question", "cohort", "choice", "compare", "paper", "patients", "confusion", "calibration", "learning",
+        "decisions", "patient-calibration",
+    ),
+    "mimic3": (
+        "question", "cohort", "choice", "compare", "paper", "patients", "confusion", "calibration", "learning",
+        "patient-calibration",
+    ),
 }  # fmt: skip
 
 

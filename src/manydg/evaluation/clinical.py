@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -143,7 +144,8 @@ class _Watch:
         np.maximum.at(last, self.session, self.times)
         order = np.lexsort((self.times, self.session))
         pauses = np.diff(self.times[order])[np.diff(self.session[order]) == 0]
-        return last - first + (float(np.median(pauses)) if len(pauses) else 0.0)
+        usual = float(np.median(pauses)) if len(pauses) else 0.0
+        return np.asarray(last - first + usual, float)
 
     def alarms(self, thresholds: FloatArray, silence: float) -> tuple[FloatArray, ...]:
         """Events caught, warnings, false alarms and lead time of each session, ``(sessions, T)`` each."""
@@ -354,7 +356,7 @@ class GroupResult:
     patients, samples : int
         Of all runs' test patients, each counted once; of their samples, over all runs.
     positive : float
-        Share of positive samples, of a binary target.
+        Share of positive samples of a binary target; NaN for others.
     values : mapping of str to Interval
         Each metric, and ``calibration``: mean probability minus the share that came true.
     differences : mapping of str to Interval
@@ -389,13 +391,18 @@ def compare_groups(runs: Sequence[Predictions], column: str, plan: PatientResamp
             name,
             len(people[name]),
             sum(len(part.truth) for part in parts[name]),
-            float(np.mean(np.concatenate([np.asarray(part.truth) != 0 for part in parts[name]]))),
+            _positive(parts[name]),
             {key: plan.interval(values) for key, values in draws[name].items()},
             {key: plan.interval(values) for key, values in gaps[name].items()} if name != largest else {},
             {key: each[others.index(name)] for key, each in p.items()} if name != largest else {},
         )
         for name in names
     ]
+
+
+def _positive(parts: Sequence[Predictions]) -> float:
+    truth = np.concatenate([np.asarray(part.truth) for part in parts])
+    return float(np.mean(truth != 0)) if parts[0].target.kind == "binary" else math.nan
 
 
 def _group_order(name: str) -> tuple[bool, bool, float, str]:
@@ -405,14 +412,18 @@ def _group_order(name: str) -> tuple[bool, bool, float, str]:
 
 
 def _group_values(part: Predictions, plan: PatientResampling) -> Values:
-    stated, true = (_row_means(values) for values in statements(part.target, part.truth, part.probabilities))
-    sums = group_sums(np.stack([stated - true, np.ones(len(true))], axis=1), part.groups, len(part.names))
-    gap, rows = (_weights_of(part, plan) @ sums).T
+    gap, rows = (_weights_of(part, plan) @ _calibration_sums(part)).T
     return {**plan.evaluate(part), "calibration": divide(gap, rows)}
 
 
-def _row_means(values: npt.NDArray[np.generic]) -> FloatArray:
-    return np.asarray(values, float).reshape(len(values), -1).mean(axis=1)
+def _calibration_sums(run: Predictions) -> FloatArray:
+    """Each patient's sum of what was stated minus what came true, and the number of samples, ``(patients, 2)``."""
+    if run.target.kind == "regression":
+        stated, true = np.asarray(run.probabilities, float), np.asarray(run.truth, float)[:, None]
+    else:
+        stated, true = statements(run.target, run.truth, run.probabilities)
+    gaps = (stated - true).reshape(len(true), -1).mean(axis=1)
+    return group_sums(np.stack([gaps, np.ones(len(gaps))], axis=1), run.groups, len(run.names))
 
 
 def _bootstrap_p(values: FloatArray, plan: PatientResampling) -> float:
@@ -429,9 +440,7 @@ def calibration_by_patient(runs: Sequence[Predictions]) -> dict[str, float]:
     """Mean probability minus the share that came true within each patient, the mean over the runs that tested them."""
     gaps: dict[str, list[float]] = {}
     for run in (each.scored() for each in runs):
-        stated, true = (_row_means(values) for values in statements(run.target, run.truth, run.probabilities))
-        sums = group_sums(np.stack([stated - true, np.ones(len(true))], axis=1), run.groups, len(run.names))
-        for name, (gap, rows) in zip(run.names, sums, strict=True):
+        for name, (gap, rows) in zip(run.names, _calibration_sums(run), strict=True):
             gaps.setdefault(str(name), []).append(float(gap / rows))
     return {name: float(np.mean(values)) for name, values in gaps.items()}
 
@@ -471,16 +480,15 @@ class ClinicalResult:
 
     def to_json(self) -> dict[str, Json]:
         """JSON values by name; null where a number is undefined."""
-        content: dict[str, Json] = _plain(asdict(self))
-        return content
+        return {name: _plain(value) for name, value in asdict(self).items()}
 
 
-def _plain(value: object) -> object:
+def _plain(value: Any) -> Json:
     if isinstance(value, Mapping):
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return None if isinstance(value, float) and not math.isfinite(value) else cast("Json", value)
 
 
 def evaluate(

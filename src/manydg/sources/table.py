@@ -802,9 +802,11 @@ class _Beside:
 def _subgroup(frame: pl.DataFrame, wanted: str, patients: npt.NDArray[Any], path: Path) -> _Subgroup:
     name, colon, cuts = wanted.partition(":")
     column = frame[name]
+    if column.dtype.is_float() and column.drop_nulls().drop_nans().round().eq(column.drop_nulls().drop_nans()).all():
+        column = column.fill_nan(None).cast(pl.Int64)
     texts = _bands(column, cuts, patients, path) if colon else column.cast(pl.String)
     distinct = texts.n_unique()
-    if not colon and column.dtype.is_float() and distinct > _MOST_GROUPS:
+    if not colon and column.dtype.is_numeric() and distinct > _MOST_GROUPS:
         raise DataError(
             f"{path}: subgroup column '{name}' has {distinct} different numbers: give bands (--subgroup "
             f"{name}:40,65, or {name}:bands for quarters of the patients)"

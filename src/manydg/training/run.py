@@ -286,7 +286,6 @@ def train(
     if isinstance(backbone, str):
         config, backbone = config.replace(backbone=backbone), None
     trust_named(config)
-    check_decision(config, dataset)
     chosen = _checked_split(dataset, config, split)
     identity = _identity(dataset, config, chosen, backbone)
     folder = None if out is None else Path(out)
@@ -349,12 +348,11 @@ class _Training:
         sites = sides["test"].sites() if self.config.split == "site" else None
         if sites is not None:
             record = record.replace(sites=dict(zip(sides["test"].pseudonyms(), sites.tolist(), strict=True)))
-        info = _data_info(self.dataset, self.backbone)
-        population = fit_population(fitted.algorithm, sides["train"], sides["val"], held_out["val"].probabilities)
+        info, val = _data_info(self.dataset, self.backbone), held_out["val"].scored()
+        population = fit_population(fitted.algorithm, sides["train"], sides["val"], val.probabilities)
         run = Run(fitted.algorithm, record, schema, self.config, info, self.folder, population)
         if self.folder is not None:
-            calibration = fit_calibration(fitted.algorithm, sides, held_out["val"].scored())
-            by_leader(partial(write_calibration, self.folder, calibration))
+            by_leader(partial(write_calibration, self.folder, fit_calibration(fitted.algorithm, sides, val)))
             by_leader(partial(self._write, self.folder, run, held_out))
         self.reporter.finished(record)
         return run
@@ -415,6 +413,7 @@ def draw_split(dataset: DomainDataset, config: TrainingConfig) -> Split:
 
 
 def _checked_split(dataset: DomainDataset, config: TrainingConfig, split: Split | None) -> Split:
+    check_decision(config, dataset)
     if dataset.n_patients < 3:
         raise DataError(
             f"the dataset has {dataset.n_patients} patient(s): training, validation and test need one each at least"
@@ -511,12 +510,9 @@ def make_record(
     device: str,
 ) -> RunRecord:
     """The record of a run: what ran, on what, and how it did on patients it had not seen."""
-    val, test = (held_out[side].scored() for side in ("val", "test"))
+    test = held_out["test"].scored()
     silence = silence_of(config, dataset.info.event)
-    if config.at is None:
-        threshold, threshold_rule = choose_threshold(val.target, val.truth, val.probabilities)
-    else:
-        threshold, threshold_rule = threshold_for(DecisionRule.parse(config.at), held_out["val"], silence)
+    threshold, threshold_rule = decide_threshold(config, held_out["val"])
     patients = score_patients(test.target, test.truth, test.probabilities, test.patients, threshold)
     return training_record(config, fitted, sides, name=name, seconds=seconds, device=device).replace(
         run=run,
@@ -533,6 +529,15 @@ def make_record(
             for name in sides["test"].pseudonyms()
         },
     )
+
+
+def decide_threshold(config: TrainingConfig, val: Predictions) -> tuple[float | None, str]:
+    """The decision threshold from the validation patients, and how it was chosen."""
+    if config.at is None:
+        counted = val.scored()
+        return choose_threshold(counted.target, counted.truth, counted.probabilities)
+    event = None if val.timing is None else val.timing.event
+    return threshold_for(DecisionRule.parse(config.at), val, silence_of(config, event))
 
 
 def check_decision(config: TrainingConfig, dataset: DomainDataset) -> None:

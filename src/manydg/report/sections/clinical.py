@@ -1,0 +1,206 @@
+"""What a model is worth in care: before and after onset, alarms, decisions, groups of patients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from manydg.evaluation import clinical
+from manydg.evaluation.clinical import CurvePoint, GroupResult
+from manydg.evaluation.predictions import Predictions
+from manydg.evaluation.statistics import Interval, PatientResampling, mean_over_runs
+from manydg.report import charts
+from manydg.report.charts import Series
+from manydg.report.results_folder import Chapter
+from manydg.report.sections import Block, Cell, Column, Figure, Part, Section, Table, Text
+from manydg.report.words import algorithm_name, count, interval, metric_name, number, probability, sentence
+from manydg.studies.summary import row_name, value_of
+from manydg.training.record import RunRecord
+from manydg.training.run import silence_of
+
+_RESAMPLES, _MAX_CURVES, _MAX_GROUPED = 400, 4, 3
+_APART = {"before": "before onset", "after": "from onset on"}
+_RATES = {
+    "sensitivity": "Sensitivity",
+    "specificity": "Specificity",
+    "precision": "Precision",
+    "negative_predictive_value": "Negative predictive value",
+    "events_caught": "Events caught",
+    "false_alarms_per_day": "False alarms per patient-day",
+    "lead_hours": "Hours of warning",
+    "alarms_that_come_true": "Alarms that come true",
+}
+Models = Mapping[str, Sequence[Predictions]]
+"""All test predictions of the runs of each model, by the name to show."""
+
+
+class Clinical(Section):
+    """Parts that need the runs' predictions; those of alarms an event, those of groups columns that were named."""
+
+    order = 460
+
+    def build(self, chapter: Chapter) -> Iterator[Part]:
+        groups: dict[str, list[RunRecord]] = {}
+        for record in chapter.compared() or chapter.uses():
+            groups.setdefault(_name(record), []).append(record)
+        loaded = {name: _loaded(chapter, records) for name, records in groups.items()}
+        models = {name: runs for name, runs in loaded.items() if runs}
+        if not models:
+            return
+        everyone = np.unique(np.concatenate([run.names for runs in models.values() for run in runs]))
+        plan = PatientResampling(everyone, resamples=_RESAMPLES)
+        event = next((record.event for record in chapter.records if record.event), None)
+        if event is not None:
+            yield _onset(chapter, groups)
+        if chapter.target.kind == "binary":
+            record = next(record for records in groups.values() for record in records)
+            yield _decisions(chapter, models, plan, silence_of(record.config, event))
+        best = sorted(models, key=lambda name: -_score(groups[name], chapter.metric))[:_MAX_GROUPED]
+        yield from _subgroups(chapter, {name: models[name] for name in models if name in best}, plan)
+
+
+def _name(record: RunRecord) -> str:
+    algorithm, _, more = row_name(record).partition(" (")
+    return algorithm_name(algorithm) + (f", {more.removesuffix(')')}" if more else "")
+
+
+def _loaded(chapter: Chapter, records: Sequence[RunRecord]) -> list[Predictions]:
+    return [run for run in map(chapter.whole_predictions, records) if run is not None]
+
+
+def _score(records: Sequence[RunRecord], metric: str) -> float:
+    known = [value for value in (value_of(record, metric) for record in records) if not math.isnan(value)]
+    return float(np.mean(known)) if known else -math.inf
+
+
+def _cell(value: Interval, digits: int = 3) -> Cell:
+    return Cell(number(value.estimate, digits), value.estimate, interval(value.low, value.high, digits))
+
+
+def _onset(chapter: Chapter, groups: Mapping[str, Sequence[RunRecord]]) -> Part:
+    """Every metric before and after the onset, apart."""
+    metrics = [f"{metric}_{when}" for when in _APART for metric in chapter.target.metrics]
+    rows = []
+    for name, records in groups.items():
+        values = [_score(records, metric) for metric in metrics]
+        rows.append([Cell(name), *(Cell(number(value), value) for value in values)])
+    titles = [f"{sentence(metric_name(m))} {words}" for words in _APART.values() for m in chapter.target.metrics]
+    lead = (
+        "Foreseeing an event is harder than recognising one that has begun. At the bedside the hours before the onset "
+        "count. Both columns have the same negative samples: those before an onset at which nothing is to come."
+    )
+    columns = [Column("Method", numeric=False), *map(Column, titles)]
+    table = Table("Before the onset, and from the onset on", columns, rows, "Means over the splits.")
+    return Part("onset", "Before and after the onset", [Text(lead), table], chapter.command("compare"))
+
+
+def _decisions(chapter: Chapter, models: Models, plan: PatientResampling, silence: float | None) -> Part:
+    """Rates at each run's threshold, the curve of alarms, and net benefit."""
+    blocks: list[Block] = [_at_threshold(models, plan, silence)]
+    some = dict(list(models.items())[:_MAX_CURVES])
+    if all(run.timing is not None for runs in some.values() for run in runs):
+        blocks.append(_alarms(some, plan, silence))
+    blocks.append(_net_benefit(some, plan))
+    return Part("decisions", "Decisions and alarms", blocks, chapter.command("compare"))
+
+
+def _at_threshold(models: Models, plan: PatientResampling, silence: float | None) -> Table:
+    rows, shown = [], list(_RATES)
+    for name, runs in models.items():
+        weights = [plan.weights[:, np.searchsorted(plan.names, run.names)] for run in runs]
+        each = [clinical.rates_at_threshold(run, own, silence) for run, own in zip(runs, weights, strict=True)]
+        means = mean_over_runs(each)
+        shown = [rate for rate in _RATES if rate in means]
+        rows.append([Cell(name), *(_cell(plan.interval(means[rate])) for rate in shown)])
+    columns = [Column("Method", numeric=False), *(Column(_RATES[rate]) for rate in shown)]
+    note = (
+        "Each run at the threshold that was chosen on its validation patients. Means over the splits, with 95% "
+        "intervals over patients."
+    )
+    if "events_caught" in shown:
+        note += (
+            " An alarm within the horizon before onset catches the event; any other alarm before onset is false. "
+            "After an alarm there is silence, as long as the horizon unless the run says otherwise."
+        )
+    return Table("At the decision threshold", columns, rows, note)
+
+
+def _alarms(models: Models, plan: PatientResampling, silence: float | None) -> Figure:
+    curves = {name: clinical.alarm_curve(runs, plan, silence) for name, runs in models.items()}
+    labels = {"events_caught": "share of events caught", "lead_hours": "mean hours of warning"}
+    panels = [
+        charts.lines(
+            sentence(label), [_series(name, curve[key]) for name, curve in curves.items()],
+            "false alarms per patient-day", label, scale="log",
+        )
+        for key, label in labels.items()
+    ]  # fmt: skip
+    note = (
+        "At each budget the threshold that catches most within it on these patients; bands are 95% intervals over "
+        "patients."
+    )
+    return Figure("What a budget of false alarms buys.", panels, note)
+
+
+def _series(name: str, points: Sequence[CurvePoint]) -> Series:
+    columns = [(point.at, point.value.estimate, point.value.low, point.value.high) for point in points]
+    x, mean, low, high = np.array(columns, float).T
+    return Series(name, x, mean, low, high)
+
+
+def _net_benefit(models: Models, plan: PatientResampling) -> Figure:
+    curves = {name: clinical.decision_curve(runs, plan) for name, runs in models.items()}
+    series = [_series(name, curve["model"]) for name, curve in curves.items()]
+    everybody = _series("act on everybody", next(iter(curves.values()))["everybody"])
+    top = max(float(np.nanmax(each.mean)) for each in series)
+    # Acting on everybody soon does far more harm than good: the axis would show nothing else.
+    kept = everybody.mean >= -0.5 * max(top, 1e-3)
+    shown = Series(everybody.name, everybody.x[kept], everybody.mean[kept])
+    panel = charts.lines("Net benefit", [*series, shown], "threshold probability", "net benefit")
+    note = (
+        "Net benefit is the share of samples rightly acted on, minus the share wrongly acted on times the odds of the "
+        "threshold; acting on nobody has 0. A model is worth using at the thresholds at which it is above both. It "
+        "takes the probabilities as they are: where they are too high or too low, so is the threshold."
+    )
+    return Figure("At which thresholds it is worth acting on.", [panel], note)
+
+
+def _subgroups(chapter: Chapter, models: Models, plan: PatientResampling) -> Iterator[Part]:
+    columns = list(next(iter(models.values()))[0].subgroups)
+    blocks: list[Block] = []
+    for column in columns:
+        for name, runs in models.items():
+            blocks.append(_groups(chapter, f"{column}: {name}", clinical.compare_groups(runs, column, plan)))
+    gaps = {name: np.array(list(clinical.calibration_by_patient(runs).values())) for name, runs in models.items()}
+    if columns:
+        lead = (
+            "A model may do well on average and fail a group. Each group is scored by itself; differences are from "
+            "the largest group, and p is corrected for the number of groups. Average precision depends on how common "
+            "the positive class is in a group; the area under the ROC curve does not."
+        )
+        yield Part("subgroups", "Groups of patients", [Text(lead), *blocks], chapter.command("compare"))
+    label = "mean prediction minus truth" if chapter.target.kind == "regression" else "mean probability minus share"
+    panel = charts.distributions("Calibration within each patient", gaps, label)
+    caption = "0 is right on average for that patient; above it the model states too much, below too little."
+    yield Part("patient-calibration", "Calibration patient by patient", [Figure(caption, [panel])])
+
+
+def _groups(chapter: Chapter, caption: str, groups: Sequence[GroupResult]) -> Table:
+    metrics = [*chapter.metrics[:1], *(["auroc"] if "auroc" in chapter.metrics[1:] else []), "calibration"]
+    names = {"calibration": "Probability minus truth"}
+    titles = [names.get(metric) or sentence(metric_name(metric)) for metric in metrics]
+    columns = [Column("Group", numeric=False), Column("Patients"), Column("Positive")]
+    for title in titles:
+        columns += [Column(title), Column("Difference"), Column("p")]
+    rows = []
+    for group in groups:
+        row = [Cell(group.group), Cell(count(group.patients), float(group.patients))]
+        row.append(Cell("" if math.isnan(group.positive) else f"{group.positive:.1%}", group.positive))
+        for metric in metrics:
+            gap, p = group.differences.get(metric), group.p.get(metric)
+            row += [_cell(group.values[metric]), Cell("") if gap is None else _cell(gap)]
+            row.append(Cell("" if p is None else probability(p), p))
+        rows.append(row)
+    return Table(caption, columns, rows)

@@ -1,0 +1,88 @@
+"""The report of an event: before and after its onset, alarms, net benefit and groups of patients, from true runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from manydg.config import TrainingConfig
+from manydg.data.dataset import from_arrays
+from manydg.data.info import DatasetInfo, EventSpec
+from manydg.evaluation.clinical import compare_groups, rates_at_threshold
+from manydg.evaluation.statistics import PatientResampling
+from manydg.report.results_folder import Chapter, read_results_folder
+from manydg.report.sections import Figure, Part, Table
+from manydg.report.sections.clinical import Clinical
+from manydg.studies.conduct import compare
+
+HOURS, PATIENTS = 14, 60
+
+
+@pytest.fixture(scope="module")
+def chapter(tmp_path_factory: pytest.TempPathFactory) -> Chapter:
+    folder, rng = tmp_path_factory.mktemp("stays"), np.random.default_rng(0)
+    who, hour = np.repeat(np.arange(PATIENTS), HOURS), np.tile(np.arange(float(HOURS)), PATIENTS)
+    onset = np.where(who % 2 == 0, 10.0, np.nan)
+    values = rng.normal(size=(len(who), 2))
+    values[:, 0] += onset - hour <= 4
+    info = DatasetInfo(event=EventSpec("onset", 4.0, 24.0), subgroups={"sex": ["f", "m"]})
+    data = from_arrays(values, (onset - hour <= 4).astype(int), who, times=hour, info=info)
+    beside = {"onset": torch.from_numpy(onset), "subgroups": torch.from_numpy((who[:, None] // 2 % 2).astype(np.int16))}
+    replace(data, metadata=beside).save(folder / "data")
+    options = TrainingConfig(epochs=2, lr=0.01, ratios=(0.5, 0.2, 0.3), at="sensitivity=.8", silence="2h")
+    compare(folder / "data", ["base", "prototype"], 2, folder / "results", options=options, device="cpu")
+    return read_results_folder(folder / "results").chapters[0]
+
+
+@pytest.fixture(scope="module")
+def parts(chapter: Chapter) -> dict[str, Part]:
+    return {part.name: part for part in Clinical().build(chapter)}
+
+
+def table(part: Part, caption: str) -> dict[str, list[str]]:
+    found = next(block for block in part.blocks if isinstance(block, Table) and block.caption.startswith(caption))
+    return {row[0].text: [cell.text for cell in row[1:]] for row in found.rows}
+
+
+def test_every_model_is_shown_before_and_after_the_onset(chapter: Chapter, parts: dict[str, Part]) -> None:
+    assert list(parts) == ["onset", "decisions", "subgroups", "patient-calibration"]
+    rows = table(parts["onset"], "Before the onset")
+    assert list(rows) == ["Base", "Prototype head"]
+    base = [record.test for record in chapter.records if record.algorithm == "base"]
+    metrics = [f"{metric}_{when}" for when in ("before", "after") for metric in chapter.target.metrics]
+    means = [np.mean([float(test[metric] or 0) for test in base]) for metric in metrics]
+    assert rows["Base"] == [f"{mean:.3f}" for mean in means]
+
+
+def test_rates_are_means_over_runs_at_their_own_thresholds_with_the_silence_asked_for(
+    chapter: Chapter, parts: dict[str, Part]
+) -> None:
+    rates = []
+    for record in chapter.records:
+        run = chapter.whole_predictions(record)
+        if record.algorithm == "prototype" and run is not None:
+            rates.append(rates_at_threshold(run, np.ones((1, len(run.names))), 2.0))
+    shown = table(parts["decisions"], "At the decision threshold")["Prototype head"]
+    assert shown == [f"{np.mean([rate[name][0] for rate in rates]):.3f}" for name in rates[0]]
+    figures = [block for block in parts["decisions"].blocks if isinstance(block, Figure)]
+    assert [panel.title for figure in figures for panel in figure.panels] == [
+        "Share of events caught", "Mean hours of warning", "Net benefit"
+    ]  # fmt: skip
+    assert "false alarms per patient-day" in figures[0].panels[0].words
+
+
+def test_groups_have_metrics_differences_and_tests(chapter: Chapter, parts: dict[str, Part]) -> None:
+    runs = [chapter.whole_predictions(record) for record in chapter.records if record.algorithm == "base"]
+    known = [run for run in runs if run is not None]
+    plan = PatientResampling(np.unique(np.concatenate([run.names for run in known])), resamples=50)
+    groups = compare_groups(known, "sex", plan)
+    rows = table(parts["subgroups"], "sex: Base")
+    assert list(rows) == ["f", "m"]
+    for group in groups:
+        cells = rows[group.group]
+        assert cells[:2] == [str(group.patients), f"{group.positive:.1%}"]
+        assert cells[2] == f"{group.values['auprc'].estimate:.3f}"
+        assert cells[5] == f"{group.values['auroc'].estimate:.3f}"
