@@ -39,7 +39,7 @@ from manydg.sources import (
 )
 from manydg.training.inference import CAUSAL, predict_probabilities
 from manydg.training.personal import needed
-from manydg.training.reliability import Calibration, distances_so_far, patient_embeddings, read_calibration
+from manydg.training.reliability import Calibration, distances_so_far, patient_embeddings
 from manydg.training.run import PREDICTIONS, Run, context_of, open_run
 
 Columns = dict[str, Sequence[Any]]
@@ -425,7 +425,7 @@ def trust_columns(run: Run, data: DomainDataset, probabilities: npt.NDArray[np.f
         As the model gives them; where they are not finite there are no sets, and the sample counts as unlike the
         training.
     """
-    calibration = None if run.folder is None else read_calibration(run.folder)
+    calibration = run.calibration
     if calibration is None:
         return {}
     target, names = run.algorithm.target, np.array(run.algorithm.target.spec.names)

@@ -35,6 +35,7 @@ def register(app: typer.Typer) -> None:
     app.command()(export)
     app.command()(audit)
     app.command()(card)
+    app.command()(serve)
     app.command()(evaluate)
 
 
@@ -181,6 +182,39 @@ def card(
     from manydg.report.card import write_card
 
     show_line(f"wrote {write_card(run, out)}")
+
+
+def serve(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.", show_default=False)],
+    host: Annotated[str, typer.Option(help="Address to listen at; any but this machine's own needs a token.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen at.")] = 8000,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(help="File with the token that every request must carry.", show_default="none on this machine"),
+    ] = None,
+    patients: Annotated[int, typer.Option(min=1, help="Patients whose samples are kept in memory.")] = 1000,
+    samples: Annotated[int, typer.Option(min=1, help="Samples of each patient that are kept: the latest.")] = 1000,
+    device: Device = "cpu",
+    backbone: UsedBackbone = None,
+    algorithm: UsedAlgorithm = None,
+) -> None:
+    """Answer predictions over HTTP (JSON or Arrow).
+
+    Beside probabilities come calibrated ones, prediction sets, and whether the patient is unlike those of the training.
+    A model with patient context is shown the patient's earlier samples, which are kept in memory alone: a restart loses
+    them, and each answer says how many there were. The OpenAPI page is at /docs, Prometheus metrics at /metrics.
+    """
+    from manydg.cli._progress import console
+    from manydg.serve import Limits, Predictor, check_address, read_token, run_server
+    from manydg.training.run import open_run
+
+    token = None if token_file is None else read_token(token_file)
+    check_address(host, token)
+    opened = open_run(run, backbone=backbone, algorithm=algorithm, device=device)
+    console.print(f"serving {run} at http://{host}:{port} (its OpenAPI page: /docs); stop with Ctrl-C")
+    run_server(Predictor(opened, Limits(patients, samples)), host, port, token)
 
 
 def audit(

@@ -517,15 +517,30 @@ def write_prediction_table(
 ) -> Path:
     """Write a table of predictions, a line per sample.
 
-    Its columns are those of ``rows``, then ``predicted``, ``threshold`` where there is one, ``p_NAME`` for each class
-    or label (none for a regression target), and how far to trust it. Text that a spreadsheet would compute is kept text
+    Its columns are those of :func:`prediction_table`. Text that a spreadsheet would compute is kept text
     (:func:`manydg.errors.csv_text`).
+    """
+    import polars as pl
+
+    table = prediction_table(rows, predictions)
+    texts = [column.name for column in table if column.dtype == pl.String]
+    table = table.with_columns(pl.Series(name, list(map(_cell, table[name])), dtype=pl.String) for name in texts)
+    path = folder / file
+    table.rename({name: csv_text(name) for name in table.columns}).write_csv(path)
+    return path
+
+
+def prediction_table(rows: pl.DataFrame, predictions: SamplePredictions) -> pl.DataFrame:
+    """A table of predictions, a row per sample.
+
+    Its columns are those of ``rows``, then ``predicted``, ``threshold`` where there is one, ``p_NAME`` for each class
+    or label (none for a regression target), and how far to trust it.
     """
     import polars as pl
 
     threshold, target = predictions.threshold, predictions.target
     names = () if target.kind == "regression" else target.names
-    table = rows.with_columns(
+    return rows.with_columns(
         pl.Series("predicted", predictions.decisions, dtype=pl.String),
         *([] if threshold is None else [pl.lit(float(f"{threshold:.6g}")).alias("threshold")]),
         *(
@@ -534,8 +549,3 @@ def write_prediction_table(
         ),
         *(pl.Series(name, values) for name, values in predictions.trust.items()),
     )
-    texts = [column.name for column in table if column.dtype == pl.String]
-    table = table.with_columns(pl.Series(name, list(map(_cell, table[name])), dtype=pl.String) for name in texts)
-    path = folder / file
-    table.rename({name: csv_text(name) for name in table.columns}).write_csv(path)
-    return path

@@ -15,7 +15,7 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -68,7 +68,7 @@ from manydg.training.personal import (
     write_population,
 )
 from manydg.training.record import Counts, RunRecord, check_files
-from manydg.training.reliability import fit_calibration, write_calibration
+from manydg.training.reliability import Calibration, fit_calibration, read_calibration, write_calibration
 
 RECORD, MODEL, PREDICTIONS, SPLIT, IDENTITY = (
     "run.json",
@@ -132,7 +132,7 @@ class Run:
         DataError
             If an input is infinite, or so large that the output for a sample is not finite.
         """
-        dataset = self._as_dataset(samples, patients, times)
+        dataset = self.as_dataset(samples, patients, times)
         probabilities = predict_probabilities(self.algorithm, self.prepare(dataset)).numpy()
         _check_finite(probabilities)
         return probabilities
@@ -165,7 +165,7 @@ class Run:
         array
             NaN in the rows whose label was given.
         """
-        dataset = self._as_dataset(samples, patients, times)
+        dataset = self.as_dataset(samples, patients, times)
         known, indicators = _shown_labels(labels, self.algorithm.target.spec, len(dataset))
         return self.personal_probabilities(dataset, known, indicators, learner)
 
@@ -184,12 +184,18 @@ class Run:
         probabilities[known] = np.nan
         return probabilities
 
-    def _as_dataset(
+    @cached_property
+    def calibration(self) -> Calibration | None:
+        """How far to trust its predictions; None for a run without a folder, or made without calibration."""
+        return None if self.folder is None else read_calibration(self.folder)
+
+    def as_dataset(
         self,
         samples: DomainDataset | ArrayLike | Mapping[str, ArrayLike] | Frame,
         patients: ArrayLike | Sequence[Any] | None,
         times: ArrayLike | None,
     ) -> DomainDataset:
+        """New samples for this model, as :meth:`predict_proba` takes them."""
         if isinstance(samples, DomainDataset):
             if patients is not None or times is not None:
                 raise DataError("a dataset has patients and times of its own: leave out patients= and times=")

@@ -1,0 +1,229 @@
+"""A model behind HTTP answers as it answers directly, remembers patients within its limits, and keeps strangers out."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import uvicorn
+
+import manydg
+from manydg.errors import ConfigError, DataError
+from manydg.predict import predict_samples
+from manydg.serve import ARROW, Limits, Predictor, check_address, create_app, read_token
+from manydg.training.run import Run, open_run
+
+TOKEN = "a-token-of-some-length"
+
+
+def _patients(count: int = 24, samples: int = 10) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    patients = np.repeat(np.arange(count), samples)
+    x = rng.normal(size=(count * samples, 3)).astype(np.float32) + rng.normal(size=(count, 3))[patients].astype(
+        np.float32
+    )
+    return (
+        x,
+        np.where(x[:, 0] + rng.normal(size=len(x)) > 0, "yes", "no"),
+        patients,
+        np.tile(np.arange(samples), count).astype(float),
+    )
+
+
+def _train(folder: Path, **options: Any) -> Run:
+    x, labels, patients, times = _patients()
+    data = manydg.from_arrays(x, labels, patients, times=times)
+    manydg.train(data, algorithm="base", epochs=2, out=folder, device="cpu", **options)
+    return open_run(folder)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return _train(tmp_path_factory.mktemp("plain") / "run")
+
+
+@pytest.fixture(scope="module")
+def causal(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return _train(
+        tmp_path_factory.mktemp("causal") / "run",
+        context="causal",
+        context_options={"parts": ["relative", "difference"]},
+    )
+
+
+@contextmanager
+def served(predictor: Predictor, token: str | None = None) -> Iterator[int]:
+    """A real server at a port of this machine."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = int(free.getsockname()[1])
+    server = uvicorn.Server(
+        uvicorn.Config(create_app(predictor, token), host="127.0.0.1", port=port, log_level="error")
+    )
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield port
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def ask(port: int, path: str, body: bytes | None = None, **headers: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    connection.request("GET" if body is None else "POST", path, body, named)
+    answer = connection.getresponse()
+    return answer.status, answer.read()
+
+
+def samples(start: int, end: int, patient: str = "new") -> list[dict[str, Any]]:
+    x, _, _, times = _patients()
+    return [{"patient": patient, "time": float(times[row]), "x": x[row].tolist()} for row in range(start, end)]
+
+
+def test_an_answer_over_http_is_that_of_the_model_itself(plain: Run) -> None:
+    rows = samples(0, 6)
+    with served(Predictor(plain)) as port:
+        status, content = ask(port, "/predict", json.dumps({"samples": rows}).encode())
+        assert status == 200
+        answered = json.loads(content)["predictions"]
+        _, model = ask(port, "/model")
+        status, page = ask(port, "/docs")
+        assert (status, b"swagger" in page.lower()) == (200, True)
+    inputs = np.array([row["x"] for row in rows], np.float32)
+    direct = predict_samples(plain, plain.as_dataset(inputs, ["new"] * 6, None))
+    assert [row["p_yes"] for row in answered] == pytest.approx(direct.probabilities[:, 1].tolist(), abs=1e-5)
+    assert [row["calibrated_yes"] for row in answered] == pytest.approx(direct.trust["calibrated_yes"])
+    assert [row["predicted"] for row in answered] == direct.decisions
+    for name in ("set_", "unlike_training", "distance"):
+        assert any(key.startswith(name) for key in answered[0]), name
+    assert json.loads(model)["how well it did on patients it had not seen"]["patients"] == plain.record.patients.test
+
+
+def test_arrow_goes_in_and_out(plain: Run) -> None:
+    frame = pl.DataFrame(samples(0, 4))
+    with served(Predictor(plain)) as port:
+        body = frame.write_ipc_stream(None).getvalue()
+        status, content = ask(port, "/predict", body, Content_Type=ARROW, Accept=ARROW)
+        _, as_json = ask(port, "/predict", json.dumps({"samples": samples(0, 4)}).encode())
+    assert status == 200
+    table = pl.read_ipc_stream(content)
+    assert table["p_yes"].to_list() == pytest.approx([row["p_yes"] for row in json.loads(as_json)["predictions"]])
+
+
+def test_samples_that_arrive_one_by_one_get_what_they_get_together(causal: Run) -> None:
+    rows = samples(0, 8)
+    together = Predictor(causal).predict(pl.DataFrame(rows))
+    predictor = Predictor(causal)
+    alone = [predictor.predict(pl.DataFrame([row])) for row in rows]
+    assert [table["context_samples"][0] for table in alone] == list(range(8))
+    assert [table["p_yes"][0] for table in alone] == pytest.approx(together["p_yes"].to_list(), abs=1e-5)
+    assert [table["distance"][0] for table in alone] == pytest.approx(together["distance"].to_list(), abs=1e-3)
+    fresh = Predictor(causal).predict(pl.DataFrame(rows[-1:]))
+    assert fresh["context_samples"][0] == 0  # a restart forgets, and says so
+    assert fresh["p_yes"][0] != pytest.approx(together["p_yes"][-1], abs=1e-4)
+
+
+def test_the_patient_not_seen_for_longest_is_forgotten_and_samples_are_bounded(causal: Run) -> None:
+    predictor = Predictor(causal, Limits(patients=2, samples=3))
+    for name in ("a", "b", "a", "c"):
+        predictor.predict(pl.DataFrame(samples(0, 2, name)))
+    assert predictor.patients == 2
+    counts = {name: predictor.predict(pl.DataFrame(samples(5, 6, name)))["context_samples"][0] for name in ("a", "c")}
+    assert counts == {"a": 3, "c": 2}
+    assert predictor.predict(pl.DataFrame(samples(5, 6, "b")))["context_samples"][0] == 0
+    assert predictor.tally.forgotten == 2
+    assert predictor.forget("b") == 1
+    assert predictor.forget("b") == 0
+
+
+def test_a_model_without_context_keeps_nothing_of_anybody(plain: Run) -> None:
+    predictor = Predictor(plain)
+    predictor.predict(pl.DataFrame(samples(0, 5)))
+    assert predictor.patients == 0
+
+
+def test_without_the_token_only_the_health_is_told(plain: Run) -> None:
+    body = json.dumps({"samples": samples(0, 1)}).encode()
+    with served(Predictor(plain), TOKEN) as port:
+        assert ask(port, "/predict", body)[0] == 401
+        assert ask(port, "/predict", body, Authorization="Bearer another-one-of-these")[0] == 401
+        assert ask(port, "/metrics")[0] == 401
+        assert ask(port, "/health")[0] == 200
+        assert ask(port, "/predict", body, Authorization=f"Bearer {TOKEN}")[0] == 200
+
+
+def test_another_host_needs_a_token_and_a_token_is_long(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--token-file"):
+        check_address("0.0.0.0", None)
+    check_address("0.0.0.0", TOKEN)
+    check_address("127.0.0.1", None)
+    file = tmp_path / "token"
+    file.write_text("short\n")
+    with pytest.raises(ConfigError, match="16 characters or more"):
+        read_token(file)
+    file.write_text(TOKEN + "\n")
+    assert read_token(file) == TOKEN
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"{", "not JSON"),
+        (b"{}", "one object for each sample"),
+        (b'{"samples": []}', "1 to 10,000 samples"),
+        (b'{"samples": [{"x": [1, 2, 3]}]}', "each sample needs its patient"),
+        (b'{"samples": [{"patient": "a", "y": 1}]}', "'y' is no input of the model; its inputs are x"),
+        (b'{"samples": [{"patient": null, "x": [1, 2, 3]}]}', "row 0 has no 'patient'"),
+    ],
+)
+def test_a_wrong_request_gets_one_line_that_says_what_is_wrong(plain: Run, body: bytes, said: str) -> None:
+    with served(Predictor(plain)) as port:
+        status, content = ask(port, "/predict", body)
+        assert status == 422
+        assert said in json.loads(content)["error"]
+        assert ask(port, "/health")[0] == 200
+
+
+def test_a_model_of_earlier_samples_needs_their_time(causal: Run) -> None:
+    with pytest.raises(DataError, match="add the column 'time'"):
+        Predictor(causal).predict(pl.DataFrame([{"patient": "a", "x": [0.0, 0.0, 0.0]}]))
+
+
+def test_metrics_count_requests_samples_and_patients(causal: Run) -> None:
+    with served(Predictor(causal)) as port:
+        ask(port, "/predict", json.dumps({"samples": samples(0, 3)}).encode())
+        ask(port, "/predict", b"{")
+        text = ask(port, "/metrics")[1].decode()
+    assert 'manydg_requests_total{status="200"} 1' in text
+    assert 'manydg_requests_total{status="422"} 1' in text
+    assert "manydg_samples_total 3" in text
+    assert "manydg_patients_in_memory 1" in text
+    assert 'manydg_request_seconds_bucket{le="+Inf"} 2' in text
+
+
+def test_a_table_is_asked_for_by_its_own_columns(tmp_path: Path) -> None:
+    x, labels, patients, _ = _patients()
+    frame = pl.DataFrame({"who": patients, "age": x[:, 0], "sex": np.where(x[:, 1] > 0, "f", "m"), "ill": labels})
+    data = manydg.from_arrays(frame, "ill", "who")
+    manydg.train(data, algorithm="base", epochs=1, out=tmp_path / "run", device="cpu")
+    predictor = Predictor(open_run(tmp_path / "run"))
+    table = predictor.predict(
+        pl.DataFrame([{"patient": "n", "age": 0.3, "sex": "f"}, {"patient": "n", "age": 1.0, "sex": "m"}])
+    )
+    assert table["p_yes"].is_between(0, 1).all()
+    with pytest.raises(DataError, match="lacks 1 features"):
+        predictor.predict(pl.DataFrame([{"patient": "n", "age": 0.3}]))
