@@ -52,6 +52,10 @@ KIDNEY_COLUMNS = (
     "--patient uniquepid --event onset --horizon 6h --session stay --time hour --time-unit h --site hospitalid "
     "--features 'value_*' 'measured_*' 'static_*' --missing keep --subgroup static_male --subgroup static_age:40,65,80"
 )
+LIGHTGBM = (
+    "--set lightgbm.rounds=200 --set lightgbm.sample_share=0.5 --set lightgbm.learning_rate=0.05 "
+    "--set lightgbm.leaves=16 --set lightgbm.leaf_samples=200 --set lightgbm.l2=10.0 --set lightgbm.feature_share=0.3"
+)
 EEG = "--epochs 12 --batch-size 64 --lr 5e-4 --backbone seizure-cnn"
 DENSE = (
     "base,prototype,manydg-random-pairs,manydg,condadv,dann,irm,pcl,mldg,simd1,simd2,boosting,lightgbm,ema,swad,coral,"
@@ -154,6 +158,9 @@ STUDIES = (
     StudyPlan("kidney-before", "kidney-before",
               "experiment context-rivals kidney-before --context causal --algorithms base,manydg,ema,boosting,lightgbm "
               f"--seeds 5 {KIDNEY}", "base (no context)"),
+    StudyPlan("kidney-alarms", "kidney-before",
+              "compare kidney-before --algorithms lightgbm,best,ema --context causal --seeds 5 --at alarms=1/day "
+              f"{LIGHTGBM} {KIDNEY}", "lightgbm"),
     StudyPlan("eegmat-rivals", "eegmat",
               f"experiment context-rivals eegmat --algorithms {SIGNALS} --seeds 5 --repeats 2 {EEG}",
               "base (no context)"),

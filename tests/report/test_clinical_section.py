@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from manydg.cli import app
 from manydg.config import TrainingConfig
 from manydg.data.dataset import from_arrays
 from manydg.data.info import DatasetInfo, EventSpec
+from manydg.errors import ConfigError
 from manydg.evaluation.clinical import compare_groups, rates_at_threshold
 from manydg.evaluation.statistics import PatientResampling
 from manydg.report.results_folder import Chapter, read_results_folder
@@ -72,6 +76,27 @@ def test_rates_are_means_over_runs_at_their_own_thresholds_with_the_silence_aske
         "Share of events caught", "Mean hours of warning", "Net benefit"
     ]  # fmt: skip
     assert "false alarms per patient-day" in figures[0].panels[0].words
+
+
+def test_the_command_prints_the_same_of_results_and_of_a_run_and_another_threshold_on_request(chapter: Chapter) -> None:
+    runner = CliRunner()
+    printed = runner.invoke(app, ["clinical", str(chapter.folder), "--json"])
+    assert printed.exit_code == 0
+    whole = json.loads(printed.output)
+    assert list(whole) == ["base", "prototype"]
+    record = next(record for record in chapter.records if record.algorithm == "base")
+    run = str(chapter.folder / record.folder)
+    own, other = (
+        json.loads(runner.invoke(app, ["clinical", run, *more, "--json"]).output)["base"]["at_threshold"]
+        for more in ((), ("--at", "alarms=1/day", "--silence", "1h"))
+    )
+    assert {name: value["estimate"] for name, value in own.items()} == pytest.approx(dict(record.operating))
+    assert other["sensitivity"]["estimate"] != own["sensitivity"]["estimate"]
+    tables = runner.invoke(app, ["clinical", str(chapter.folder)]).output
+    for title in ("At the threshold", "Events caught, by false alarms per patient-day", "sex: base", "sex: prototype"):
+        assert title in tables
+    refused = runner.invoke(app, ["clinical", run, "--at", "recall=1"])
+    assert isinstance(refused.exception, ConfigError)
 
 
 def test_groups_have_metrics_differences_and_tests(chapter: Chapter, parts: dict[str, Part]) -> None:

@@ -1,6 +1,6 @@
-"""``manydg inspect``: what a dataset folder holds, where it came from, and whether that is what the paper had.
+"""``manydg inspect`` and ``manydg clinical``: what a dataset folder holds, and what finished models are worth in care.
 
-Inputs are not read, so that the size of a dataset does not matter.
+A dataset's inputs are not read, so that its size does not matter.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from manydg.data.dataset import ColumnSchema, DomainDataset
     from manydg.data.info import CohortStep
+    from manydg.evaluation.statistics import Interval
     from manydg.files import Json
 
 _PROSE = ("explanation", "other counts")
@@ -30,8 +31,9 @@ _LABELS_SHOWN = 20
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to ``manydg``."""
+    """Add the commands to ``manydg``."""
     app.command("inspect")(inspect)
+    app.command("clinical")(clinical)
 
 
 def inspect(
@@ -52,6 +54,62 @@ def inspect(
     from manydg.cli._progress import PlainConsole
 
     _show(PlainConsole(soft_wrap=True), summary)
+
+
+def clinical(
+    folder: Annotated[Path, typer.Argument(help="Folder of a finished run, or results folder.", show_default=False)],
+    at: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RULE",
+            help="Choose each run's threshold anew on its validation patients: sensitivity=.9, precision=.5 or "
+            "alarms=1/day.",
+            show_default="the run's own",
+        ),
+    ] = None,
+    silence: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="No other alarm so long after one, such as 6h.", show_default="the run's"),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Show alarms, decisions and groups of patients.
+
+    On test patients, with 95% intervals over patients: rates at the threshold; of an event, what a budget of false
+    alarms buys; and each group of the columns that were named when the dataset was prepared (--subgroup).
+    """
+    from manydg.cli._progress import PlainConsole, show_json
+    from manydg.studies.summary import clinical_results
+
+    results = clinical_results(folder, at=at, silence=silence)
+    if json:
+        show_json({name: result.to_json() for name, result in results.items()})
+        return
+    screen = PlainConsole(soft_wrap=True)
+    rates = {name: {key: _bounds(value) for key, value in each.at_threshold.items()} for name, each in results.items()}
+    _models(screen, "At the threshold", rates)
+    caught = {
+        name: {f"{point.at:g} a day": _bounds(point.value) for point in each.alarms.get("events_caught", [])}
+        for name, each in results.items()
+    }
+    _models(screen, "Events caught, by false alarms per patient-day", caught)
+    for name, result in results.items():
+        for column, groups in result.subgroups.items():
+            rows = [[group.group, str(group.patients), *map(_bounds, group.values.values())] for group in groups]
+            _table(screen, f"{column}: {name}", ["group", "patients", *groups[0].values], rows)
+
+
+def _models(screen: Console, title: str, cells: Mapping[str, Mapping[str, str]]) -> None:
+    """A table with a row for each model; none where there is nothing to show."""
+    columns = list(next(iter(cells.values())))
+    if columns:
+        head = ["model", *(column.replace("_", " ") for column in columns)]
+        _table(screen, title, head, [[name, *row.values()] for name, row in cells.items()])
+
+
+def _bounds(value: Interval) -> str:
+    known = value.low == value.low
+    return f"{value.estimate:.3f}" + (f" [{value.low:.3f}, {value.high:.3f}]" if known else "")
 
 
 # The figures

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from manydg.algorithms import algorithm_order
 from manydg.algorithms.best import LEAST_SHARE
 from manydg.errors import DataError, unknown_name
+from manydg.evaluation.clinical import ClinicalResult, evaluate
 from manydg.evaluation.predictions import Predictions, read_predictions
 from manydg.evaluation.statistics import (
     Interval,
@@ -37,6 +38,7 @@ from manydg.studies.records import REFERENCE, RUN_RECORD, StudyDescription, read
 from manydg.studies.tuning import kept_tuning
 from manydg.targets import Target, oriented, target_of
 from manydg.training.record import Counts, RunRecord, check_files
+from manydg.training.run import decide_threshold, silence_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -355,6 +357,41 @@ def load_predictions(folder: str | Path, record: Record, side: str = "test") -> 
     again = f"delete {path.parent} and run the study again"
     check_files(path.with_name(RUN_RECORD), again, names=[path.name])
     return read_predictions(path, side, _target(record), record.threshold)
+
+
+def clinical_results(
+    folder: str | Path, *, at: str | None = None, silence: str | None = None, resamples: int = 1000
+) -> dict[str, ClinicalResult]:
+    """Alarms, decisions and groups of each model of a run folder or a results folder, on its test patients.
+
+    Parameters
+    ----------
+    folder : path
+    at : str, optional
+        Choose each run's threshold anew on its validation patients, as ``sensitivity=.9``; by default it is the run's.
+    silence : str, optional
+        After an alarm, such as ``6h``; by default the run's.
+    resamples : int
+        Of the patient bootstrap.
+    """
+    path = Path(folder)
+    alone = (path / RUN_RECORD).is_file()
+    records = [RunRecord.read(path / RUN_RECORD).replace(folder=".")] if alone else read_results(path)
+    models: dict[str, list[Predictions]] = {}
+    quiet: float | None = None
+    for record in (each for each in records if each.ok):
+        run, val = (load_predictions(path, record, side) for side in ("test", "val"))
+        if run is None or val is None:
+            continue
+        changes = {name: text for name, text in (("at", at), ("silence", silence)) if text is not None}
+        config = record.config.replace(**changes)
+        quiet = silence_of(config, record.event)
+        threshold = record.threshold if at is None else decide_threshold(config, val)[0]
+        for name in {row_name(view) for view in views([record])}:
+            models.setdefault(name, []).append(replace(run, threshold=threshold))
+    if not models:
+        raise DataError(f"{folder} has no predictions of a finished run: name a run folder or a results folder")
+    return {name: evaluate(runs, silence=quiet, resamples=resamples) for name, runs in models.items()}
 
 
 FloatArray = npt.NDArray[np.float64]
