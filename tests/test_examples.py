@@ -16,6 +16,7 @@ import pytest
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 PRINTS = {
     "cluster": r"base: kappa .*\nmanydg: kappa ",
+    "context_for_lightgbm": r"without context: AUROC 0\.[56]\d\nwith context: AUROC 0\.9\d\n.* the same: True",
     "edf_to_hypnogram": r"kappa on test patients: 0\.[3-9](.*\n)+wrote .*\.csv\nwrote .*-Hypnogram\.edf\nwrote .*\.png",
     "onnx_model": r"model\.onnx: probabilities of 5 samples\n(.*\[0\.\d+.*\n){5}",
     "own_algorithm": r"base: kappa .*\n__main__:PairDistance: kappa ",

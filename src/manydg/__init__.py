@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from manydg.config import TrainingConfig
     from manydg.data.columns import Ragged
     from manydg.data.dataset import Batch, DomainDataset, from_arrays, open_dataset
+    from manydg.data.patient_context import PatientContext
     from manydg.data.sampling import fold_pairs
     from manydg.data.splits import Split, load_split, patient_folds, split_patients
     from manydg.errors import ManyDGError
@@ -28,6 +29,7 @@ _HOMES = {
     "ManyDGClassifier": "manydg.estimator",
     "ManyDGError": "manydg.errors",
     "ManyDGRegressor": "manydg.estimator",
+    "PatientContext": "manydg.data.patient_context",
     "PatientSplit": "manydg.estimator",
     "Ragged": "manydg.data.columns",
     "Run": "manydg.training.run",
@@ -52,6 +54,7 @@ __all__ = [
     "ManyDGClassifier",
     "ManyDGError",
     "ManyDGRegressor",
+    "PatientContext",
     "PatientSplit",
     "Ragged",
     "Run",

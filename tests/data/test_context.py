@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manydg.data.columns import Ragged
-from manydg.data.context import PARTS, add_context
+from manydg.data.context import add_context
 from manydg.data.dataset import DomainDataset, from_arrays
+from manydg.data.patient_context import PARTS
 from manydg.errors import ConfigError, DataError
 
 MODES = ("offline", "causal")

@@ -10,8 +10,8 @@ import torch
 
 from manydg.data.context import add_context, estimate_strength
 from manydg.data.dataset import DomainDataset, from_arrays
+from manydg.data.patient_context import MOST, samples_until_known, some_patients
 from manydg.data.splits import split_patients
-from manydg.data.timeline import MOST, rows_of_some_patients, samples_until_known
 from manydg.training.run import train
 
 
@@ -83,9 +83,9 @@ def test_too_few_patients_with_two_samples_say_nothing() -> None:
 
 
 def test_a_large_dataset_is_read_by_whole_patients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("manydg.data.timeline._ROWS", 2000)
+    monkeypatch.setattr("manydg.data.patient_context._ROWS", 2000)
     data = make()
-    rows = rows_of_some_patients(data)
+    rows = some_patients(data.domains.numpy())
     assert len(rows) == 8 * 256
     assert set(torch.bincount(data.domains[rows]).tolist()) == {0, 256}
 

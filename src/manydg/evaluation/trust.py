@@ -33,7 +33,7 @@ import numpy.typing as npt
 import torch
 from scipy import optimize, special
 
-from manydg.data.timeline import Timeline, running
+from manydg.data.patient_context import Timeline, running
 from manydg.errors import DataError
 from manydg.evaluation.metrics import divide, group_means
 from manydg.targets import Target

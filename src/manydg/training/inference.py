@@ -16,8 +16,9 @@ from manydg.algorithms.best import Best
 from manydg.backbones import auto_backbone, build_backbone
 from manydg.config import NO_SEQUENCE, TrainingConfig
 from manydg.data.columns import unnest
-from manydg.data.context import ContextOptions, apply_context, estimate_strength, has_context, has_signals, unsupported
+from manydg.data.context import apply_context, estimate_strength, has_context, has_signals, unsupported
 from manydg.data.dataset import Batch, DomainDataset, InputSchema
+from manydg.data.patient_context import ContextOptions
 from manydg.data.timeline import ORDER, SequenceOptions, add_order
 from manydg.errors import ConfigError, DataError
 from manydg.targets import Target

@@ -29,10 +29,10 @@ from manydg.backbones import BACKBONES, SingleInput
 from manydg.backbones._sequences import SequenceBackbone
 from manydg.code_version import code_version
 from manydg.config import UNITS, DecisionRule, TrainingConfig, duration, pick_device
-from manydg.data.context import ContextOptions
 from manydg.data.dataset import DomainDataset, InputSchema, from_arrays, unlabelled
 from manydg.data.encoding import ArrayLike, Frame
 from manydg.data.info import EventSpec, TargetSpec
+from manydg.data.patient_context import ContextOptions, Timeline
 from manydg.data.splits import (
     Split,
     check_split,
@@ -45,7 +45,7 @@ from manydg.data.splits import (
     warn_of_overlap,
 )
 from manydg.data.storage import refuse_dataset_folder
-from manydg.data.timeline import SequenceOptions, Timeline
+from manydg.data.timeline import SequenceOptions
 from manydg.errors import ConfigError, DataError, ManyDGError, StorageError
 from manydg.evaluation.clinical import rates_at_threshold, threshold_for
 from manydg.evaluation.metrics import choose_threshold, score, score_patients

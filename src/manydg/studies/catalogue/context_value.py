@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from manydg.data.context import DEFAULT_PARTS, limit_context, unsupported
+from manydg.data.context import limit_context, unsupported
 from manydg.data.dataset import DomainDataset
+from manydg.data.patient_context import DEFAULT_PARTS, Timeline
 from manydg.data.splits import load_split
-from manydg.data.timeline import Timeline
 from manydg.errors import DataError
 from manydg.evaluation.metrics import score
 from manydg.studies.experiment import Experiment, Record, Request, Series, curve

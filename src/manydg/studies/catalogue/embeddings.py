@@ -15,8 +15,8 @@ import numpy.typing as npt
 import torch
 
 from manydg.data.dataset import DomainDataset
+from manydg.data.patient_context import Timeline
 from manydg.data.splits import load_split
-from manydg.data.timeline import Timeline
 from manydg.errors import DataError
 from manydg.evaluation.probes import (
     Retrieval,
