@@ -9,8 +9,8 @@
 and started again. ``collect`` writes what the studies found to ``results/NAME.json``. ``write`` makes the tables of
 docs/results.md from these files; a test compares the page with them. ``make results`` does all three.
 
-Evidence counts as of one version of the code while every algorithm in it trains to the same weights and predictions on
-the data of tests/reference. ``version`` notes what the present code trains to, from the reference that the slow tests
+Evidence counts as of one version of the code while every algorithm in it predicts the same, bit for bit, on the data
+of tests/reference. ``version`` notes what the present code predicts, from the reference that the slow tests
 compare it with, in ``results/versions/``; a test compares these notes with each other.
 """
 
@@ -523,26 +523,25 @@ def versions(found: dict[str, dict[str, Any]]) -> str:
     runs = sum(study["runs"] for study in found.values())
     if not found:
         return "Nothing was run yet."
-    same = " Algorithms in them train to the same weights in all these versions (`results/versions`)."
+    same = " Every algorithm in them predicts the same in all these versions (`results/versions`)."
     return f"{runs:,} runs of version {', '.join(codes)} on {', '.join(devices)}.{same if len(codes) > 1 else ''}"
 
 
-def trained_to(reference: dict[str, Any]) -> dict[str, str]:
-    """For each algorithm a hash of the weights and predictions that it ends with on the data of the reference."""
-    ends = (".weights.float_hash", ".predictions.float_hash")
+def predicted(reference: dict[str, Any]) -> dict[str, str]:
+    """For each algorithm a hash of what it predicts on the data of the reference, once trained."""
     kept: dict[str, list[str]] = {}
     for key, value in sorted(reference.items()):
         part, _, rest = key.partition(".")
-        if part == "algorithm" and key.endswith(ends):
+        if part == "algorithm" and key.endswith(".predictions.float_hash"):
             kept.setdefault(rest.partition(".")[0], []).append(f"{key}={value}")
     return {name: hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16] for name, lines in kept.items()}
 
 
 def note_version() -> Path:
-    """Note what the present code trains to, as the committed reference has it."""
+    """Note what the present code predicts, as the committed reference has it."""
     VERSIONS.mkdir(exist_ok=True)
     path = VERSIONS / f"{code_version()}.json"
-    write_json(path, trained_to(json.loads(REFERENCE.read_text(encoding="utf-8"))))
+    write_json(path, predicted(json.loads(REFERENCE.read_text(encoding="utf-8"))))
     return path
 
 

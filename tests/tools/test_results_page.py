@@ -18,7 +18,7 @@ from tools.results import (
     claims,
     page,
     read_evidence,
-    trained_to,
+    predicted,
 )
 
 from manydg.evaluation.statistics import compare_paired
@@ -32,26 +32,26 @@ def test_the_page_is_what_the_records_make_of_it() -> None:
 
 
 def test_all_evidence_is_of_one_version_of_the_code_and_one_of_each_dataset() -> None:
-    now = trained_to(json.loads(REFERENCE.read_text(encoding="utf-8")))
+    now = predicted(json.loads(REFERENCE.read_text(encoding="utf-8")))
     for name, study in found.items():
         assert len(study["dataset_hash"]) == 1
         algorithms = {row.partition(" ")[0] for summary in study["summaries"] for row in summary["rows"]}
         for code in study["code_version"]:
             then = json.loads((VERSIONS / f"{code}.json").read_text(encoding="utf-8"))
             changed = [algorithm for algorithm in algorithms if then[algorithm] != now[algorithm]]
-            assert not changed, f"{name} is of version {code}; {changed} train to other weights now: run it anew"
+            assert not changed, f"{name} is of version {code}; {changed} predict otherwise now: run it anew"
 
 
-def test_a_version_is_another_one_for_an_algorithm_whose_weights_or_predictions_are_others() -> None:
+def test_a_version_is_another_one_for_an_algorithm_that_predicts_otherwise() -> None:
     reference = {
-        "algorithm.base.binary.weights.float_hash": "a", "algorithm.base.binary.predictions.float_hash": "b",
-        "algorithm.irm.binary.weights.float_hash": "c", "algorithm.irm.binary.seconds": 3, "study.x.float_hash": "d",
+        "algorithm.base.binary.predictions.float_hash": "a", "algorithm.base.votes.predictions.float_hash": "b",
+        "algorithm.irm.binary.predictions.float_hash": "c", "algorithm.irm.binary.seconds": 3, "study.x.float_hash": "d",
     }  # fmt: skip
-    before = trained_to(reference)
+    before = predicted(reference)
     assert set(before) == {"base", "irm"}
-    assert trained_to({**reference, "algorithm.irm.binary.seconds": 4, "study.x.float_hash": "e"}) == before
-    for part in ("weights", "predictions"):
-        after = trained_to({**reference, f"algorithm.base.binary.{part}.float_hash": "x"})
+    assert predicted({**reference, "algorithm.irm.binary.seconds": 4, "study.x.float_hash": "e"}) == before
+    for kind in ("binary", "votes"):
+        after = predicted({**reference, f"algorithm.base.{kind}.predictions.float_hash": "x"})
         assert after["base"] != before["base"]
         assert after["irm"] == before["irm"]
 
