@@ -17,8 +17,8 @@ from tools.results import (
     block,
     claims,
     page,
-    read_evidence,
     predicted,
+    read_evidence,
 )
 
 from manydg.evaluation.statistics import compare_paired
@@ -45,7 +45,8 @@ def test_all_evidence_is_of_one_version_of_the_code_and_one_of_each_dataset() ->
 def test_a_version_is_another_one_for_an_algorithm_that_predicts_otherwise() -> None:
     reference = {
         "algorithm.base.binary.predictions.float_hash": "a", "algorithm.base.votes.predictions.float_hash": "b",
-        "algorithm.irm.binary.predictions.float_hash": "c", "algorithm.irm.binary.seconds": 3, "study.x.float_hash": "d",
+        "algorithm.irm.binary.predictions.float_hash": "c", "algorithm.irm.binary.seconds": 3,
+        "study.x.float_hash": "d",
     }  # fmt: skip
     before = predicted(reference)
     assert set(before) == {"base", "irm"}
