@@ -24,7 +24,9 @@ import torch
 from manydg.data.dataset import DomainDataset, open_dataset
 from manydg.data.encoding import encode_patients
 from manydg.data.info import DatasetInfo
+from manydg.data.patient_context import Timeline
 from manydg.errors import ConfigError, DataError, ManyDGWarning, StorageError
+from manydg.evaluation.clinical import raise_alarms
 from manydg.evaluation.predictions import decide, read_predictions
 from manydg.evaluation.trust import SetRule, prediction_interval, prediction_sets, scale_temperature
 from manydg.files import JsonObject, new_folder, write_through
@@ -40,7 +42,7 @@ from manydg.sources import (
 from manydg.training.inference import CAUSAL, predict_probabilities
 from manydg.training.personal import needed
 from manydg.training.reliability import Calibration, distances_so_far, patient_embeddings
-from manydg.training.run import PREDICTIONS, Run, context_of, open_run
+from manydg.training.run import PREDICTIONS, Run, context_of, open_run, silence_of
 
 Columns = dict[str, Sequence[Any]]
 ABOUT = "about.json"
@@ -56,6 +58,8 @@ _COLUMNS = {
     "set_LEVEL": "what cannot be ruled out, separated by |: sets of a new patient hold the truth in LEVEL per cent of "
     "the samples, on average over patients",
     "set_LEVEL_of_SHARE": "the same, so that it is true of SHARE per cent of new patients",
+    "alarm": "of a model of an event: whether an alarm is raised, which is where the probability reaches the threshold "
+    "and the last alarm of the session is long enough ago",
     "not_predicted": "why a sample has no prediction; the column is there only where some have none",
     "unlike_training": "whether the patient lies farther from the training patients than nearly all validation "
     "patients do",
@@ -388,13 +392,26 @@ def predict_samples(run: Run, data: DomainDataset) -> SamplePredictions:
     probabilities = predict_probabilities(run.algorithm, prepared).numpy()
     failed = _not_finite(probabilities)
     decisions: Sequence[str | None] = _decisions(run, np.where(failed[:, None], 0, probabilities))
-    trust = trust_columns(run, prepared, probabilities)
+    trust = {**_alarm_column(run, data, probabilities), **trust_columns(run, prepared, probabilities)}
     if failed.any():
         decisions = _blank(decisions, failed)
         trust["not_predicted"] = [_OVERFLOW if bad else None for bad in failed]
         message = f"{int(failed.sum())} of {len(failed)} samples are not predicted: {_OVERFLOW}"
         warnings.warn(message, ManyDGWarning, stacklevel=2)
     return SamplePredictions(target.spec, probabilities, decisions, threshold, trust)
+
+
+def _alarm_column(run: Run, data: DomainDataset, probabilities: npt.NDArray[np.float32]) -> Columns:
+    """Where a model of an event raises alarms; nothing without times."""
+    event, threshold = run.record.event, run.record.threshold
+    if event is None or threshold is None or data.times is None:
+        return {}
+    timeline = Timeline.of(data.domains, data.times, data.info.session_gap)
+    session = np.empty(len(data), np.int64)
+    session[timeline.order.cpu().numpy()] = timeline.session.cpu().numpy()
+    silence = silence_of(run.config, event)
+    times, scores = data.times.cpu().numpy(), probabilities[:, 1].astype(np.float64)
+    return {"alarm": raise_alarms(event, times, session, scores, threshold, silence).tolist()}
 
 
 def _not_finite(probabilities: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:

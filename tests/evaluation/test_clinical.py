@@ -24,6 +24,7 @@ from manydg.evaluation.clinical import (
     decision_curve,
     evaluate,
     net_benefit,
+    raise_alarms,
     rates_at_threshold,
     threshold_for,
 )
@@ -82,6 +83,19 @@ def test_silence_after_an_alarm_counts_within_a_session_and_may_hide_a_warning()
     assert count_alarms(predictions(), 0.5, silence=6.0).caught[0, 0] == 0
     # The horizon, 3 h, is what it is by default: alarms at 0 and 4.
     np.testing.assert_array_equal(count_alarms(predictions(), 0.5).lead, count_alarms(predictions(), 0.5, 3.0).lead)
+
+
+def test_alarms_on_new_patients_keep_silence_within_each_session_in_the_order_of_time() -> None:
+    event = EventSpec("onset", 3.0, 24.0)
+    order = np.random.default_rng(0).permutation(len(HOUR))
+    times, session, scores = (np.array(values)[order] for values in (HOUR, SESSION, SCORE))
+    raised = np.empty(len(HOUR), bool)
+    raised[order] = raise_alarms(event, times, session.astype(np.int64), scores, 0.5)
+    # Ann: 0, then 4 (3 h of silence; 3 is below); bob: 0 and the other stay's 41; cid: 0.
+    assert np.flatnonzero(raised).tolist() == [0, 4, 7, 11, 12]
+    scores[order == 0] = np.nan
+    raised[order] = raise_alarms(event, times, session.astype(np.int64), scores, 0.5)
+    assert np.flatnonzero(raised).tolist() == [2, 5, 7, 11, 12]
 
 
 def slowly(run: Predictions, threshold: float, silence: float) -> tuple[float, float, float, float]:

@@ -151,6 +151,11 @@ def test_the_threshold_asked_for_is_chosen_on_validation_patients_kept_with_the_
     decided = predict_samples(open_run(tmp_path), stays()).decisions
     probabilities = run.predict_proba(stays())[:, 1].astype(float)
     assert [name == "1" for name in decided] == (probabilities >= threshold).tolist()
+    alarms = np.flatnonzero(predict_samples(open_run(tmp_path), stays()).trust["alarm"])
+    assert 0 < len(alarms) < (probabilities >= threshold).sum()
+    assert (probabilities[alarms] >= threshold).all()
+    same = np.diff(alarms // HOURS) == 0
+    assert (np.diff(alarms)[same] >= 2).all()
     words_of_it = about(open_run(tmp_path))["decision"]
     assert isinstance(words_of_it, dict)
     assert words in str(words_of_it["in words"])

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from manydg.config import DecisionRule
+from manydg.data.info import EventSpec
 from manydg.errors import DataError
 from manydg.evaluation.metrics import divide, group_sums
 from manydg.evaluation.predictions import Predictions, Timing
@@ -111,6 +112,29 @@ def count_alarms(run: Predictions, thresholds: npt.ArrayLike, silence: float | N
     return AlarmCounts(cuts, events, days, caught, warnings, false, lead * _HOURS / day)
 
 
+def raise_alarms(
+    event: EventSpec,
+    times: FloatArray,
+    session: npt.NDArray[np.int64],
+    scores: FloatArray,
+    threshold: float,
+    silence: float | None = None,
+) -> npt.NDArray[np.bool_]:
+    """Which samples raise an alarm, ``(rows,)``, where nothing is known of onsets yet.
+
+    Parameters
+    ----------
+    event : EventSpec
+    times, session, scores : (rows,)
+        A probability that is NaN raises none.
+    threshold : float
+    silence : float, optional
+        In the unit of the times; by default the horizon.
+    """
+    watch = _Watch(Timing(event, times, np.full(len(times), np.nan), session), np.nan_to_num(scores, nan=-1.0))
+    return watch.raised(threshold, event.horizon if silence is None else silence)
+
+
 class _Watch:
     """Samples before onset, in the order of time within their sessions.
 
@@ -146,6 +170,15 @@ class _Watch:
         pauses = np.diff(self.times[order])[np.diff(self.session[order]) == 0]
         usual = float(np.median(pauses)) if len(pauses) else 0.0
         return np.asarray(last - first + usual, float)
+
+    def raised(self, threshold: float, silence: float) -> npt.NDArray[np.bool_]:
+        """Which samples raise an alarm, ``(rows,)``."""
+        last, raised = np.full(self.sessions, -np.inf), np.zeros(len(self.scores), bool)
+        for rows in self.rounds if self.sessions else ():
+            who, now = self.session[rows], self.times[rows]
+            raised[rows] = (self.scores[rows] >= threshold) & (now - last[who] >= silence * (1 - _ROUNDING))
+            last[who] = np.where(raised[rows], now, last[who])
+        return raised
 
     def alarms(self, thresholds: FloatArray, silence: float) -> tuple[FloatArray, ...]:
         """Events caught, warnings, false alarms and lead time of each session, ``(sessions, T)`` each."""

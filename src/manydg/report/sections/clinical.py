@@ -84,16 +84,30 @@ def _onset(chapter: Chapter, groups: Mapping[str, Sequence[RunRecord]]) -> Part:
     metrics = [f"{metric}_{when}" for when in _APART for metric in chapter.target.metrics]
     rows = []
     for name, records in groups.items():
-        values = [_score(records, metric) for metric in metrics]
-        rows.append([Cell(name), *(Cell(number(value), value) for value in values)])
+        rows.append([Cell(name), *(_mean_cell(chapter, records, metric) for metric in metrics)])
     titles = [f"{sentence(metric_name(m))} {words}" for words in _APART.values() for m in chapter.target.metrics]
     lead = (
         "Foreseeing an event is harder than recognising one that has begun. At the bedside the hours before the onset "
         "count. Both columns have the same negative samples: those before an onset at which nothing is to come."
     )
     columns = [Column("Method", numeric=False), *map(Column, titles)]
-    table = Table("Before the onset, and from the onset on", columns, rows, "Means over the splits.")
+    table = Table(
+        "Before the onset, and from the onset on",
+        columns,
+        rows,
+        "Means over the splits, with 95% intervals over patients.",
+    )
     return Part("onset", "Before and after the onset", [Text(lead), table], chapter.command("compare"))
+
+
+def _mean_cell(chapter: Chapter, records: Sequence[RunRecord], metric: str) -> Cell:
+    """The mean over splits with its interval, where the main comparison has one."""
+    entries = {} if chapter.comparison is None else chapter.comparison.summary.entries
+    # Of an event to be foreseen, the plain metric is the one before onset.
+    keys = [(row_name(records[0]), key) for key in (metric, metric.removesuffix("_before"))]
+    entry = next((entries[key] for key in keys if key in entries), None)
+    mean, bounds = _score(records, metric), None if entry is None else entry.interval
+    return Cell(number(mean), mean, "" if bounds is None else interval(bounds.low, bounds.high))
 
 
 def _decisions(chapter: Chapter, models: Models, plan: PatientResampling, silence: float | None) -> Part:
