@@ -55,12 +55,12 @@ class LightGBM(BoostedTrees):
         def look(progress: Any) -> None:
             number = progress.iteration + 1
             if watch.due(number):
-                watch.grew(number, _trees_of(progress.model, outputs, watch.done, table.categorical), baseline)
+                watch.grew(number, trees_of(progress.model, outputs, watch.done, table.categorical), baseline)
 
         categories: Any = {"categorical_feature": list(table.categorical)} if table.categorical else {}
         data = lightgbm.Dataset(table.values, table.classes, weight=table.weights, **categories)
         model = lightgbm.train(dict(self._options(table, seed)), data, self.settings.rounds, callbacks=[look])
-        return _trees_of(model, outputs, 0, table.categorical), baseline
+        return trees_of(model, outputs, 0, table.categorical), baseline
 
     def _options(self, table: Table, seed: int) -> JsonObject:
         several = table.outputs > 1
@@ -84,7 +84,7 @@ class LightGBM(BoostedTrees):
         }
 
 
-def _trees_of(model: Any, outputs: int, first: int, sizes: Mapping[int, int]) -> RoundsOfTrees:
+def trees_of(model: Any, outputs: int, first: int, sizes: Mapping[int, int]) -> RoundsOfTrees:
     """The trees of a model from a round on; what the scores start from is in the leaves of the first."""
     described = model.dump_model(start_iteration=first)["tree_info"]
     trees = [Tree(_nodes_of(tree["tree_structure"], sizes), number % outputs) for number, tree in enumerate(described)]

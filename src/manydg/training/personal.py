@@ -46,7 +46,7 @@ MOST_LABELS, MOST_EARLIER_LABELS = 1000, 400
 _LEAST_PROBABILITY = 1e-6
 _MOST_AXES = 64
 _TRAINING_PATIENTS, _VALIDATION_PATIENTS, _SAMPLES = 60, 8, 100
-_COUNTS = (5, 50)
+_COUNTS = (1, 5, 50)
 _STEPS, _TOLERANCE = 100, 1e-5
 _STEPS_OF_SEARCH = 10
 
@@ -176,13 +176,26 @@ def fit_population(
     features, some = _features(algorithm, train, rows), train.select(rows)
     population = _moments(features, _indicators(algorithm.target, some), some.domains.cpu().numpy())
     if val is None or probabilities is None:
-        return population
+        return _with_variance_of(algorithm, population)
     chosen = _spread_rows(val, _VALIDATION_PATIENTS, 3 * _SAMPLES)
     outputs = _outputs(
         algorithm.target, _features(algorithm, val, chosen), probabilities[chosen], val, chosen, population
     )
     tasks = list(_tasks(outputs, _indicators(algorithm.target, val.select(chosen)), val.domains[chosen].cpu().numpy()))
-    return _choose(population, tasks, algorithm.target, _usual_pause(val)) if tasks else population
+    chosen = _choose(population, tasks, algorithm.target, _usual_pause(val)) if tasks else population
+    return _with_variance_of(algorithm, chosen)
+
+
+def _with_variance_of(algorithm: Algorithm, population: Population) -> Population:
+    """The population with the variance of intercepts that the algorithm estimated in training, where it did.
+
+    It is of the difference between two logits, each of which has an intercept of its own here.
+    """
+    variance = getattr(algorithm, "intercept_variance", None)
+    if variance is None:
+        return population
+    own = Strengths(intercept=float(variance / 2) ** 0.5)
+    return dataclasses.replace(population, strengths={**population.strengths, "intercept": own, "intercept-first": own})
 
 
 def _spread_rows(dataset: DomainDataset, patients: int, samples: int) -> Rows:
