@@ -28,7 +28,9 @@ from manydg.training.execution.distributed import DistributedSteps, Team, check_
 from manydg.training.run import open_run, train
 
 OPTIONS = ["--epochs", "3", "--batch-size", "16", "--lr", "0.01", "--device", "cpu", "--backbone-option", "dropout=0"]
-INDIVISIBLE = ("best", "boosting", "catboost", "condadv", "erasure", "gpboost", "lightgbm", "mixstyle", "mldg", "sagnet")
+INDIVISIBLE = (
+    *("best", "boosting", "catboost", "condadv", "erasure", "gpboost", "lightgbm", "mixstyle", "mldg", "sagnet"),
+)
 ALGORITHMS = [name for name in REGISTRY.names() if name not in INDIVISIBLE]
 
 
