@@ -182,8 +182,8 @@ def fit_population(
         algorithm.target, _features(algorithm, val, chosen), probabilities[chosen], val, chosen, population
     )
     tasks = list(_tasks(outputs, _indicators(algorithm.target, val.select(chosen)), val.domains[chosen].cpu().numpy()))
-    chosen = _choose(population, tasks, algorithm.target, _usual_pause(val)) if tasks else population
-    return _with_variance_of(algorithm, chosen)
+    judged = _choose(population, tasks, algorithm.target, _usual_pause(val)) if tasks else population
+    return _with_variance_of(algorithm, judged)
 
 
 def _with_variance_of(algorithm: Algorithm, population: Population) -> Population:
