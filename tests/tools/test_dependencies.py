@@ -9,7 +9,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = {"scikit-learn": "sklearn"}
+NAMES = {"mlflow-skinny": "mlflow", "scikit-learn": "sklearn"}
 
 
 def _names(requirements: list[str]) -> set[str]:

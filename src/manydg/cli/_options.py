@@ -51,6 +51,19 @@ RunOrResults = Annotated[
         help="Folder of a finished run, or a results folder for the model it recommends.", show_default=False
     ),
 ]
+Precision = Annotated[
+    str | None, typer.Option(help="Arithmetic of training: auto, float32, tf32 or bf16.", show_default="auto")
+]
+Execution = Annotated[
+    str | None,
+    typer.Option(help="Steps: auto, plain, captured, compiled (on a GPU) or deterministic.", show_default="auto"),
+]
+Log = Annotated[
+    str | None,
+    typer.Option(
+        "--log", metavar="mlflow:URI", help="Also log finished runs to an MLflow server or store.", show_default=False
+    ),
+]
 Reference = Annotated[
     str | None,
     typer.Option(

@@ -19,6 +19,7 @@ from manydg.cli._options import (
     Device,
     DryRun,
     EngineOptions,
+    Log,
     Reference,
     Repeats,
     Results,
@@ -77,6 +78,7 @@ def compare(
     settings: RunSettings,
     tuned: Tuned = None,
     reference: Reference = None,
+    log: Log = None,
     device: Device = "auto",
     engine: EngineOptions,
     dry_run: DryRun = False,
@@ -87,10 +89,17 @@ def compare(
     Every algorithm is trained on every split, each run with a record in OUT/results.jsonl. The table gives means over
     splits, intervals over patients and paired tests. If the command is stopped, run it again: no run is repeated.
     """
+    from manydg.cli._progress import console
+    from manydg.studies.records import read_results
+    from manydg.studies.tracking import Tracker
+
+    tracker = None if log is None or dry_run else Tracker.of(log)
     _conduct(
         "compare", dataset, out, compared(algorithms), seeds, repeats, settings, engine, device, dry_run, json, tuned,
         reference=reference,
     )  # fmt: skip
+    if tracker is not None:
+        console.print(f"logged {tracker.log(read_results(out))} runs to {tracker.uri}")
 
 
 def tune(

@@ -12,6 +12,9 @@ from manydg.cli._options import (
     AsJson,
     Dataset,
     Device,
+    Execution,
+    Log,
+    Precision,
     RunOrResults,
     RunSettings,
     Tuned,
@@ -48,13 +51,9 @@ def train(
     settings: RunSettings,
     tuned: Tuned = None,
     device: Device = "auto",
-    precision: Annotated[
-        str | None, typer.Option(help="Arithmetic of training: auto, float32, tf32 or bf16.", show_default="auto")
-    ] = None,
-    execution: Annotated[
-        str | None,
-        typer.Option(help="Steps: auto, plain, captured, compiled (on a GPU) or deterministic.", show_default="auto"),
-    ] = None,
+    precision: Precision = None,
+    execution: Execution = None,
+    log: Log = None,
     json: AsJson = False,
 ) -> None:
     """Train one algorithm and score it on unseen patients.
@@ -66,11 +65,13 @@ def train(
     from manydg.cli._progress import EpochLines
     from manydg.data.dataset import open_dataset
     from manydg.files import claimed
+    from manydg.studies.tracking import Tracker
     from manydg.studies.tuning import with_tuned
     from manydg.training.execution.distributed import by_leader, joined
     from manydg.training.fit import Silent
     from manydg.training.run import train as train_run
 
+    tracker = None if log is None else Tracker.of(log)
     options, data = settings.options(dataset, algorithm), open_dataset(dataset)
     if tuned is not None:
         options = with_tuned(options, tuned, data, [algorithm], [seed])
@@ -83,6 +84,8 @@ def train(
         run = train_run(data, asked, out=out, device=device, name=dataset.resolve().name, reporter=reporter)
     if reports:
         (_show_record if json else _show_result)(run.record, out)
+        if tracker is not None:
+            tracker.log([run.record])
 
 
 def _show_record(record: RunRecord, out: Path) -> None:
