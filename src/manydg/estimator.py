@@ -178,8 +178,8 @@ class PatientEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
     def transform(self, X: Any, groups: Any = None, times: Any = None) -> npt.NDArray[np.float32]:
         """What the model sees in each sample, ``(samples, width)``: features for another model, or for a picture.
 
-        Of ManyDG it is the part of the features at right angles to the patient's own, of other networks the features
-        before the last layer, of trees the scores. ``groups`` and ``times`` are those of :meth:`predict_proba`.
+        Of networks it is the output of the backbone, of trees the scores. ``groups`` and ``times`` are those of
+        :meth:`predict_proba`.
         """
         data = self._new_samples(X, groups, times)
         with _as_value_errors(), _threads(self.n_jobs):
@@ -194,8 +194,7 @@ class PatientEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         return int(self._embed(data).shape[1])
 
     def _embed(self, data: DomainDataset) -> npt.NDArray[np.float32]:
-        embeddings = embed_dataset(self.algorithm_, self._run_.prepare(data))
-        return embeddings.get("orthogonal", embeddings["v"]).numpy()
+        return embed_dataset(self.algorithm_, self._run_.prepare(data))["v"].numpy()
 
     def _new_samples(self, X: Any, groups: Any, times: Any) -> DomainDataset:
         """Samples to predict, checked against those of ``fit``."""

@@ -217,3 +217,27 @@ def test_a_dataset_with_other_levels_is_refused_by_a_model(tmp_path: Path) -> No
     run = train(first, algorithm="base", epochs=1, device="cpu")
     with pytest.raises(DataError, match="the categories have other levels here"):
         run.predict_proba(second)
+
+
+def test_types_are_those_of_all_rows_though_the_first_suggest_others(tmp_path: Path) -> None:
+    rows = 12_000
+    late = [None] * (rows - 3)
+    frame = pl.DataFrame(
+        {
+            "who": [f"p{row // 60}" for row in range(rows)],
+            "y": [row % 2 for row in range(rows)],
+            "late": [*late, "1.5", "2", "3"],
+            "flag": [*late, "true", "false", "true"],
+            "grows": [*map(str, range(rows - 1)), "0.5"],
+            "mixed": [*[str(row % 3) for row in range(rows - 3)], "low", "low", "low"],
+        }
+    )
+    frame.write_csv(tmp_path / "table.csv")
+    options: dict[str, Any] = {"target": ["y"], "patient": "who", "features": ["*"], "missing": "keep"}
+    with pytest.raises(DataError, match=r"feature 'mixed' holds text in 3 rows, the first 'low' in row 11997"):
+        prepare("table", tmp_path / "table.csv", tmp_path / "no", **options)
+    data = open_dataset(prepare("table", tmp_path / "table.csv", tmp_path / "out", categorical=["mixed"], **options))
+    assert data.info.settings["features"] == ["late", "flag", "grows"]
+    assert data.columns["x"][-3:, 0].tolist() == [1.5, 2.0, 3.0]
+    assert data.columns["x"][-3:, 1].tolist() == [1.0, 0.0, 1.0]
+    assert data.columns["x"][-1, 2] == 0.5

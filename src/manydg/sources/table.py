@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ from manydg.sources._tables import check_unpacked_rows, check_whole, ids_of
 _DIGITS = re.compile(r"(\d+)")
 _UNREADABLE = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError)
 _NULLS = ["", "NA", "N/A", "null", "NULL"]
+_ROWS_TYPED = 10_000
+"""Rows of a CSV file whose cells suggest the types of its columns, before all are looked at."""
 _SHOWN = 12
 _ENDINGS = (".parquet", ".pq", ".csv", ".tsv", ".feather", ".arrow")
 _ENDINGS_TEXT = ".parquet, .csv, .csv.gz, .tsv or .feather"
@@ -338,11 +341,51 @@ def _times(
 
 @dataclass(frozen=True)
 class OpenTable:
-    """A file whose rows are not read yet."""
+    """A file whose rows are not read yet.
+
+    Parameters
+    ----------
+    path : path
+    rows : LazyFrame
+        Of a CSV file, with the types that its first rows suggest.
+    columns : list of str
+    exact : LazyFrame, optional
+        Of a CSV file, the same with the types that all rows suggest, which takes several times as long.
+    texts : frozenset of str
+        Columns that are text, whatever they look like.
+    """
 
     path: Path
     rows: pl.LazyFrame
     columns: list[str]
+    exact: pl.LazyFrame | None = None
+    texts: frozenset[str] = frozenset()
+
+    def read(self, columns: Sequence[str]) -> pl.DataFrame:
+        """Some columns, with the types that all rows suggest."""
+        if self.exact is None:
+            return self.rows.select(columns).collect()
+        try:
+            frame = self.rows.select(columns).collect()
+        except pl.exceptions.ComputeError:
+            return self.exact.select(columns).collect()
+        # A column whose first rows are empty was taken for text.
+        texts = [name for name in columns if frame[name].dtype == pl.String and name not in self.texts]
+        return frame.with_columns(_typed(frame[name]) for name in texts)
+
+
+def _typed(column: pl.Series) -> pl.Series:
+    """A column of text as truth values or numbers, if all of its cells are."""
+    known = column.drop_nulls()
+    if known.is_empty() or known.head(_ROWS_TYPED).is_in(["true", "false"]).all():
+        truths = known.is_in(["true", "false"]).all() and len(known)
+        return column == "true" if truths else column
+    for kind in (pl.Int64, pl.Float64):
+        if known.head(_ROWS_TYPED).cast(kind, strict=False).is_not_null().all():
+            numbers = column.cast(kind, strict=False)
+            if numbers.null_count() == column.null_count():
+                return numbers
+    return column
 
 
 def open_tables(path: Path, *as_text: str | None) -> list[OpenTable]:
@@ -392,10 +435,9 @@ def _open(path: Path, as_text: Sequence[str | None]) -> OpenTable:
         check_whole(path, len(columns), separator)
         patterns = [name for name in as_text if name is not None]
         texts = {name: pl.String for name in columns if any(name == p or fnmatchcase(name, p) for p in patterns)}
-        table = pl.scan_csv(
-            path, separator=separator, null_values=_NULLS, infer_schema_length=None, schema_overrides=texts
-        )
-        return OpenTable(path, table, table.collect_schema().names())
+        scan = partial(pl.scan_csv, path, separator=separator, null_values=_NULLS, schema_overrides=texts)
+        exact = scan(infer_schema_length=None)
+        return OpenTable(path, scan(infer_schema_length=_ROWS_TYPED), columns, exact, frozenset(texts))
     except _UNREADABLE as error:
         raise StorageError(f"cannot read {path}: {_first_line(error)}") from None
 
@@ -405,7 +447,7 @@ def _collect(tables: Sequence[OpenTable], columns: Sequence[str], path: Path) ->
     frames = []
     for table in tables:
         try:
-            frame = table.rows.select(columns).collect()
+            frame = table.read(columns)
         except _UNREADABLE as error:
             raise StorageError(f"cannot read {table.path}: {_first_line(error)}") from None
         # A column that is empty in a CSV is of any type, and not text.
@@ -521,8 +563,9 @@ def _question(
     frame: pl.DataFrame, encoding: FrameEncoding, labels: npt.NDArray[Any], roles: _Roles, path: Path, *, numeric: bool
 ) -> None:
     """Warn of rows that are there twice, of features that give the target away, and of identifiers among them."""
-    repeated = frame.height - frame.n_unique()
-    if repeated:
+    # Rows with different hashes are different; only if some are alike are the rows themselves compared.
+    alike = frame.height - frame.hash_rows().n_unique()
+    if alike and (repeated := frame.height - frame.n_unique()):
         _warn(
             f"{path}: {repeated:,} of {frame.height:,} rows repeat an earlier row in every column that is used: were "
             "tables joined twice?"
@@ -569,15 +612,14 @@ def _telling(
     if np.bincount(classes).min() < _FEWEST_OF_A_CLASS:
         return []
     some = np.arange(0, frame.height, max(1, frame.height // _ROWS_FOR_A_LOOK))
-    glance = frame[some]
     telling = []
-    for feature in encoding.features:
-        if _splits_into(feature.values(glance), classes[some]) and _splits_into(feature.values(frame), classes):
+    for feature, glance in zip(encoding.features, encoding.numbers(frame[some]).T, strict=True):
+        if _splits_into(glance, classes[some]) and _splits_into(feature.values(frame), classes):
             telling.append(feature.name)
     codes = encoding.codes(frame)
     for name, column in zip(encoding.levels, () if codes is None else codes.T, strict=True):
-        pairs = np.unique(np.stack([column, classes]), axis=1).shape[1]
-        if pairs == len(np.unique(column)):
+        pairs = np.count_nonzero(np.bincount(column * (classes.max() + 1) + classes))
+        if pairs == np.count_nonzero(np.bincount(column)):
             telling.append(name)
     return telling
 
@@ -590,13 +632,14 @@ def _rises_with(values: npt.NDArray[np.float64], ranks: npt.NDArray[np.int64]) -
     return bool((own == ranks).all() or (own == ranks.max() - ranks).all())
 
 
-def _splits_into(values: npt.NDArray[np.float64], classes: npt.NDArray[Any]) -> bool:
+def _splits_into(values: npt.NDArray[np.floating], classes: npt.NDArray[Any]) -> bool:
     """Whether values in order of size, the missing ones last, change their class once for each class but one."""
     order = np.argsort(values, kind="stable")
     ranked, labels = values[order], classes[order]
     change = labels[1:] != labels[:-1]
     same = (ranked[1:] == ranked[:-1]) | (np.isnan(ranked[1:]) & np.isnan(ranked[:-1]))
-    return int(change.sum()) == len(np.unique(classes)) - 1 and not bool((change & same).any())
+    present = np.count_nonzero(np.bincount(classes))
+    return int(change.sum()) == present - 1 and not bool((change & same).any())
 
 
 # Several sessions of one patient (nights, stays) on one time axis: one after the other, never overlapping
