@@ -51,6 +51,12 @@ class Target(nn.Module, ABC):
         return self.selection
 
     @property
+    def unit(self) -> float:
+        """What a difference of one logit makes in the predictions, at most: 1 in probabilities, a training deviation
+        in values."""
+        return 1.0
+
+    @property
     def size(self) -> int:
         """Number of logits and prototypes, K."""
         return self.spec.size
@@ -218,6 +224,10 @@ class Regression(Target):
     @property
     def patient_metric(self) -> str:
         return "mae"
+
+    @property
+    def unit(self) -> float:
+        return float(self.scale)
 
     def fit(self, targets: Tensor) -> None:
         values = targets.to(torch.float64)

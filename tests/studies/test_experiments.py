@@ -268,3 +268,17 @@ def test_the_views_of_a_record_say_what_each_experiment_says() -> None:
         written = json.loads(json.dumps(record.to_json()))
         wanted = {"target": {"kind": "binary", "names": ["a", "b"]}} if record.ok else {}
         assert RunRecord.from_json(written | wanted).to_json() == written | wanted
+
+
+def test_experiments_that_need_no_classes_run_on_a_number_and_the_others_say_why(
+    dataset_of: Callable[..., DomainDataset], tmp_path: Path
+) -> None:
+    place = dataset_of("regression", patients=24, samples=6).save(tmp_path / "stays")
+    names = ("compare", "objectives", "decomposition", "limited-data", "continual", "context", "domain-similarity")
+    requests = {name: make_request(name, place, QUICK, 1, ("base", "manydg")) for name in names}
+    records = conduct(requests, place, tmp_path / "out").records
+    assert [record.error for name in names for record in records[name] if record.status != "ok"] == []
+    page = write_report(tmp_path / "out", tmp_path / "report.html").read_text()
+    assert page.count(">What each part of the method adds") >= 1
+    with pytest.raises(ConfigError, match="for targets of the kind classes or votes or binary or multilabel"):
+        make_request("orthogonality", place, QUICK, 1, ("base", "manydg"))

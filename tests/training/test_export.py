@@ -249,3 +249,24 @@ def test_the_command_exports_a_run(commands: Any, small_dataset: DomainDataset, 
     code, _, err = commands.run("export", tmp_path / "nothing", "--out", out)
     assert code == 2
     assert "is not a finished run" in err
+
+
+@pytest.mark.parametrize("format", ["onnx", "torch"])
+def test_values_leave_in_their_unit(format: str, dataset_of: Callable[..., DomainDataset], tmp_path: Path) -> None:
+    skip_without(format)
+    data = dataset_of("regression")
+    # In a small unit an absolute tolerance would be one of nothing.
+    data = from_arrays(data.column("x"), 1e6 * data.targets, data.domains, kind="regression", names=["seconds"])
+    run = train(data, algorithm="manydg", epochs=2, out=tmp_path / "run")
+    exported = export_run(tmp_path / "run", tmp_path / "model", format)
+    assert list(exported.metadata["output"]) == ["values"]
+    columns, expected = columns_of(run, data), run.predict_proba(data)
+    if format == "onnx":
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(str(exported.path), providers=["CPUExecutionProvider"])
+        found = session.run(["values"], {name: column.numpy() for name, column in columns.items()})[0]
+    else:
+        found = run_exported(exported.path, format, columns)
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    assert float(found.mean()) > 1e7

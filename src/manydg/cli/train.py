@@ -169,7 +169,8 @@ def export(
     if TRUST in written.metadata["inputs"]:
         console.print("context is made by manydg.data.context.add_context, with the settings the file names")
     names = written.metadata["target"]["names"]
-    show_line(f"output probabilities: float32 (batch, {len(names)}): {', '.join(names)}")
+    output = next(iter(written.metadata["output"]))
+    show_line(f"output {output}: float32 (batch, {len(names)}): {', '.join(names)}")
     console.print(f"wrote {written.path}; it agrees with the model within {written.difference:.1e}")
 
 

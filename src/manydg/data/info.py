@@ -14,7 +14,9 @@ from dataclasses import dataclass, field, fields
 from manydg.errors import DataError
 from manydg.files import ArrayFile, Json, ParsedJson
 
-KINDS = ("classes", "votes", "binary", "multilabel", "regression")
+CLASSES = ("classes", "votes", "binary", "multilabel")
+"""Kinds of target with classes or labels."""
+KINDS = (*CLASSES, "regression")
 
 
 @dataclass(frozen=True)

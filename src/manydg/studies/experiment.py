@@ -15,6 +15,7 @@ import numpy as np
 from manydg.algorithms import ALGORITHMS
 from manydg.config import TrainingConfig
 from manydg.data.dataset import DomainDataset
+from manydg.data.info import KINDS
 from manydg.studies.figure_data import Axis, Curve, FigureData, Line, XAxis
 from manydg.studies.settings import Options
 from manydg.studies.study import PlannedRun
@@ -75,7 +76,8 @@ class Experiment(ABC):
     name: ClassVar[str]
     """As in ``manydg experiment NAME``."""
     title: ClassVar[str]
-    kinds: ClassVar[tuple[str, ...]] = ("classes", "votes", "binary", "multilabel")
+    kinds: ClassVar[tuple[str, ...]] = KINDS
+    """Kinds of target that it makes sense for."""
     workers: ClassVar[int | None] = None
     """Most runs side by side; as many as the user likes where it is ``None``."""
 

@@ -33,7 +33,6 @@ from manydg.training.run import Run, open_run
 
 FORMATS = ("onnx", "torch")
 METADATA = "manydg.json"
-OUTPUT = "probabilities"
 TOLERANCE = 1e-4
 _OPSET = 18
 _ROWS_TRACED, _ROWS_CHECKED = 3, (1, 17)
@@ -108,7 +107,8 @@ class Exported:
     ----------
     path : Path
     difference : float
-        The largest difference found between its probabilities and the model's, over random inputs.
+        The largest difference found between its probabilities and the model's, over random inputs; of values, in
+        standard deviations of the training patients' values.
     metadata : mapping
         What the file says of itself: inputs, classes, decision threshold, settings of the data.
     """
@@ -155,13 +155,19 @@ def export_run(
     with _quietly():
         content, loaded = make(model, columns, metadata)
     difference = max(_difference(model, loaded, sample_inputs(opened.schema, rows)) for rows in _ROWS_CHECKED)
+    difference /= opened.algorithm.target.unit
     if not difference <= TOLERANCE:
         raise TrainingError(
-            f"the {format} program's probabilities differ from the model's by {difference:.2g}, more than "
-            f"{TOLERANCE:g}: nothing was written. Export it in the other format"
+            f"the {format} program's {output_name(opened.algorithm)} differ from the model's by {difference:.2g}, more "
+            f"than {TOLERANCE:g}: nothing was written. Export it in the other format"
         )
     write_atomically(path, content)
     return Exported(path, difference, metadata)
+
+
+def output_name(algorithm: Algorithm) -> str:
+    """What the graph's output is called."""
+    return "values" if algorithm.target.numeric else "probabilities"
 
 
 def refusal(algorithm: Algorithm, schema: InputSchema) -> str | None:
@@ -192,7 +198,7 @@ def describe(run: Run) -> ParsedJson:
     }
     return {
         "inputs": columns,
-        "output": {OUTPUT: ["batch", run.algorithm.target.size]},
+        "output": {output_name(run.algorithm): ["batch", run.algorithm.target.size]},
         "target": {"kind": run.algorithm.target.kind, "names": list(run.algorithm.target.spec.names)},
         "threshold": run.record.threshold,
         "algorithm": run.record.algorithm,
@@ -247,13 +253,14 @@ def _onnx_bytes(model: Deployed, columns: tuple[Tensor, ...], metadata: ParsedJs
         raise ConfigError(
             f"ONNX needs the package '{error.name}': pip install 'manydg[onnx]', or export with --format torch"
         ) from None
+    output = output_name(model.algorithm)
     program = torch.onnx.export(
         model,
         columns,
         dynamo=True,
         opset_version=_OPSET,
         input_names=list(model.names),
-        output_names=[OUTPUT],
+        output_names=[output],
         dynamic_shapes=_dynamic_rows(columns),
         verbose=False,
     )
@@ -268,7 +275,7 @@ def _onnx_bytes(model: Deployed, columns: tuple[Tensor, ...], metadata: ParsedJs
 
     def run(given: tuple[Tensor, ...]) -> Any:
         named = {name: column.numpy() for name, column in zip(model.names, given, strict=True) if name in taken}
-        return session.run([OUTPUT], named)[0]
+        return session.run([output], named)[0]
 
     return content, run
 

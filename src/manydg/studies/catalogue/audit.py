@@ -183,8 +183,12 @@ def _spread(groups: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def _logits(algorithm: Algorithm, prepared: DomainDataset) -> npt.NDArray[np.float64]:
-    """Logarithms of the probabilities, and of their complements where several labels may be present."""
-    known = predict_probabilities(algorithm, prepared).numpy().astype(float).clip(1e-7, 1 - 1e-7)
+    """Logarithms of the probabilities, less those of their complements where several labels may be present; values as
+    they are."""
+    known = predict_probabilities(algorithm, prepared).numpy().astype(float)
+    if algorithm.target.numeric:
+        return known
+    known = known.clip(1e-7, 1 - 1e-7)
     complement = np.log1p(-known) if algorithm.target.kind == "multilabel" else 0.0
     return np.asarray(np.log(known) - complement, float)
 

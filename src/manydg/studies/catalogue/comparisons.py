@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from manydg.data.info import KINDS
 from manydg.errors import ConfigError
 from manydg.studies.experiment import Experiment, Request
 from manydg.studies.study import PlannedRun, grid
@@ -13,7 +12,6 @@ class Compare(Experiment):
 
     name = "compare"
     title = "Main results"
-    kinds = KINDS
 
     def plan(self, request: Request) -> list[PlannedRun]:
         if not request.algorithms or request.seeds < 1:
@@ -26,7 +24,6 @@ class Decomposition(Experiment):
 
     name = "decomposition"
     title = "Simple decomposition models"
-    kinds = KINDS
 
     def plan(self, request: Request) -> list[PlannedRun]:
         return grid("decomposition", ("base", "simd1", "simd2", "manydg"), range(request.seeds), request.options)
@@ -42,7 +39,6 @@ class LimitedData(Experiment):
 
     name = "limited-data"
     title = "Fewer patients to train on"
-    kinds = KINDS
 
     def plan(self, request: Request) -> list[PlannedRun]:
         return [

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from manydg.data.dataset import DomainDataset
+from manydg.data.info import CLASSES
 from manydg.data.patient_context import Timeline
 from manydg.data.splits import load_split
 from manydg.errors import DataError
@@ -188,6 +189,7 @@ class Orthogonality(Experiment):
 
     name = "orthogonality"
     title = "Orthogonality of label and patient dimensions"
+    kinds = CLASSES
 
     def plan(self, request: Request) -> list[PlannedRun]:
         return grid("compare", ("manydg",), range(request.seeds), request.options)
@@ -291,6 +293,7 @@ class Norms(Experiment):
 
     name = "norms"
     title = "Norms of the two parts of v"
+    kinds = CLASSES
 
     def plan(self, request: Request) -> list[PlannedRun]:
         return grid("compare", ("manydg",), range(request.seeds), request.options)
@@ -357,6 +360,7 @@ class PatientProbe(Experiment):
 
     name = "patient-probe"
     title = "Is z a patient?"
+    kinds = CLASSES
 
     def plan(self, request: Request) -> list[PlannedRun]:
         ours = [

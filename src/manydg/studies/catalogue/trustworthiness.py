@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from manydg.data.dataset import DomainDataset
+from manydg.data.info import CLASSES
 from manydg.data.splits import load_split
 from manydg.errors import StorageError
 from manydg.evaluation.predictions import Predictions, read_predictions
@@ -134,6 +135,7 @@ class CalibrationOfUnseen(Experiment):
 
     name = "calibration"
     title = "Knowing when not to know"
+    kinds = CLASSES
 
     def plan(self, request: Request) -> list[PlannedRun]:
         return grid("compare", request.algorithms, range(request.seeds), request.options)
