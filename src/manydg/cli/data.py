@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a dataset folder that is already there.")]
 Workers = Annotated[int, typer.Option(min=1, help="Processes that read tables or files.")]
 _PREDICT_HELP = "Predict new raw files with a trained model"
-_PERSONALISE_HELP = "Predict patients of whom a few samples are labelled, without training again"
+_PERSONALISE_HELP = "Predict patients of whom a few samples are labelled"
 _NAMES_SHOWN = 8
 
 

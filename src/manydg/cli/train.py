@@ -178,7 +178,7 @@ def card(
     run: RunOrResults,
     out: Annotated[Path, typer.Option("--out", "-o", help="File to write, .md or .html.")] = Path("model-card.md"),
 ) -> None:
-    """Write the model card of a run: use, data, performance, limits.
+    """Write a run's model card: use, data, results, limits.
 
     Everything comes from records; what they do not know is left open for a person to fill in.
     """
