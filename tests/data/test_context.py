@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manydg.data.columns import Ragged
-from manydg.data.context import add_context
+from manydg.data.context import add_context, fitting_parts
 from manydg.data.dataset import DomainDataset, from_arrays
-from manydg.data.patient_context import PARTS
+from manydg.data.patient_context import DEFAULT_PARTS, PARTS, REMEMBERED
 from manydg.errors import ConfigError, DataError
 
 MODES = ("offline", "causal")
@@ -251,10 +251,79 @@ def test_without_times_only_the_relative_part_can_be_made() -> None:
         add_context(data, parts=("before",))
 
 
-def test_records_of_different_lengths_are_refused_with_the_reason() -> None:
-    data = from_arrays({"codes": Ragged.from_rows([[1], [2, 3]])}, [0, 1], ["p", "q"])
-    with pytest.raises(DataError, match="carry their history already"):
+def test_the_last_measured_value_its_age_trend_and_count_are_remembered() -> None:
+    nan = np.nan
+    x = np.array([[nan], [5.0], [nan], [9.0], [nan], [nan], [2.0]], dtype=np.float32)
+    times = np.array([0.0, 1.0, 2.0, 3.0, 5.0, 100.0, 101.0])
+    data = from_arrays(x, [0, 1, 0, 1, 0, 1, 0], ["p"] * 7, times=times, missing=True)
+    last, since, trend, count = context(data, "causal", parts=("last", "since", "trend", "count"), gap=50.0).T
+    assert last.tolist() == [0, 0, 5, 5, 9, 0, 0], "carried within a session"
+    np.testing.assert_allclose(np.expm1(since), [0, 1, 1, 2, 2, 0, 1], atol=1e-6)
+    assert trend.tolist() == [0, 0, 0, 2, 2, 0, 0]
+    np.testing.assert_allclose(np.expm1(count), [0, 0, 1, 1, 2, 0, 0], rtol=1e-6)
+
+
+def test_where_most_is_missing_causal_context_remembers_what_was_measured() -> None:
+    sparse, dense = make(missing=0.8), make(missing=0.2)
+    assert set(REMEMBERED) <= set(fitting_parts(sparse, "causal"))
+    assert fitting_parts(dense, "causal") == DEFAULT_PARTS["causal"]
+    assert fitting_parts(sparse, "offline") == DEFAULT_PARTS["offline"]
+
+
+def records(seed: int = 0, patients: int = 6, stays: int = 4) -> DomainDataset:
+    """Stays of events, each of one to three codes, and two features of the patient."""
+    rng = np.random.default_rng(seed)
+    who = np.repeat(np.arange(patients), stays)
+    events = [[rng.integers(1, 50, rng.integers(1, 4)).tolist() for _ in range(rng.integers(1, 8))] for _ in who]
+    static = torch.from_numpy(rng.normal(size=(len(who), 2)).astype(np.float32))
+    times = np.tile(np.arange(float(stays)), patients)
+    columns = {"event_codes": Ragged.from_rows(events), "static": static}
+    return from_arrays(columns, rng.integers(0, 2, len(who)), who, times=times, kind="binary")
+
+
+def with_other_stay(data: DomainDataset, row: int) -> DomainDataset:
+    """The same with one stay replaced by others' codes and features."""
+    codes, static = data.columns["event_codes"], data.columns["static"]
+    assert isinstance(codes, Ragged)
+    assert isinstance(static, torch.Tensor)
+    rows = codes.to_rows()
+    rows[row] = [[49], [48, 47]]
+    moved = static.clone()
+    moved[row] += 5.0
+    columns = {"event_codes": Ragged.from_rows(rows), "static": moved}
+    return dataclasses.replace(data, columns=columns, stored_hash=None)
+
+
+def test_of_records_only_earlier_visits_are_context() -> None:
+    data = records()
+    with pytest.raises(DataError, match="only earlier ones can be context"):
         add_context(data)
+    before = context(data, "causal")
+    after = context(with_other_stay(data, 1), "causal")
+    # Patient 0 has the rows 0 to 3, in the order of time.
+    differs = (before != after).any(axis=1)
+    assert differs.tolist() == [False, False, True, True, *[False] * 20]
+    assert (before[::4] == 0).all(), "a first stay has no context"
+    assert weights(data, "causal")[:4] == pytest.approx([0, 0.5, 2 / 3, 0.75])
+
+
+def test_the_context_of_a_stay_is_the_mean_of_the_earlier_ones_and_their_number() -> None:
+    data, found = records(), context(records(), "causal")
+    codes = data.columns["event_codes"]
+    assert isinstance(codes, Ragged)
+    counts = [np.log1p(sum(map(len, stay))) for stay in codes.to_rows()]
+    assert found[3, -6] == pytest.approx(0.75 * np.mean(counts[:3]), rel=1e-5)
+    np.testing.assert_allclose(found[:4, -5], np.log1p([0, 1, 2, 3]), rtol=1e-6)
+    assert found[:4, -4:].tolist() == [[0, 0, 0, 0], [1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0]]
+
+
+def test_the_same_codes_have_the_same_summary_whatever_their_order() -> None:
+    data = records()
+    codes = data.columns["event_codes"]
+    assert isinstance(codes, Ragged)
+    turned = Ragged.from_rows([[event[::-1] for event in row][::-1] for row in codes.to_rows()])
+    again = dataclasses.replace(data, columns={**data.columns, "event_codes": turned}, stored_hash=None)
+    np.testing.assert_allclose(context(again, "causal"), context(data, "causal"), atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,16 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from manydg import sources
+from manydg.cli import app
 from manydg.data.columns import Ragged
 from manydg.data.dataset import DomainDataset, open_dataset
 from manydg.errors import ConfigError, DataError, StorageError
 from manydg.sources import Options, TrainedOn, eicu
-from manydg.sources._tables import Table
+from manydg.sources._preparing import CohortFlow
+from manydg.sources._tables import Table, open_table
 from manydg.sources.eicu import EventReader
 
 HEADER = (
@@ -53,6 +56,12 @@ TABLES = {
     "physicalExam": "physicalexamid,patientunitstayid,physicalexamoffset,physicalexampath\n1,20,50,notes/GCS\n",
     "treatment": "treatmentid,patientunitstayid,treatmentoffset,treatmentstring\n1,20,1000,renal|dialysis\n",
 }
+
+
+def invoke(*arguments: object) -> None:
+    """Run a command to its end."""
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert done.exit_code == 0, done.output
 
 
 def write_tables(folder: Path, **changed: str) -> Path:
@@ -467,3 +476,41 @@ def test_the_hospital_of_each_patient_is_kept_where_the_table_has_it(tmp_path: P
     assert open_dataset(tmp_path / "out").info.sites == {"p-1": "73", "p-2": "90"}
     sources.prepare("eicu", write_tables(tmp_path / "plain"), tmp_path / "without")
     assert open_dataset(tmp_path / "without").sites() is None
+
+
+@pytest.mark.slow
+def test_later_stays_and_other_patients_never_reach_a_prediction_with_context(tmp_path: Path) -> None:
+    """Through the commands: train with the context of earlier stays, change a later stay's raw events, predict."""
+    invoke("synthesize", "eicu", "--patients", 40, "--patient-effect", 3, "--ending", ".csv", "--out", tmp_path / "raw")
+    invoke("prepare", "eicu", tmp_path / "raw", "--out", tmp_path / "data")
+    small = ("--epochs", 1, "--backbone", "gru", "--backbone-option", "width=8", "--config", "none", "--stratify")
+    invoke("train", tmp_path / "data", "--algorithm", "base", "--context", "causal", *small, "--out", tmp_path / "run")
+    invoke("predict", tmp_path / "run", tmp_path / "raw", "--out", tmp_path / "before")
+    stays = eicu.read_stays(open_table(tmp_path / "raw" / "patient.csv", "patient"), CohortFlow())
+    several = stays.filter(pl.len().over("patient") >= 3)
+    mine = several.filter(pl.col("patient") == several["patient"][0])
+    changed = mine["stay"][1]
+    exams = pl.read_csv(tmp_path / "raw" / "physicalExam.csv", infer_schema=False)
+    other = exams["physicalexampath"][0]
+    here = pl.col("patientunitstayid") == str(changed)
+    exams.with_columns(physicalexampath=pl.when(here).then(pl.lit(other)).otherwise("physicalexampath")).write_csv(
+        tmp_path / "raw" / "physicalExam.csv"
+    )
+    invoke("predict", tmp_path / "run", tmp_path / "raw", "--out", tmp_path / "after")
+    before, after = (pl.read_csv(tmp_path / name / "predictions.csv") for name in ("before", "after"))
+    moved = before.filter(before["p_readmitted"] != after["p_readmitted"])["patientunitstayid"].to_list()
+    assert set(moved) == set(mine["stay"][1:].to_list()), "the stay itself and what comes after it, nothing else"
+
+
+def test_hospital_stays_of_one_year_are_neither_earlier_nor_later(tmp_path: Path) -> None:
+    rows = [
+        *("1,1,,,,-10,100,1,2014,p-1", "2,1,,,,-900,100,2,2014,p-1"),
+        *("3,2,,,,-10,100,1,2014,p-2", "4,2,,,,-900,100,2,2014,p-2", "5,3,,,,-10,100,1,2014,p-2"),
+        *("6,4,,,,-10,100,1,2015,p-2", "7,4,,,,-900,100,2,2015,p-2"),
+    ]
+    folder = write_tables(tmp_path / "raw", patient=HEADER + "".join(f"{row}\n" for row in rows))
+    stays = eicu.read_stays(open_table(folder / "patient.csv", "patient"), CohortFlow())
+    times = dict(zip(stays["stay"].to_list(), stays["time"].to_list(), strict=True))
+    assert times[1] < times[2], "within a hospital stay the order is known"
+    assert times[3] == times[4] == times[5]
+    assert times[5] < times[6] < times[7], "and so is that of the years"

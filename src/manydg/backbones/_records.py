@@ -15,13 +15,14 @@ from manydg.backbones import Inputs
 from manydg.backbones._sequences import FixedLayout, Layout, last_steps, layout_of
 from manydg.backbones._tables import RunningMoments, Standardize
 from manydg.data.columns import Column, Ragged, offsets_from_lengths, take
-from manydg.data.dataset import DomainDataset, InputSchema
+from manydg.data.dataset import CONTEXT, DomainDataset, InputSchema
 from manydg.errors import ConfigError, DataError, ManyDGWarning
 from manydg.files import ParsedJson
 
 VISIT_COLUMNS = ("diagnoses", "procedures", "history_drugs")
 EVENT_COLUMNS = {"event_kind": 1, "event_codes": 2, "event_values": 2}
 """With their nesting."""
+_DENSE = ("static", CONTEXT)
 _CODES_AT_ONCE = 1 << 22
 _LARGEST_VALUE = 10.0
 
@@ -39,7 +40,8 @@ def step_encoder(schema: InputSchema, width: int, max_events: int) -> VisitSteps
 
 
 class PatientFeatures(nn.Module):
-    """Joins what a sequence says with the patient's features, the dense column ``static``, where there is one.
+    """Joins what a sequence says with the patient's features: the dense columns ``static`` and ``context``, where there
+    are any.
 
     The features are standardised over training patients and go through a small net; a missing one counts as average.
 
@@ -52,8 +54,9 @@ class PatientFeatures(nn.Module):
 
     def __init__(self, schema: InputSchema, width: int) -> None:
         super().__init__()
-        column = schema.columns.get("static")
-        self.size = 0 if column is None or column.nesting else torch.Size(column.shape).numel()
+        known = [name for name in _DENSE if name in schema.columns and not schema.columns[name].nesting]
+        self.names = tuple(known)
+        self.size = sum(torch.Size(schema.columns[name].shape).numel() for name in known)
         hidden = width // 4 if self.size else 0
         if self.size:
             self.scale = Standardize(self.size)
@@ -63,7 +66,7 @@ class PatientFeatures(nn.Module):
     def forward(self, sequence: Tensor, inputs: Inputs) -> Tensor:
         """Features ``(batch, width)`` from the sequence's vector ``(batch, width)``."""
         if self.size:
-            static = torch.nan_to_num(self.scale(_static(inputs)), nan=0.0)
+            static = torch.nan_to_num(self.scale(self._dense(inputs)), nan=0.0)
             sequence = torch.cat([sequence, self.net(static)], dim=-1)
         features: Tensor = self.out(sequence)
         return features
@@ -73,14 +76,16 @@ class PatientFeatures(nn.Module):
             with warnings.catch_warnings():
                 # A rare group that no training patient belongs to is nothing to warn about.
                 warnings.simplefilter("ignore", ManyDGWarning)
-                self.scale.fit([_static({"static": dataset.column("static")})])
+                self.scale.fit([self._dense({name: dataset.column(name) for name in self.names})])
 
-
-def _static(inputs: Inputs) -> Tensor:
-    column = inputs["static"]
-    if not isinstance(column, Tensor):
-        raise DataError("the input 'static' must be dense: one row of patient features a sample")
-    return column.flatten(1).to(torch.float32)
+    def _dense(self, inputs: Inputs) -> Tensor:
+        columns = []
+        for name in self.names:
+            column = inputs[name]
+            if not isinstance(column, Tensor):
+                raise DataError(f"the input '{name}' must be dense: one row of patient features a sample")
+            columns.append(column.flatten(1).to(torch.float32))
+        return torch.cat(columns, dim=1)
 
 
 def two_levels(name: str, column: object) -> tuple[Tensor, Tensor, Tensor]:

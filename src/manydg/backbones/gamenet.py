@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from manydg.backbones import Backbone, Inputs
-from manydg.backbones._records import VisitCodes, two_levels
+from manydg.backbones._records import PatientFeatures, VisitCodes, two_levels
 from manydg.backbones._sequences import Layout, layout_of
 from manydg.data.columns import Ragged
-from manydg.data.dataset import DomainDataset, InputSchema
+from manydg.data.dataset import CONTEXT, DomainDataset, InputSchema
 from manydg.errors import ConfigError
 
 
@@ -79,6 +79,7 @@ class GAMENet(Backbone):
         self.apart.connect(_links(pairs, self.drugs))
         self.apart_weight = nn.Parameter(torch.ones(1))
         self.out = nn.Sequential(nn.ReLU(), nn.Linear(3 * width, width))
+        self.patient = PatientFeatures(schema, width) if CONTEXT in schema.columns else None
         self.output_size = width
 
     def forward(self, inputs: Inputs) -> Tensor:
@@ -89,10 +90,12 @@ class GAMENet(Backbone):
         history = self._history(query, queries, memory, layout, inputs)
         alone = (layout.lengths <= 1).unsqueeze(-1)
         features: Tensor = self.out(torch.cat([query, fact, torch.where(alone, fact, history)], dim=-1))
-        return features
+        return features if self.patient is None else self.patient(features, inputs)
 
     def fit_inputs(self, dataset: DomainDataset) -> None:
         self.codes.fit(dataset)
+        if self.patient is not None:
+            self.patient.fit(dataset)
         if dataset.target.kind == "multilabel" and dataset.target.size == self.drugs:
             given = dataset.targets.to(torch.float32)
         else:

@@ -4,7 +4,8 @@ Only inputs and times of the same patient are read. Labels and other patients ca
 reads a sample that is later, or of the same time. The columns are ordinary inputs, so any learner can use them.
 
 :func:`manydg.data.patient_context.assemble` sets each measurement beside the patient's mean and its neighbours in time;
-:func:`spectral_context` gives the patient's mean and scale at each channel and frequency of a signal.
+:func:`spectral_context` gives the patient's mean and scale at each channel and frequency of a signal;
+:func:`record_context` sums up the patient's earlier visits or stays.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from manydg.data.columns import Ragged
+from manydg.data.columns import Ragged, unnest
 from manydg.data.dataset import TRUST, DomainDataset
 from manydg.data.patient_context import (
+    DEFAULT_PARTS,
     DEFAULT_STRENGTH,
+    REMEMBERED,
     ContextOptions,
     Timeline,
     assemble,
@@ -36,6 +39,12 @@ Spectrum = Callable[[Tensor], Tensor]
 COLUMN = "context"
 # Chunk sizes, which bound the memory of intermediate results.
 _SPECTRUM_ROWS, _SPECTRUM_COLUMNS = 256, 64
+_BUCKETS = 32
+"""Positions that the codes of a column of records are hashed to."""
+_COUNTED = 4
+"""Earlier visits that are told apart one by one."""
+_RECORD_STRENGTH = 1.0
+"""Of context of records: a stay of hundreds of events tells nearly all of what a patient's stays have in common."""
 
 
 def add_context(
@@ -73,15 +82,20 @@ def apply_context(dataset: DomainDataset, options: ContextOptions, spectrum: Spe
     """:func:`add_context` with options that are checked already."""
     if has_context(dataset):
         raise DataError(f"the dataset has a column '{COLUMN}' already: context is added once")
-    if reason := unsupported(dataset):
+    if reason := unsupported(dataset, options.mode):
         raise DataError(f"no context can be made: {reason}")
+    if options.strength is None and has_records(dataset):
+        options = dataclasses.replace(options, strength=_RECORD_STRENGTH)
     chosen = options.settled(dataset.times is not None, dataset.info.session_gap)
     strength = chosen.strength or DEFAULT_STRENGTH
     timeline = Timeline.of(dataset.domains, dataset.times, chosen.gap)
     whole = dataset.compact()
     added: dict[str, Tensor] = {}
     tables = [column.flatten(1) for column in _columns(whole, 1, 2)]
-    if tables:
+    if has_records(dataset):
+        added[COLUMN] = record_context(whole, timeline, strength)
+        added[TRUST] = timeline.trust(chosen.mode, strength)
+    elif tables:
         added[COLUMN] = _of_tables(torch.cat(tables, dim=1), timeline, chosen, strength)
         added[TRUST] = timeline.trust(chosen.mode, strength)
     for signal in _columns(whole, 3, 4):
@@ -125,6 +139,8 @@ def estimate_strength(dataset: DomainDataset, spectrum: Spectrum | None = None) 
 
     See :func:`manydg.data.patient_context.samples_until_known`.
     """
+    if has_records(dataset):
+        return _RECORD_STRENGTH
     part = dataset.select(some_patients(dataset.domains.cpu().numpy())).compact()
     columns = [column.flatten(1) for column in _columns(part, 1, 2)]
     if spectrum is not None:
@@ -132,17 +148,36 @@ def estimate_strength(dataset: DomainDataset, spectrum: Spectrum | None = None) 
     return samples_until_known(torch.cat(columns, dim=1), part.domains, part.times) if columns else None
 
 
-def unsupported(dataset: DomainDataset) -> str | None:
-    """The reason why no context can be made for a dataset; ``None`` if it can."""
-    ragged = sorted(name for name, column in dataset.columns.items() if isinstance(column, Ragged))
-    if ragged:
-        return f"{ragged} have rows of different lengths; records of visits and events carry their history already"
+def fitting_parts(dataset: DomainDataset, mode: str) -> tuple[str, ...]:
+    """The parts of context that suit a dataset of training patients.
+
+    Where most measurements are missing at most times, causal context also remembers the last ones.
+    """
+    if mode != "causal" or not dataset.info.settings.get("missing"):
+        return DEFAULT_PARTS[mode]
+    tables = _columns(dataset.select(some_patients(dataset.domains.cpu().numpy())).compact(), 1, 2)
+    missing = sum(int(torch.isnan(table).sum()) for table in tables)
+    sparse = 2 * missing > sum(table.numel() for table in tables)
+    return (*DEFAULT_PARTS[mode], *(REMEMBERED if sparse else ()))
+
+
+def unsupported(dataset: DomainDataset, mode: str = "offline") -> str | None:
+    """The reason why no context of a mode can be made for a dataset; ``None`` if it can."""
+    if has_records(dataset):
+        if mode == "causal":
+            return None
+        return "of visits and stays only earlier ones can be context, later ones tell what became of the patient: causal"
     signals = len(_columns(dataset, 3, 4))
     if signals > 1:
         return f"it is made for one column of signals, and there are {signals}"
     if not signals and not _columns(dataset, 1, 2):
         return f"it is made of measurements or signals, and {sorted(dataset.columns)} are neither"
     return None
+
+
+def has_records(dataset: DomainDataset) -> bool:
+    """Whether samples are visits or stays, with lists of codes and events."""
+    return any(isinstance(column, Ragged) for column in dataset.columns.values())
 
 
 def has_signals(dataset: DomainDataset) -> bool:
@@ -163,6 +198,43 @@ def _of_tables(values: Tensor, timeline: Timeline, options: ContextOptions, stre
     arrays: Any = {field.name: getattr(timeline, field.name).numpy() for field in dataclasses.fields(Timeline)}
     made: Any = assemble(values.numpy(), Timeline(**arrays), options, strength)  # type: ignore[arg-type]
     return torch.from_numpy(made)
+
+
+def record_context(dataset: DomainDataset, timeline: Timeline, strength: float) -> Tensor:
+    """What a patient's earlier visits or stays were like, float32 ``(rows, n)`` in the order of the dataset.
+
+    For each column of codes a sample is summed up by how often each code occurs, hashed to a fixed number of positions
+    with a sign (Weinberger et al., "Feature Hashing", ICML 2009), and by the logarithm of how many there are. The
+    context is the mean of these over strictly earlier samples, times the weight of the patient's statistics, and how
+    many samples are earlier: the logarithm, and whether there is one, are two, ... at least. Without any it is 0.
+    """
+    columns = [dataset.columns[name] for name in sorted(dataset.columns)]
+    ragged = [column for column in columns if isinstance(column, Ragged)]
+    own = torch.cat([_hashed(column) for column in ragged if not unnest(column)[1].is_floating_point()], dim=1)
+    own = own[timeline.order].to(torch.float64)
+    count = (timeline.before - timeline.patient + 1).clamp_min(0).to(torch.float64).unsqueeze(-1)
+    mean = timeline.earlier(running(own, timeline.patient), timeline.patient) / count.clamp_min(1.0)
+    at_least = count >= torch.arange(1, _COUNTED + 1, device=own.device)
+    context = torch.empty(len(own), own.shape[1] + 1 + _COUNTED, device=own.device)
+    made = torch.cat([count / (count + strength) * mean, count.log1p(), at_least], dim=1)
+    context[timeline.order] = made.to(torch.float32)
+    return context
+
+
+def _hashed(column: Ragged) -> Tensor:
+    """The codes of each row, ``(rows, buckets + 1)``."""
+    levels, codes = unnest(column)
+    bounds = levels[0]
+    for offsets in levels[1:]:
+        bounds = offsets[bounds]
+    lengths = torch.diff(bounds)
+    # A multiplicative hash: its upper bits choose the position, a lower one the sign.
+    mixed = (codes.flatten().to(torch.int64) + 1) * 0x9E3779B1 & 0xFFFFFFFF
+    position, sign = (mixed >> 16) % _BUCKETS, ((mixed >> 12) & 1) * 2.0 - 1.0
+    row = torch.repeat_interleave(torch.arange(len(lengths), device=codes.device), lengths)
+    counts = torch.zeros(len(lengths) * _BUCKETS, device=codes.device).index_add_(0, row * _BUCKETS + position, sign)
+    shares = counts.reshape(-1, _BUCKETS) / lengths.clamp_min(1).sqrt().unsqueeze(-1)
+    return torch.cat([shares, lengths.to(torch.float32).log1p().unsqueeze(-1)], dim=1)
 
 
 def spectral_context(

@@ -33,9 +33,14 @@ Combine = Callable[[Any, Any], Any]
 MOST = 10_000.0
 DEFAULT_STRENGTH = 5.0
 MODES = ("offline", "causal")
+REMEMBERED = ("last", "since", "trend", "count")
+"""Parts about values that are not measured at every sample."""
 PARTS = {
-    "offline": ("relative", "before", "after", "before-level", "after-level", "extremes", "age", "difference", "clock"),
-    "causal": ("relative", "before", "before-level", "extremes", "age", "difference", "clock"),
+    "offline": (
+        *("relative", "before", "after", "before-level", "after-level", "extremes", "age", "difference", "clock"),
+        *REMEMBERED,
+    ),
+    "causal": ("relative", "before", "before-level", "extremes", "age", "difference", "clock", *REMEMBERED),
 }
 DEFAULT_PARTS = {
     "offline": ("relative", "before-level", "after-level"),
@@ -64,7 +69,9 @@ class ContextOptions:
         ``relative``: the value in the patient's own standard deviations from the patient's own mean; ``difference``:
         the same in its own unit; ``before`` and ``after``: means of the nearest samples minus the value;
         ``before-level`` and ``after-level``: those means in the patient's own units; ``extremes``: distance from the
-        lowest and the highest value so far; ``age``: time since the value changed; ``clock``: time since the start.
+        lowest and the highest value so far; ``age``: time since the value changed; ``clock``: time since the start;
+        ``last``: the value measured last at an earlier sample of the session; ``since``: how long ago; ``trend``: the
+        change between the last two measurements by unit of time; ``count``: how many there were.
     scales : tuple of int
         How many neighbouring samples are averaged; powers of two.
     strength : float, optional
@@ -378,7 +385,8 @@ class _TableContext:
         one = self.known[:, :1] if bool(self.known.all()) else self.known
         self.seen: Tensor = self.xp.asarray(one, dtype=self.xp.float64)
         # Relative to the patient's first known value, which is never later than any row that uses it.
-        self.values: Tensor = self.xp.where(self.known, values - _first_known(values, self.known, timeline), 0.0)
+        self.first = _first_known(values, self.known, timeline)
+        self.values: Tensor = self.xp.where(self.known, values - self.first, 0.0)
         self.statistics = self._statistics()
 
     def blocks(self, parts: tuple[str, ...], scales: tuple[int, ...]) -> Iterator[Tensor]:
@@ -392,6 +400,8 @@ class _TableContext:
             yield from self._extremes()
         if "age" in parts:
             yield self._age()
+        if any(part in parts for part in REMEMBERED):
+            yield from self._remembered(parts)
         for side, timeline in (("before", self.timeline), ("after", self.timeline.reversed())):
             if side in parts or f"{side}-level" in parts:
                 yield from self._neighbours(timeline, side, parts, scales)
@@ -428,6 +438,31 @@ class _TableContext:
         since = now - xp.maximum(past, when)
         age: Tensor = xp.log1p(xp.where(xp.isfinite(since), since, 0.0))
         return age
+
+    def _remembered(self, parts: tuple[str, ...]) -> Iterator[Tensor]:
+        """The value measured last at an earlier sample of the session, how long ago, the trend, and how many.
+
+        The trend is that of the last two measurements up to the sample. Before the first measurement, how long ago is
+        counted from the session's beginning, and the rest is 0.
+        """
+        line, xp, columns = self.timeline, self.xp, _positions(self.values[0])
+        now = xp.where(self.known, _positions(self.values[:, 0])[:, None], -1)
+        before = line.earlier(running(now, line.session, xp.maximum), line.session, -1)
+        last = xp.maximum(before, now)
+        previous = xp.where(last >= 0, before[xp.clip(last, 0, None), columns], -1)
+        start, recent = xp.clip(before, 0, None), xp.clip(last, 0, None)
+        if "last" in parts:
+            yield xp.where(before >= 0, self.values[start, columns] + self.first, 0.0)
+        if "since" in parts:
+            yield xp.log1p(line.times[:, None] - line.times[xp.where(before >= 0, before, line.session[:, None])])
+        if "trend" in parts:
+            earlier = xp.clip(previous, 0, None)
+            rise = self.values[recent, columns] - self.values[earlier, columns]
+            duration = xp.clip(line.times[recent] - line.times[earlier], 1e-9, None)
+            yield xp.where(previous >= 0, rise / duration, 0.0)
+        if "count" in parts:
+            seen = xp.asarray(self.known, dtype=xp.float64)
+            yield xp.log1p(line.earlier(running(seen, line.session), line.session))
 
     def _neighbours(
         self, timeline: Timeline, side: str, parts: tuple[str, ...], scales: tuple[int, ...]
@@ -721,7 +756,7 @@ def context_names(names: Sequence[str], options: ContextOptions) -> list[str]:
     named = clocks if "clock" in parts else []
     suffixes: list[str] = [part for part in ("relative", "difference") if part in parts]
     suffixes += ["above_lowest", "below_highest"] if "extremes" in parts else []
-    suffixes += ["age"] if "age" in parts else []
+    suffixes += [part for part in ("age", *REMEMBERED) if part in parts]
     for side in ("before", "after"):
         for scale in options.scales:
             suffixes += [f"{side}_{scale}"] if side in parts else []
@@ -793,6 +828,45 @@ class _Known:
     values: Vector
     seen: Vector
     changed: Vector
+    measured: _Measured
+
+
+@dataclass(frozen=True, eq=False)
+class _Measured:
+    """The last two measurements of each feature in a session, and how many there were; NaN times without any."""
+
+    value: Vector
+    time: Vector
+    value_before: Vector
+    time_before: Vector
+    count: Vector
+
+    @staticmethod
+    def nothing(width: int) -> _Measured:
+        zeros, never = np.zeros(width), np.full(width, math.nan)
+        return _Measured(zeros, never, zeros, never, zeros)
+
+    def then(self, known: npt.NDArray[np.bool_], values: Vector, time: float, latest: _Measured) -> _Measured:
+        """With a further sample, where this is of strictly earlier ones and ``latest`` of all."""
+        return _Measured(
+            np.where(known, values, latest.value),
+            np.where(known, time, latest.time),
+            np.where(known, self.value, latest.value_before),
+            np.where(known, self.time, latest.time_before),
+            latest.count + known,
+        )
+
+    def columns(self, now: _Measured, first: Vector, time: float, start: float, parts: Sequence[str]) -> Iterator[Vector]:
+        """The parts of context, in their order; ``now`` has the sample itself, too."""
+        if "last" in parts:
+            yield np.where(np.isnan(self.time), 0.0, self.value + first)
+        if "since" in parts:
+            yield np.log1p(time - np.where(np.isnan(self.time), start, self.time))
+        if "trend" in parts:
+            rate = (now.value - now.value_before) / np.clip(now.time - now.time_before, 1e-9, None)
+            yield np.where(np.isnan(now.time_before), 0.0, rate)
+        if "count" in parts:
+            yield np.log1p(self.count)
 
 
 class _PatientSoFar:
@@ -851,6 +925,9 @@ class _PatientSoFar:
         if "age" in parts:
             since = time - changed
             blocks.append(np.log1p(np.where(np.isfinite(since), since, 0.0)))
+        measured = _Measured.nothing(n) if session is None else session.measured
+        now = measured.then(known, values, time, measured)
+        blocks += measured.columns(now, self.first, time, self.session_start, parts)
         blocks += self._neighbours(session, known, values, patient, parts)
         table = np.stack(blocks) if blocks else np.zeros((0, n))
         columns = [table[:, start : start + _TABLE_COLUMNS].ravel() for start in range(0, n, _TABLE_COLUMNS)]
@@ -881,7 +958,11 @@ class _PatientSoFar:
             when = np.maximum(last.changed, when)
         totals = self.sums.add(np.concatenate([seen, values, np.square(values)]))
         windows = self.windows.add(np.concatenate([seen, values]))
-        return _Known(self.session, time, totals, windows, low, high, values, seen, when)
+        latest = last.measured if last is not None and last.session == self.session else _Measured.nothing(self.width)
+        past = self.earlier
+        before = past.measured if past is not None and past.session == self.session else _Measured.nothing(self.width)
+        measured = before.then(known, values, time, latest)
+        return _Known(self.session, time, totals, windows, low, high, values, seen, when, measured)
 
 
 class PatientStream:

@@ -223,7 +223,8 @@ def read_stays(table: Table, flow: CohortFlow) -> pl.DataFrame:
     DataFrame
         A row a stay: ``patient``, ``stay``, ``scope`` (the hospital stay), ``start`` (minutes since the hospital
         admission), ``length`` (minutes), ``order`` (the stay's position among its patient's, from 0), ``time`` (the
-        same, as years are all that is known), ``age``, ``gender`` and ``ethnicity``.
+        same, but equal for the hospital stays of one year, whose order is not known), ``age``, ``gender`` and
+        ``ethnicity``.
     """
     integers = [*_INTEGERS, *_OPTIONAL_INTEGERS]
     texts = [*_TEXTS, *([_SITE] if _SITE in table.columns else [])]
@@ -263,6 +264,12 @@ def read_stays(table: Table, flow: CohortFlow) -> pl.DataFrame:
 def _in_neutral_words(ordered: pl.DataFrame) -> pl.DataFrame:
     """The columns that stays of any database have."""
     order = pl.int_range(pl.len()).over("uniquepid")
+    # Which of a year's hospital stays came first is not known: their unit stays have one time, so that none is earlier.
+    year = ("uniquepid", "hospitaldischargeyear")
+    unknown = pl.col("patienthealthsystemstayid").n_unique().over(year) > 1
+    ordered = ordered.with_columns(order=order).with_columns(
+        known=pl.when(unknown).then(pl.col("order").min().over(year)).otherwise("order")
+    )
     site = {"site": _SITE} if _SITE in ordered.columns else {}
     return ordered.select(
         "start",
@@ -273,8 +280,8 @@ def _in_neutral_words(ordered: pl.DataFrame) -> pl.DataFrame:
         stay="patientunitstayid",
         scope="patienthealthsystemstayid",
         length="unitdischargeoffset",
-        order=order,
-        time=order.cast(pl.Float64),
+        order="order",
+        time=pl.col("known").cast(pl.Float64),
         **site,
     )
 
@@ -644,7 +651,8 @@ class StayCohort:
             raise DataError(f"{raw}: no unit stay has an event, so there is nothing to predict from")
         kept = stays[samples]
         columns["static"] = torch.from_numpy(static_features(kept))
-        return NewSamples(columns, kept.select(pl.col("stay").alias(self.shown)), kept["patient"].to_numpy())
+        shown, times = kept.select(pl.col("stay").alias(self.shown)), kept["time"].to_numpy(writable=True)
+        return NewSamples(columns, shown, kept["patient"].to_numpy(), times)
 
     def _fields(self) -> list[Field]:
         return [field for fields in self.reader.fields_of.values() for field in fields]

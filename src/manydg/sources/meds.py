@@ -169,7 +169,7 @@ class Meds(Source[MedsOptions, TimesOptions]):
             raise DataError(f"{raw}: no subject has an event up to its prediction time")
         columns["static"] = torch.from_numpy(clock.static[rows])
         kept = samples[rows].select(shown)
-        yield NewSamples(columns, kept, kept["subject_id"].to_numpy())
+        yield NewSamples(columns, kept, kept["subject_id"].to_numpy(), clock.hours[rows])
 
     def write_predictions(self, folder: Path, samples: NewSamples, predictions: SamplePredictions) -> list[Path]:
         """One CSV table and, where the labels are known, the table that ``meds-evaluation`` reads."""

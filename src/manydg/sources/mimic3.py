@@ -233,7 +233,7 @@ class VisitCohort:
         history = columns["history_drugs"]
         assert isinstance(history, Ragged)
         shown = visits.drop("subject_id").with_columns(earlier_visits=pl.Series(history.lengths.numpy()))
-        return NewSamples(columns, shown, patients)
+        return NewSamples(columns, shown, patients, visits["hours"].to_numpy(writable=True))
 
     def _tasks(self, visits: pl.DataFrame, ndc_map: Path, max_diagnoses: int | None) -> list[TableTask]:
         return [

@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 import polars as pl
 
-from manydg.sources import Twin
+from manydg.sources import Twin, option
 from manydg.synthetic._records import (
     CHUNK,
     FACTORS,
@@ -38,11 +38,21 @@ _FREQUENCIES: list[str | None] = ["Once", "DAILY", "Daily", "BID", "Q4H PRN", "C
 _MOST_STAYS = 4
 
 
-class EicuTwin(Twin[TablesOptions]):
+@dataclass(frozen=True)
+class EicuTwinOptions(TablesOptions):
+    """The same, and how much of the outcome is the patient's own."""
+
+    patient_effect: float = option(
+        0.0, help="eICU: how much the patient's factor, besides the stay's state, decides who comes back."
+    )
+
+
+class EicuTwin(Twin[EicuTwinOptions]):
     """Unit stays of people who do not exist.
 
     A stay's latent state decides its events, its laboratory values and whether the patient comes back to intensive
-    care; the patient's factor changes which codes occur and shifts the laboratory values. The blemishes are those of
+    care; the patient's factor changes which codes occur, shifts the laboratory values and, where asked for, makes the
+    patient come back more or less often. The blemishes are those of
     the original: text among the results, drugs without a name, orders cancelled, results after discharge, stays
     that end before they start, repeated rows, blank lines. The factors themselves are in ``truth.parquet``.
 
@@ -50,10 +60,12 @@ class EicuTwin(Twin[TablesOptions]):
     """
 
     name = "eicu"
-    options_class = TablesOptions
-    scales: ClassVar = {size: TablesOptions(count) for size, count in (("full", 3000), ("small", 400), ("smoke", 160))}
+    options_class = EicuTwinOptions
+    scales: ClassVar = {
+        size: EicuTwinOptions(count) for size, count in (("full", 3000), ("small", 400), ("smoke", 160))
+    }
 
-    def write(self, out: Path, options: TablesOptions) -> Path:
+    def write(self, out: Path, options: EicuTwinOptions) -> Path:
         patients = options.patients
         rng = np.random.default_rng(options.seed)
         world = World.make(rng)
@@ -63,7 +75,7 @@ class EicuTwin(Twin[TablesOptions]):
             next_id = 141_000
             for start in range(0, patients, CHUNK):
                 names = pl.Series(ids[start : start + CHUNK])
-                stays = _draw_stays(rng, factors[start : start + CHUNK], next_id)
+                stays = _draw_stays(rng, factors[start : start + CHUNK], next_id, options.patient_effect)
                 next_id = int(stays.ids.max()) + 1
                 files.append("patient", _patients(rng, stays, names))
                 files.blank_line("patient")
@@ -123,11 +135,12 @@ class Stays:
     factor: FloatArray
 
 
-def _draw_stays(rng: np.random.Generator, factors: FloatArray, first_id: int) -> Stays:
+def _draw_stays(rng: np.random.Generator, factors: FloatArray, first_id: int, patient_effect: float) -> Stays:
     hospital_stays = np.minimum(rng.geometric(0.83, len(factors)), 6)
     patient = np.repeat(np.arange(len(factors)), hospital_stays)
     state = rng.normal(size=(len(patient), _MOST_STAYS, STATES))
-    comes_back = rng.random((len(patient), _MOST_STAYS)) < 1 / (1 + np.exp(2.2 - 1.2 * state[:, :, 0]))
+    logits = 1.2 * state[:, :, 0] - 2.2 + patient_effect * factors[patient, :1]
+    comes_back = rng.random((len(patient), _MOST_STAYS)) < 1 / (1 + np.exp(-logits))
     stays = 1 + np.cumprod(comes_back[:, :-1], axis=1).sum(axis=1)
     at = np.repeat(np.arange(len(patient)), stays)
     visit = np.arange(len(at)) - np.repeat(np.cumsum(stays) - stays, stays)

@@ -16,7 +16,14 @@ from manydg.algorithms.best import Best
 from manydg.backbones import auto_backbone, build_backbone
 from manydg.config import NO_SEQUENCE, TrainingConfig
 from manydg.data.columns import unnest
-from manydg.data.context import apply_context, estimate_strength, has_context, has_signals, unsupported
+from manydg.data.context import (
+    apply_context,
+    estimate_strength,
+    fitting_parts,
+    has_context,
+    has_signals,
+    unsupported,
+)
 from manydg.data.dataset import Batch, DomainDataset, InputSchema
 from manydg.data.patient_context import ContextOptions
 from manydg.data.timeline import ORDER, SequenceOptions, add_order
@@ -191,7 +198,7 @@ def context_mode(config: TrainingConfig, dataset: DomainDataset) -> str:
     if config.context != AUTO:
         return config.context
     preferred = ALGORITHMS.get(config.algorithm).context
-    if preferred == NONE or has_context(dataset) or unsupported(dataset):
+    if preferred == NONE or has_context(dataset) or unsupported(dataset, preferred):
         return NONE
     return CAUSAL if event is not None and event.foresee else preferred
 
@@ -232,7 +239,7 @@ def settled(config: TrainingConfig, dataset: DomainDataset) -> TrainingConfig:
     context, sequence = config.context, config.sequence
     if context == AUTO:
         context = CAUSAL if dataset.times is not None and not has_signals(dataset) else "offline"
-        if has_context(dataset) or unsupported(dataset):
+        if has_context(dataset) or unsupported(dataset, context):
             context = NONE
     if sequence == NO_SEQUENCE and dataset.times is not None and len(dataset) >= _FEWEST_IN_ORDER * dataset.n_patients:
         sequence = "gru"
@@ -296,9 +303,11 @@ def _with_columns(
         needed = 40 * sum(column.nbytes for column in dataset.columns.values() if isinstance(column, torch.Tensor))
         data = dataset.to(device) if needed < torch.cuda.mem_get_info(device)[0] else dataset
     options = ContextOptions.from_mapping(mode, config.context_options)
+    known = data if training is None else data.select(training)
     if options.strength is None:
-        known = data if training is None else data.select(training)
         options = dataclasses.replace(options, strength=estimate_strength(known, spectrum))
+    if options.parts is None and data.times is not None:
+        options = dataclasses.replace(options, parts=fitting_parts(known, mode))
     return apply_context(data, options, spectrum)
 
 

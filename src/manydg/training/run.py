@@ -301,9 +301,7 @@ def train(
             _remove_checkpoints(folder)
             return open_run(folder, backbone=backbone, device=device)
     try:
-        training = _Training(
-            dataset, config, chosen, backbone, folder, pick_device(device), reporter or Silent()
-        )  # fmt: skip
+        training = _Training(dataset, config, chosen, backbone, folder, pick_device(device), reporter or Silent())
         return training.run(name, identity)
     except BaseException:
         if folder is not None and ((team := current_team()) is None or team.leads):
@@ -351,9 +349,6 @@ class _Training:
             first_use_seconds=first_use,
             predict_seconds=predict_seconds,
         )
-        sites = sides["test"].sites() if self.config.split == "site" else None
-        if sites is not None:
-            record = record.replace(sites=dict(zip(sides["test"].pseudonyms(), sites.tolist(), strict=True)))
         info, val = _data_info(self.dataset, self.backbone), held_out["val"].scored()
         population = fit_population(fitted.algorithm, sides["train"], sides["val"], val.probabilities)
         run = Run(fitted.algorithm, record, schema, self.config, info, self.folder, population)
@@ -523,6 +518,7 @@ def make_record(
     return training_record(config, fitted, sides, name=name, seconds=seconds, device=device).replace(
         run=run,
         dataset_hash=dataset.content_hash(),
+        sites=_sites_of(sides["test"]) if config.split == "site" else {},
         code_version=code_version(),
         event=dataset.info.event,
         threshold=threshold,
@@ -578,6 +574,12 @@ def _scores(run: Predictions, threshold: float | None) -> dict[str, float | int 
         for suffix, part in parts.items()
         for name, value in _plain(score(part.target, part.truth, part.probabilities, threshold)).items()
     }
+
+
+def _sites_of(part: DomainDataset) -> dict[str, str]:
+    """Pseudonym of each patient to the patient's site."""
+    sites = part.sites()
+    return {} if sites is None else dict(zip(part.pseudonyms(), sites.tolist(), strict=True))
 
 
 def training_record(

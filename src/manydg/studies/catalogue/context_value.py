@@ -82,9 +82,9 @@ class ContextRivals(Experiment):
     title = "Patient context and its rivals"
 
     def plan(self, request: Request) -> list[PlannedRun]:
-        if reason := unsupported(request.dataset):
-            raise DataError(f"the experiment 'context-rivals' does not fit this dataset: {reason}")
         kind = "causal" if request.config.context == "causal" else "offline"
+        if reason := unsupported(request.dataset, kind):
+            raise DataError(f"the experiment 'context-rivals' does not fit this dataset: {reason}")
         algorithms = [name for name in request.algorithms if name != OURS]
         runs = []
         for seed in range(request.seeds):
