@@ -166,7 +166,9 @@ def unsupported(dataset: DomainDataset, mode: str = "offline") -> str | None:
     if has_records(dataset):
         if mode == "causal":
             return None
-        return "of visits and stays only earlier ones can be context, later ones tell what became of the patient: causal"
+        return (
+            "of visits and stays only earlier ones can be context, later ones tell what became of the patient: causal"
+        )
     signals = len(_columns(dataset, 3, 4))
     if signals > 1:
         return f"it is made for one column of signals, and there are {signals}"

@@ -856,7 +856,9 @@ class _Measured:
             latest.count + known,
         )
 
-    def columns(self, now: _Measured, first: Vector, time: float, start: float, parts: Sequence[str]) -> Iterator[Vector]:
+    def columns(
+        self, now: _Measured, first: Vector, time: float, start: float, parts: Sequence[str]
+    ) -> Iterator[Vector]:
         """The parts of context, in their order; ``now`` has the sample itself, too."""
         if "last" in parts:
             yield np.where(np.isnan(self.time), 0.0, self.value + first)
