@@ -44,12 +44,12 @@ def test_what_is_shown_is_not_scored_and_no_other_label_enters(study: tuple[Requ
     unseen = Unseen.of(run, request.dataset.select(np.asarray(rows)))
     rng, fewest = np.random.default_rng(0), {}
     for protocol in PROTOCOLS:
-        shown = protocol.shown(unseen.outputs.times, unseen.patients, 0)
+        shown = protocol.shown(unseen.outputs, unseen.patients, 0)
         if protocol.online:
             continue
         hidden = np.setdiff1d(np.arange(len(unseen.patients)), shown)
         fewest[protocol.name] = len(shown)
-        if protocol.count is not None and not protocol.drawn:
+        if protocol.drawn == "first":
             assert unseen.outputs.times[shown].max() < protocol.count
         exchanged = unseen.indicators.copy()
         exchanged[hidden] = exchanged[rng.permutation(hidden)]
@@ -68,7 +68,7 @@ def test_labels_of_earlier_samples_reach_a_sample_only_when_they_are_known(study
     request, folder = study
     records = Study(folder / "out", folder / "data", Personalise().plan(request), "people", "cpu").execute(1)
     figures = Personalise().aggregate(request, records, folder / "out")
-    assert set(figures) == {"personalise", "personalise-first", "personalise-drawn"}
+    assert set(figures) == {"personalise", "personalise-first", "personalise-drawn", "personalise-spread"}
     table = parse_figure(figures["personalise"].to_json()).data
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]  # type: ignore[union-attr]
     earlier = [row for row in rows if row["protocol"] == EARLIER.name]

@@ -30,6 +30,7 @@ from manydg.algorithms import Algorithm
 from manydg.data.dataset import DomainDataset
 from manydg.data.patient_context import Timeline
 from manydg.errors import ConfigError, StorageError, unknown_name
+from manydg.evaluation.metrics import score
 from manydg.files import ParsedJson
 from manydg.targets import Target
 from manydg.training.checkpoint import read_tensors, write_tensors
@@ -41,11 +42,11 @@ UNLABELLED = "shares"
 """The learner that is shown samples without their labels."""
 KINDS = ("classes", "votes", "binary", "multilabel")
 """Kinds of target that labels of the patient can be used for."""
-MOST_LABELS, MOST_EARLIER_LABELS = 1000, 400
+MOST_LABELS, MOST_EARLIER_LABELS = 1000, 200
 """Labelled samples of one patient that a learner uses: of more, the latest half, and others spread over time."""
 _LEAST_PROBABILITY = 1e-6
 _MOST_AXES = 64
-_TRAINING_PATIENTS, _VALIDATION_PATIENTS, _SAMPLES = 60, 8, 100
+_TRAINING_PATIENTS, _VALIDATION_PATIENTS, _SAMPLES, _VALIDATION_SAMPLES = 60, 8, 100, 6000
 _COUNTS = (1, 5, 50)
 _STEPS, _TOLERANCE = 100, 1e-5
 _STEPS_OF_SEARCH = 10
@@ -177,7 +178,7 @@ def fit_population(
     population = _moments(features, _indicators(algorithm.target, some), some.domains.cpu().numpy())
     if val is None or probabilities is None:
         return _with_variance_of(algorithm, population)
-    chosen = _spread_rows(val, _VALIDATION_PATIENTS, 3 * _SAMPLES)
+    chosen = _spread_rows(val, _VALIDATION_PATIENTS, _VALIDATION_SAMPLES)
     outputs = _outputs(
         algorithm.target, _features(algorithm, val, chosen), probabilities[chosen], val, chosen, population
     )
@@ -475,8 +476,8 @@ class _Labelled:
     def reaching(self, times: Array, delay: float) -> Iterator[tuple[_Labelled, Rows]]:
         """The labels that are known at each of some times, and the positions of those times."""
         counts = np.searchsorted(self.outputs.times, times - delay, side="left")
-        # Of many labels the last tenth may wait, so that they are not weighed anew for every sample.
-        counts -= counts % np.maximum(1, counts // 10)
+        # Of more than a hundred labels the last fifth may wait, so that they are not weighed anew for every sample.
+        counts -= np.where(counts > 100, counts % np.maximum(1, counts // 5), 0)
         for count in np.unique(counts[counts > 0]):
             yield self.first(int(count)), np.flatnonzero(counts == count)
 
@@ -568,27 +569,54 @@ def _usual_pause(dataset: DomainDataset) -> float:
 def _search(
     learner: str, grids: list[list[dict[str, float]]], population: Population, tasks: list[_Task], target: Target
 ) -> Strengths:
-    """One part after the other, the others as they are best so far."""
-    best, kept = -np.inf, DEFAULTS[learner]
+    """One part after the other, the others as they are best so far; nothing where labels are not seen to help.
+
+    They are where the likelihood rises by more than its standard error over patients, and the target's metric does not
+    fall.
+    """
+    kept, nothing = DEFAULTS[learner], Strengths()
+    best = before = _judge(learner, nothing, population, tasks, target)
+    found = nothing
     for grid in grids:
         start = kept
         for values in grid:
             candidate = dataclasses.replace(start, **values)  # type: ignore[arg-type]
-            likelihood = np.mean([_likelihood(learner, task, population, candidate, target) for task in tasks])
-            if likelihood > best:
-                best, kept = float(likelihood), candidate
-    return kept
+            judged = _judge(learner, candidate, population, tasks, target)
+            if judged.likelihood.mean() > best.likelihood.mean():
+                best, kept, found = judged, candidate, candidate
+    gain = best.likelihood - before.likelihood
+    error = gain.std(ddof=1) / len(gain) ** 0.5 if len(gain) > 1 else 0.0
+    return found if gain.mean() > error and not best.metric < before.metric else nothing
 
 
-def _likelihood(learner: str, task: _Task, population: Population, strengths: Strengths, target: Target) -> float:
-    """Mean log likelihood of the labels that a task does not show."""
-    effect = _EFFECTS[learner](
-        task.seen, task.indicators, task.at, population, strengths, target, _STEPS_OF_SEARCH
-    )  # fmt: skip
-    chance = _probabilities((task.at.logits + effect).T, target).T
+@dataclass(frozen=True, eq=False)
+class _Judged:
+    """How well the labels that tasks do not show are predicted: log likelihood of each patient, and the metric."""
+
+    likelihood: Array
+    metric: float
+
+
+def _judge(learner: str, strengths: Strengths, population: Population, tasks: list[_Task], target: Target) -> _Judged:
+    by_patient: dict[int, list[float]] = {}
+    chances = []
+    for task in tasks:
+        effect = _EFFECTS[learner](
+            task.seen, task.indicators, task.at, population, strengths, target, _STEPS_OF_SEARCH
+        )  # fmt: skip
+        chances.append(_probabilities((task.at.logits + effect).T, target).T)
+        by_patient.setdefault(task.patient, []).append(_likelihood(chances[-1], task.truth, target))
+    truth = np.concatenate([task.truth for task in tasks])
+    answers = truth.argmax(axis=1) if target.exclusive else truth
+    metric = score(target, answers, np.concatenate(chances))[target.selection]
+    return _Judged(np.array([np.mean(values) for values in by_patient.values()]), metric)
+
+
+def _likelihood(chance: Array, truth: Array, target: Target) -> float:
+    """Mean log likelihood of labels."""
     if target.exclusive:
-        return float(np.log(np.maximum((chance * task.truth).sum(axis=1), _LEAST_PROBABILITY)).mean())
-    chance = np.clip(np.where(task.truth > 0, chance, 1 - chance), _LEAST_PROBABILITY, 1)
+        return float(np.log(np.maximum((chance * truth).sum(axis=1), _LEAST_PROBABILITY)).mean())
+    chance = np.clip(np.where(truth > 0, chance, 1 - chance), _LEAST_PROBABILITY, 1)
     return float(np.log(chance).mean())
 
 

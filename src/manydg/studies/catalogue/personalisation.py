@@ -32,7 +32,11 @@ COUNTS = (1, 5, 10, 20, 50, 100)
 SHARE = 0.2
 _RESAMPLES = 500
 _WITH_LABELS = "train_and_target_labeled"
-_NAMES_OF_SERIES = {"first": "the first samples", "drawn": "samples drawn at random"}
+_NAMES_OF_SERIES = {
+    "first": "the first samples",
+    "drawn": "samples drawn at random",
+    "spread": "samples drawn evenly over the predicted classes",
+}
 
 Rows = npt.NDArray[np.int64]
 
@@ -48,8 +52,9 @@ class Protocol:
     words : str
     count : int, optional
         Samples that are shown; a share of the patient's where it is None.
-    drawn : bool
-        Whether they are drawn at random, or are the patient's first.
+    drawn : {"first", "drawn", "spread"}
+        Whether they are the patient's first, drawn at random, or drawn in turns from the classes that the model
+        predicts, for which no label is needed.
     labelled : bool
     online : bool
         Whether all samples are scored one after the other, and the labels of earlier ones are known by then.
@@ -58,7 +63,7 @@ class Protocol:
     name: str
     words: str
     count: int | None = None
-    drawn: bool = True
+    drawn: str = "drawn"
     labelled: bool = True
     online: bool = False
 
@@ -66,26 +71,46 @@ class Protocol:
     def learners(self) -> tuple[str, ...]:
         return LEARNERS if self.labelled else (UNLABELLED,)
 
-    def shown(self, times: npt.NDArray[np.float64], patients: Rows, seed: int) -> Rows:
+    def shown(self, outputs: Outputs, patients: Rows, seed: int) -> Rows:
         """Positions of what is shown; draws of more samples hold those of fewer."""
         if self.online:
             return np.arange(len(patients))
         chosen = []
         for code in np.unique(patients):
             rows = np.flatnonzero(patients == code)
-            rows = rows[np.argsort(times[rows], kind="stable")]
-            if self.drawn:
+            rows = rows[np.argsort(outputs.times[rows], kind="stable")]
+            if self.drawn != "first":
                 rows = np.random.default_rng([seed, int(code)]).permutation(rows)
+            if self.drawn == "spread":
+                rows = rows[_in_turns(outputs.logits[rows].argmax(axis=1))]
             chosen.append(rows[: int(SHARE * len(rows)) if self.count is None else self.count])
         return np.concatenate(chosen)
 
 
+def _in_turns(classes: Rows) -> Rows:
+    """An order in which the first of every class come first, then the second of every class, and so on.
+
+    Examples
+    --------
+    >>> _in_turns(np.array([0, 0, 0, 1, 1, 2])).tolist()
+    [0, 3, 5, 1, 4, 2]
+    """
+    rank = np.zeros(len(classes), np.int64)
+    for label in np.unique(classes):
+        rank[classes == label] = np.arange((classes == label).sum())
+    return np.argsort(rank, kind="stable")
+
+
 UNLABELLED_SHARE = Protocol("train_and_target_unlabeled_20p", "20% of the samples, without labels", labelled=False)
 LABELLED_SHARE = Protocol(f"{_WITH_LABELS}_20p", "20% of the samples, labelled")
-FIRST = [Protocol(f"{_WITH_LABELS}_first_{k}", f"the first {k}, labelled", k, drawn=False) for k in COUNTS]
+FIRST = [Protocol(f"{_WITH_LABELS}_first_{k}", f"the first {k}, labelled", k, "first") for k in COUNTS]
 DRAWN = [Protocol(f"{_WITH_LABELS}_drawn_{k}", f"{k} drawn at random, labelled", k) for k in COUNTS]
+SPREAD = [
+    Protocol(f"{_WITH_LABELS}_spread_{k}", f"{k} drawn evenly over the predicted classes, labelled", k, "spread")
+    for k in COUNTS
+]
 EARLIER = Protocol(f"{_WITH_LABELS}_earlier", "the labels of all earlier samples", online=True)
-PROTOCOLS = (UNLABELLED_SHARE, *FIRST, *DRAWN, LABELLED_SHARE, EARLIER)
+PROTOCOLS = (UNLABELLED_SHARE, *FIRST, *DRAWN, *SPREAD, LABELLED_SHARE, EARLIER)
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,11 +189,11 @@ def evaluate(unseen: Unseen, seed: int, delay: float = 0.0) -> Iterator[Gain]:
     everyone = np.arange(len(unseen.patients))
     timeless = bool((unseen.outputs.times == 0).all())
     for protocol in PROTOCOLS:
-        shown = protocol.shown(unseen.outputs.times, unseen.patients, seed)
+        shown = protocol.shown(unseen.outputs, unseen.patients, seed)
         rest = everyone if protocol.online else np.setdiff1d(everyone, shown)
         if (
             len(np.unique(unseen.patients[rest])) < 2
-            or (timeless and not protocol.drawn)
+            or (timeless and protocol.drawn == "first")
             or (timeless and protocol.online)
         ):
             continue
@@ -214,7 +239,7 @@ def _mode(run: Run) -> str:
 def _figures(gains: Mapping[str, Mapping[tuple[str, str], Gain]], metric: str, delay: float) -> dict[str, FigureData]:
     """A table of all protocols, and a curve over the number of labels for each way to choose them."""
     rows: list[list[Cell]] = []
-    lines: dict[str, dict[str, dict[int, Interval]]] = {"first": {}, "drawn": {}}
+    lines: dict[str, dict[str, dict[int, Interval]]] = {name: {} for name in _NAMES_OF_SERIES}
     for name, entries in gains.items():
         for gain in entries.values():
             change, scores = gain.change()[metric], gain.scores(metric)
@@ -222,7 +247,7 @@ def _figures(gains: Mapping[str, Mapping[tuple[str, str], Gain]], metric: str, d
             known = gain.protocol.words + (f", known after {delay:g}" if gain.protocol.online and delay else "")
             rows.append([name, gain.protocol.name, known, gain.learner, *scores, _finite(change.estimate), interval])
             if gain.protocol.count is not None:
-                of_kind = lines["drawn" if gain.protocol.drawn else "first"]
+                of_kind = lines[gain.protocol.drawn]
                 of_kind.setdefault(f"{name}: {gain.learner}", {})[gain.protocol.count] = change
     columns = [
         "method",
