@@ -119,6 +119,7 @@ def test_the_content_says_whether_an_event_is_to_be_foreseen(tmp_path: Path) -> 
         ({}, {"onset": [None] * 11}, "no onset in any row"),
         ({}, {"onset": ["a"] * 11}, "0 before the onset and 1 from then on"),
         ({}, {"onset": [datetime.datetime(2026, 1, 1)] * 11}, "holds dates or durations and the time column"),
+        ({"target": ["stage"]}, {"stage": ["a", "b", "c", *"aaaaaaaa"]}, "a target of two classes is needed"),
         ({"event": "onst"}, {}, "did you mean 'onset'"),
     ],
 )

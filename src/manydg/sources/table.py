@@ -176,7 +176,7 @@ class TableFile(Source[TableOptions, PredictionOptions]):
         event = None if times is None else _event(frame, roles, options, patients, times, raw)
         if event is not None:
             flow.add(f"onset in '{roles.event}'", **event.counts())
-        labels = event.labels() if event and not roles.targets else labels_of(frame, roles.targets, raw)
+        labels = _labels_around(event, frame, roles, raw)
         groups = [_subgroup(frame, name, patients, raw) for name in options.subgroup]
         beside = _Beside(event, groups, _sites(frame, roles.site, patients, raw))
         encoding, texts = _encoding(frame, roles, patients, raw)
@@ -779,6 +779,16 @@ def _event(
     spec = EventSpec(roles.event, duration(options.horizon, "horizon") / unit, UNITS["d"] / unit, not roles.targets)
     shifted = np.where(np.isfinite(onset), onset, np.nan)[session] + (laid_out - times)
     return _Event(spec, shifted, laid_out, int(np.isfinite(onset).sum()))
+
+
+def _labels_around(event: _Event | None, frame: pl.DataFrame, roles: _Roles, path: Path) -> npt.NDArray[Any]:
+    """The labels of the target columns, or those that the event makes where there are none."""
+    if event is not None and not roles.targets:
+        return event.labels()
+    labels = labels_of(frame, roles.targets, path)
+    if event is not None and (labels.ndim != 1 or len(np.unique(labels)) != 2):
+        raise DataError(f"{path}: with an event, a target of two classes is needed: leave out --target, or --event")
+    return labels
 
 
 def _is_flag(column: pl.Series) -> bool:
