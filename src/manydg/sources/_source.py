@@ -539,9 +539,10 @@ def prediction_table(rows: pl.DataFrame, predictions: SamplePredictions) -> pl.D
     import polars as pl
 
     threshold, target = predictions.threshold, predictions.target
-    names = () if target.kind == "regression" else target.names
+    numeric = target.kind == "regression"
+    names, decided = () if numeric else target.names, pl.Series("predicted", predictions.decisions, dtype=pl.String)
     return rows.with_columns(
-        pl.Series("predicted", predictions.decisions, dtype=pl.String),
+        decided.cast(pl.Float64) if numeric else decided,
         *([] if threshold is None else [pl.lit(float(f"{threshold:.6g}")).alias("threshold")]),
         *(
             pl.Series(f"p_{name}", predictions.probabilities[:, k].round(5)).fill_nan(None)

@@ -258,7 +258,7 @@ def _intervals(chapter: Chapter, groups: ByAlgorithm) -> Part | None:
     lead = (
         "An interval is the prediction plus or minus a half-width, which comes from the errors on validation patients, "
         "each patient counting once. Of a new patient’s samples it promises to hold the truth of a share, on average "
-        "over patients; the wider one promises that share within most patients. What was promised, and what was seen "
+        "over patients; a second one promises that share within most patients. What was promised, and what was seen "
         "on test patients, who had no part in it:"
     )
     note = "Means over the splits. Of few test patients the shares that were held depend on who they are."
