@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from manydg.data.dataset import DomainDataset, from_arrays
-from manydg.errors import ConfigError, DataError
+from manydg.errors import ConfigError, DataError, StorageError
 from manydg.report import write_card, write_checklist
 from manydg.training.run import train
 
@@ -90,5 +90,7 @@ def test_a_folder_that_recommends_nothing_or_a_file_of_another_kind_is_refused(
     maker.write({}, {})
     with pytest.raises(DataError, match="name a run's folder"):
         write_card(tmp_path, tmp_path / "card.md")
+    with pytest.raises(StorageError, match="neither a finished run nor a results folder"):
+        write_card(run.parent, tmp_path / "card.md")
     with pytest.raises(ConfigError, match=r"neither \.md nor \.html"):
         write_card(run, tmp_path / "card.pdf")

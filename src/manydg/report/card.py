@@ -14,7 +14,7 @@ from functools import cached_property
 from importlib import resources
 from pathlib import Path
 
-from manydg.errors import ConfigError, DataError
+from manydg.errors import ConfigError, DataError, StorageError
 from manydg.evaluation.clinical import compare_groups
 from manydg.evaluation.predictions import Predictions
 from manydg.evaluation.statistics import Interval, PatientResampling, patient_intervals
@@ -75,6 +75,11 @@ class Facts:
         folder = Path(path)
         if (folder / RESULTS).exists():
             return _recommended(folder)
+        if not (folder / RUN_RECORD).exists():
+            raise StorageError(
+                f"{folder} is neither a finished run nor a results folder: it has no {RUN_RECORD} and no {RESULTS}. "
+                "Name a folder that 'manydg train' or 'manydg compare' finished"
+            )
         record = RunRecord.read(folder / RUN_RECORD)
         results = folder.resolve().parent.parent if folder.resolve().parent.name == RUNS else None
         about = None if results is None else read_description(results).datasets.get(record.dataset)
@@ -167,7 +172,7 @@ def _write(title: str, parts: Sequence[Part], out: str | Path) -> Path:
         text = to_markdown(title, parts, note)
     else:
         lead, *rest = parts
-        text = document(title, "", [ChapterPage("document", title, lead.blocks, rest, "")], [], [], note)
+        text = document(title, "", [ChapterPage("document", "What is known", lead.blocks, rest, "")], [], [], note)
     with claimed(path):
         write_atomically(path, text)
     return path
