@@ -136,6 +136,19 @@ def test_real_recordings_are_trained_on_and_predicted_with_what_joins_them_back(
     assert described == table["predicted"].to_list()
     # Both recordings of the person are one patient: what a model with context sees is all of them.
     assert table["distance"].n_unique() == 1
+    kept = predict_raw(
+        tmp_path / "run",
+        shared_data / "eegmat_bids" / "sub-04",
+        tmp_path / "kept",
+        keep=["patient", "clock", "session"],
+    )
+    table = pl.read_csv(next(path for path in kept if path.name == "sub-04_task-rest_eeg.csv"))
+    assert table.columns[:6] == ["recording", "row", "onset", "patient", "clock", "session"]
+    assert set(table["patient"].cast(str).str.zfill(2)) == {"04"}
+    begins = table["clock"].str.to_datetime("%Y-%m-%d %H:%M:%S%.3f")
+    assert begins.diff().drop_nulls().dt.total_seconds().unique().to_list() == [10]
+    with pytest.raises(ConfigError, match="of recordings patient, session, clock can be kept, not 'age'"):
+        predict_raw(tmp_path / "run", shared_data / "eegmat_bids" / "sub-04", tmp_path / "no", keep=["age"])
 
 
 def test_real_hypnograms_label_a_made_up_recording_of_another_laboratory(shared_data: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from manydg.data.dataset import DomainDataset, open_dataset
 from manydg.data.encoding import EMPTY, UNSEEN
-from manydg.errors import DataError, ManyDGWarning, StorageError
+from manydg.errors import ConfigError, DataError, ManyDGWarning, StorageError
 from manydg.predict import predict_raw
 from manydg.sources import prepare
 from manydg.training.export import export_run
@@ -241,3 +241,76 @@ def test_types_are_those_of_all_rows_though_the_first_suggest_others(tmp_path: P
     assert data.columns["x"][-3:, 0].tolist() == [1.5, 2.0, 3.0]
     assert data.columns["x"][-3:, 1].tolist() == [1.0, 0.0, 1.0]
     assert data.columns["x"][-1, 2] == 0.5
+
+
+def laboratory() -> pl.DataFrame:
+    """A laboratory's numbers, some of them limits, some text."""
+    rows = 240
+    crp = [f"{row % 40 + 5}" for row in range(rows)]
+    crp[::6] = ["<5"] * len(crp[::6])
+    crp[7], crp[8], crp[13] = "haemolysed", "10-20", ""
+    return pl.DataFrame(
+        {"who": [f"p{row // 10}" for row in range(rows)], "crp": crp,
+         "age": [row % 70 + row / 1000 for row in range(rows)], "y": [row % 2 for row in range(rows)]}
+    )  # fmt: skip
+
+
+LABORATORY: dict[str, Any] = {"target": ["y"], "patient": "who", "features": ["crp", "age"], "missing": "keep"}
+
+
+def test_limits_in_a_column_of_numbers_are_named_with_a_remedy_and_read_on_request(tmp_path: Path) -> None:
+    laboratory().write_csv(tmp_path / "lab.csv")
+    with pytest.raises(DataError, match=r"'crp' holds text in 42 rows, the first '<5' in row 0.*--measured 'crp'"):
+        prepare("table", tmp_path / "lab.csv", tmp_path / "no", **LABORATORY)
+    with pytest.warns(ManyDGWarning, match=r"41 limits or ranges in 'crp' count as numbers, 1 others such as 'haemol"):
+        out = prepare("table", tmp_path / "lab.csv", tmp_path / "out", measured=["cr*"], **LABORATORY)
+    data = open_dataset(out)
+    crp = data.columns["x"][:, 0].tolist()
+    assert (crp[0], crp[1], crp[8]) == (5.0, 6.0, 15.0)
+    assert np.isnan(crp[7])
+    assert np.isnan(crp[13])
+    train(data, algorithm="base", epochs=1, out=tmp_path / "run")
+    (file,) = predict_raw(tmp_path / "run", tmp_path / "lab.csv", tmp_path / "predicted", keep=["crp"])
+    assert pl.read_csv(file)["crp"][0] == "<5"
+
+
+@pytest.mark.parametrize("ending", [".duckdb", ".sqlite", ".csv"])
+def test_a_query_is_a_table_for_preparing_and_predicting(ending: str, tmp_path: Path) -> None:
+    import sqlite3
+
+    import duckdb
+
+    frame, path, table = laboratory().drop("crp"), tmp_path / f"data{ending}", "data" if ending == ".csv" else "visits"
+    if ending == ".csv":
+        frame.write_csv(path)
+    elif ending == ".duckdb":
+        with duckdb.connect(str(path)) as database:
+            database.register("frame", frame.to_arrow())
+            database.execute("CREATE TABLE visits AS SELECT * FROM frame")
+    else:
+        with sqlite3.connect(path) as connection:
+            connection.execute("CREATE TABLE visits (who TEXT, age REAL, y INTEGER)")
+            connection.executemany("INSERT INTO visits VALUES (?, ?, ?)", frame.rows())
+    before = path.read_bytes()
+    query = f"SELECT who, age, y FROM {table} WHERE age >= 20"
+    options = LABORATORY | {"features": ["age"]}
+    data = open_dataset(prepare("table", path, tmp_path / "out", query=query, **options))
+    assert len(data) == frame.filter(pl.col("age") >= 20).height
+    assert 20 <= float(data.columns["x"].min()) < 21
+    assert data.info.provenance is not None
+    assert data.info.provenance.options["query"] == query
+    train(data, algorithm="base", epochs=1, out=tmp_path / "run")
+    (file,) = predict_raw(tmp_path / "run", path, tmp_path / "predicted", query=query, keep=["who"])
+    assert pl.read_csv(file).height == len(data)
+    with pytest.raises((DataError, ConfigError), match=rf"the query on .*data\{ending} failed"):
+        prepare("table", path, tmp_path / "no", query="SELECT nothing FROM nowhere", **options)
+    if ending != ".csv":
+        with pytest.raises(ConfigError, match="is a database: say what to read of it with a query"):
+            prepare("table", path, tmp_path / "no", **options)
+        with pytest.raises(DataError, match="failed"):
+            prepare("table", path, tmp_path / "no", query="DELETE FROM visits", **options)
+    if ending == ".duckdb":
+        with pytest.raises(DataError, match="failed"):
+            prepare("table", path, tmp_path / "no", query=f"COPY visits TO '{tmp_path}/stolen.csv'", **options)
+        assert not (tmp_path / "stolen.csv").exists()
+    assert path.read_bytes() == before

@@ -323,13 +323,14 @@ def paper(
     engine: EngineOptions,
     device: Device = "auto",
     dry_run: DryRun = False,
+    json: AsJson = False,
 ) -> None:
     """Run all of the paper's experiments on all datasets.
 
     Raw files are recognised by what they hold and prepared first. Everything ends in one report, OUT/report.html. If
     the command is stopped, run it again: nothing that is done is done again.
     """
-    from manydg.cli._progress import console, show_line, study_board
+    from manydg.cli._progress import console, show_json, show_line, study_board
     from manydg.errors import ConfigError
     from manydg.files import claimed
     from manydg.report.page import write_report
@@ -351,7 +352,10 @@ def paper(
                 report=console.print,
             )  # fmt: skip
         page = write_report(results, out / "report.html")
-    show_line(f"wrote {page}")
+    if json:
+        show_json({"report": str(page), "results": str(results), "datasets": [chapter.name for chapter in chapters]})
+    else:
+        show_line(f"wrote {page}")
 
 
 def _show_paper_plan(
@@ -378,6 +382,7 @@ def demo(
     epochs: Annotated[int, typer.Option(min=1, help="Training epochs.")] = 12,
     workers: Workers = 2,
     device: Device = "auto",
+    json: AsJson = False,
 ) -> None:
     """Compare learners on synthetic patients of known truth.
 
@@ -407,6 +412,9 @@ def demo(
             board=study_board(), command=command_line(), report=console.print,
         )  # fmt: skip
         page = write_report(out, out / "report.html")
+    if json:
+        _show_json(out, conducted.summaries, conducted.files)
+        return
     show_summaries(out, conducted.summaries, conducted.files)
     for line in what_the_demo_shows(conducted.summaries[0], made):
         show_line(line)
@@ -458,19 +466,24 @@ def report(
         Path | None,
         typer.Option(metavar="FILE.tex", help="Also write the tables for LaTeX (booktabs).", show_default=False),
     ] = None,
+    json: AsJson = False,
 ) -> None:
     """Write a page that says which model to use, and why.
 
     The page is one HTML file that needs no network; RESULTS is a folder that 'compare' or 'experiment' wrote.
     """
-    from manydg.cli._progress import show_line
+    from manydg.cli._progress import show_json, show_line
     from manydg.files import claimed, write_atomically
     from manydg.report.page import write_report
     from manydg.studies.summary import summarize_folder
 
     page = write_report(results, out, reference)
-    show_line(f"wrote {page} ({page.stat().st_size / 1e6:.1f} MB): open it in any browser")
+    if not json:
+        show_line(f"wrote {page} ({page.stat().st_size / 1e6:.1f} MB): open it in any browser")
     if latex is not None:
         with claimed(latex):
             write_atomically(latex, "\n".join(summary.to_latex() for summary in summarize_folder(results, reference)))
-        show_line(f"wrote {latex}: \\input it, with \\usepackage{{booktabs}}")
+        if not json:
+            show_line(f"wrote {latex}: \\input it, with \\usepackage{{booktabs}}")
+    if json:
+        show_json({"report": str(page), "bytes": page.stat().st_size, "latex": None if latex is None else str(latex)})

@@ -117,7 +117,7 @@ def _show_result(record: RunRecord, out: Path) -> None:
         show_line(f"at the threshold{threshold} ({record.threshold_rule}):  {_in_a_line(record.operating)}")
     metric = target_of(record.target).patient_metric if record.target else ""
     for note in cautions([record], metric):
-        console.print(f"note: {note}")
+        console.print(f"manydg: warning: {note}")
     console.print(f"wrote {out}/run.json (the record), model.safetensors, predictions.npz and split.json")
 
 
@@ -129,14 +129,24 @@ def show(
     name: Annotated[
         str | None, typer.Argument(help="A preset, an algorithm or a backbone.", show_default="list all")
     ] = None,
+    json: AsJson = False,
 ) -> None:
     """Print the settings of a task, algorithm or backbone.
 
     What is printed is a TOML file: save it, change it, and give it to train, compare or experiment with --config.
     """
+    import tomllib
+
+    from manydg.cli._progress import show_json
     from manydg.studies.settings import shown
 
-    print(shown(name), end="")
+    text = shown(name)
+    if not json:
+        print(text, end="")
+    elif name is None:
+        show_json({kind: names.split(", ") for kind, _, names in (line.partition(": ") for line in text.splitlines())})
+    else:
+        show_json(tomllib.loads(text))
 
 
 def export(

@@ -267,9 +267,10 @@ class Feature:
     name : str
         What messages and models call it: the column's name, or that and what is read off it.
     column : str
-    kind : {"number", "hours", "days", "age", "hour"}
-        The number itself; a time of day or a duration in hours; a date in days since 2000; a date in days before the
-        time of the sample; the hour of the day.
+    kind : {"number", "measured", "hours", "days", "age", "hour"}
+        The number itself; a number among which are limits and ranges as text (:func:`parse_numbers`); a time of day or
+        a duration in hours; a date in days since 2000; a date in days before the time of the sample; the hour of the
+        day.
     form : str, optional
         How a date is written where it is text.
     until : str, optional
@@ -290,6 +291,8 @@ class Feature:
         column = frame[self.column]
         if self.kind == "number":
             return _plain_numbers(column)
+        if self.kind == "measured":
+            return parse_numbers(column.cast(pl.String)).fill_null(np.nan).to_numpy()
         if self.kind == "hours":
             return _seconds(column, None) / _HOUR
         seconds = _seconds(column, self.form)
@@ -381,6 +384,7 @@ def plan_encoding(
     patients: npt.NDArray[Any],
     *,
     categorical: Collection[str] = (),
+    measured: Collection[str] = (),
     time: str | None = None,
     optional: Collection[str] = (),
 ) -> tuple[FrameEncoding, list[str]]:
@@ -394,6 +398,8 @@ def plan_encoding(
     patients : array ``(rows,)``
     categorical : collection of str
         Columns of categories, whatever they look like; text that is neither dates nor durations is one by itself.
+    measured : collection of str
+        Columns of numbers among which are limits and ranges as text: ``<5`` counts as 5, other text as missing.
     time : str, optional
         The column of the samples' times; where it holds dates, a feature that is a date becomes an age at that time.
     optional : collection of str
@@ -409,6 +415,9 @@ def plan_encoding(
     left_out: list[str] = []
     for name in names:
         column = frame[name]
+        if name in measured and column.dtype == pl.String:
+            features.append(Feature(name, name, "measured"))
+            continue
         read = None if name in categorical else _features_of(column, frame, time)
         if read is not None:
             features += read
@@ -537,7 +546,9 @@ def _plain_numbers(column: pl.Series) -> npt.NDArray[np.float64]:
 def _refuse_numbers_with_text(column: pl.Series) -> None:
     """Raise where most cells are numbers: the others are slips or limits, and no categories."""
     known = column.drop_nulls()
-    if int(known.cast(pl.Float64, strict=False).is_not_null().sum()) * 2 > len(known):
+    numbers = int(known.cast(pl.Float64, strict=False).is_not_null().sum())
+    limits = int(known.str.contains(r"^\s*[<>≤≥]=?\s*\.?\d").sum())
+    if numbers and (numbers + limits) * 2 > len(known):
         raise DataError(_not_a_number(column))
 
 
@@ -549,7 +560,8 @@ def _not_a_number(column: pl.Series) -> str:
     row = int(text.arg_true()[0]) if text.any() else 0
     return (
         f"{where} holds text in {int(text.sum())} rows, the first '{column[row]}' in row {row} (the first row is 0): "
-        "encode it as numbers, leave the column out, or take each value as a category (--categorical)"
+        f"read limits such as <5 as numbers (--measured '{column.name}'), leave the column out, or take each value as "
+        "a category (--categorical)"
     )
 
 
@@ -652,3 +664,49 @@ def _from_pandas(name: str, column: Any) -> pl.Series:
         return pl.Series(name, cells, strict=False)
     texts = [None if value is None else str(value) for value in cells]
     return pl.Series(name, texts, dtype=pl.Categorical if hasattr(column, "cat") else pl.String)
+
+
+# Numbers out of the text that laboratories and pharmacies write: parsed, or missing; never zero by default.
+
+
+_NUMBER = r"[+-]?(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
+_UNIT = r"(?:\s*/?[%A-Za-z°µμ*^(].*)?"
+
+
+def parse_numbers(texts: pl.Series) -> pl.Series:
+    """Read each text as a number.
+
+    A limit counts as the limit itself (``<0.02`` is 0.02, ``> 90 %`` is 90), a range as its middle (``0-2`` is 1), and
+    a comma between groups of three digits is dropped (``1,000`` is 1000). A unit may follow (``40 mg``). What is not
+    a number (``neg``, ``PYXIS``, an empty text) is missing, null.
+
+    Parameters
+    ----------
+    texts : Series of str
+
+    Returns
+    -------
+    Series of float64
+
+    Examples
+    --------
+    >>> parse_numbers(pl.Series(["<0.02", "> 90 %", "neg", "1,000", "0-2", "2.0  ", "40 mg", "-3"])).to_list()
+    [0.02, 90.0, None, 1000.0, 1.0, 2.0, 40.0, -3.0]
+    """
+    clean = texts.cast(pl.String).str.strip_chars()
+    frame = pl.DataFrame({"text": clean}).select(
+        single=_as_float(pl.col("text").str.extract(rf"^(?:[<>]=?|[≤≥~])?\s*({_NUMBER}){_UNIT}$")),
+        low=_as_float(pl.col("text").str.extract(rf"^({_NUMBER})\s*(?:-|–|to)\s*{_NUMBER}{_UNIT}$")),
+        high=_as_float(pl.col("text").str.extract(rf"^{_NUMBER}\s*(?:-|–|to)\s*({_NUMBER}){_UNIT}$")),
+    )
+    low, high = pl.col("low"), pl.col("high")
+    # A "range" that falls is a date, a ratio or a slip of the pen; its middle would mean nothing.
+    middle = pl.when(low <= high).then((low + high) / 2)
+    ranged = low.is_not_null() & high.is_not_null()
+    return frame.select(pl.when(ranged).then(middle).otherwise(pl.col("single")).alias(texts.name)).to_series()
+
+
+def _as_float(expression: pl.Expr) -> pl.Expr:
+    value = expression.str.replace_all(",", "", literal=True).cast(pl.Float64, strict=False)
+    # Float32 is what the dataset stores: a number beyond its range is no measurement.
+    return pl.when(value.abs() < 3e38).then(value)

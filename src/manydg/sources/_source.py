@@ -72,6 +72,11 @@ class OptionHelp:
     greedy: bool = False
 
 
+KEEP_HELP = (
+    "Column to put beside the predictions; may be repeated. Of a table, any column; of EDF recordings, patient, "
+    "session or clock (when each window begins); of a dataset folder, patient or time."
+)
+"""Help of the option ``keep``, which several sources have."""
 _KEY = "option"
 
 

@@ -70,6 +70,7 @@ from manydg.sources._scorings import (
     suggest_preset,
 )
 from manydg.sources._source import (
+    KEEP_HELP,
     NewSamples,
     Options,
     SamplePredictions,
@@ -233,6 +234,10 @@ def aliases(pairs: Sequence[str]) -> dict[str, tuple[str, ...]]:
     return by_name
 
 
+KEPT = ("patient", "session", "clock")
+"""What may be kept of new recordings beside their predictions."""
+
+
 @dataclass(frozen=True)
 class RecordingOptions(Options):
     """How to read new recordings."""
@@ -250,7 +255,19 @@ class RecordingOptions(Options):
         aliases(self.alias)
 
 
-class Edf(Source[EdfOptions, RecordingOptions]):
+@dataclass(frozen=True)
+class NewRecordingOptions(RecordingOptions):
+    """The same, and what the tables of predictions show besides."""
+
+    keep: tuple[str, ...] = option((), help=KEEP_HELP, metavar="COL")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if unknown := [name for name in self.keep if name not in KEPT]:
+            raise ConfigError(f"of recordings {', '.join(KEPT)} can be kept, not '{unknown[0]}'")
+
+
+class Edf(Source[EdfOptions, NewRecordingOptions]):
     """Recordings of your own as windows with a label each.
 
     The column ``signal`` is ``(rows, channels, samples)`` float32 in microvolts. A window gets the label that covers
@@ -259,15 +276,15 @@ class Edf(Source[EdfOptions, RecordingOptions]):
 
     name = "edf"
     options_class = EdfOptions
-    prediction_options_class = RecordingOptions
+    prediction_options_class = NewRecordingOptions
     self_explanatory = False
     general = True
     docs = SourceDocs(
         predicts="your own labels, or sleep stages, from EEG or PSG",
         target="classes",
-        page="[your own recordings](#your-own-recordings)",
+        page="[edf](datasets/edf.md)",
         task="any recordings of your own",
-        files="[EDF, EDF+, BDF or BIDS](docs/datasets.md#your-own-recordings), with scorings",
+        files="[EDF, EDF+, BDF or BIDS](docs/datasets/edf.md), with scorings",
     )
 
     def looks_like(self, folder: Path) -> bool:
@@ -298,14 +315,15 @@ class Edf(Source[EdfOptions, RecordingOptions]):
             )  # fmt: skip
         return out
 
-    def for_prediction(self, raw: Path, trained: TrainedOn, options: RecordingOptions) -> Iterator[NewSamples]:
+    def for_prediction(self, raw: Path, trained: TrainedOn, options: NewRecordingOptions) -> Iterator[NewSamples]:
         """One person after the other, with all their recordings; files of labels are not needed."""
         self.check_trained_on(trained)
         gap = float(trained.settings.get("session_gap") or 0.0)
         format = format_of(trained.settings, options)
         for person in _by_person(raw, str(trained.settings.get("patient") or "file")):
             parts = [
-                read_recording(path, format, resample=options.resample, name=name) for name, path in person.items()
+                _with_kept(read_recording(each.path, format, resample=options.resample, name=each.name), each, options)
+                for each in person
             ]
             yield together(parts, gap)
 
@@ -1302,19 +1320,35 @@ def find_recordings(raw: str | Path) -> list[Path]:
     return recordings
 
 
-def _by_person(raw: Path, rule: str) -> list[dict[str, Path]]:
+def _with_kept(recording: Recording, raw: RawRecording, options: NewRecordingOptions) -> Recording:
+    """A recording with the columns to keep beside the number and the onset of each window."""
+    if not options.keep:
+        return recording
+    begin = recording.start
+    if begin is None and "clock" in options.keep:
+        raise DataError(f"{raw.path} does not say when it began, so that no clock time can be kept: leave it out")
+    onset = pl.duration(milliseconds=(pl.col("onset") * 1000).round().cast(pl.Int64))
+    known = {
+        "patient": pl.lit(raw.patient or None, pl.String),
+        "session": pl.lit(raw.session or None, pl.String),
+        "clock": (pl.lit(begin, pl.Datetime("ms")) + onset).dt.strftime("%Y-%m-%d %H:%M:%S%.3f"),
+    }
+    return replace(recording, rows=recording.rows.with_columns(known[name].alias(name) for name in options.keep))
+
+
+def _by_person(raw: Path, rule: str) -> list[list[RawRecording]]:
     """The recordings of each person, by names that differ; where the rule says nothing of a file, it is a person's."""
     paths = find_recordings(raw)
     stems = Counter(path.stem for path in paths)
-    people: dict[str, dict[str, Path]] = {}
+    people: dict[str, list[RawRecording]] = {}
     for path in paths:
         try:
-            patient = who(path, raw, rule, read_header(path))[0]
+            patient, session = who(path, raw, rule, read_header(path))
         except (ConfigError, DataError):
-            patient = f"\0{path}"
+            patient, session = "", ""
         alone = stems[path.stem] == 1
         name = path.stem if alone else "_".join(path.relative_to(raw).with_suffix("").parts)
-        people.setdefault(patient, {})[name] = path
+        people.setdefault(patient or f"\0{path}", []).append(RawRecording(name, patient, session, path))
     return list(people.values())
 
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import polars as pl
 import torch
 
-from manydg.data.encoding import sites_of_patients
+from manydg.data.encoding import parse_numbers, sites_of_patients
 from manydg.data.info import DatasetInfo, TargetSpec
 from manydg.data.storage import DatasetWriter
 from manydg.errors import ConfigError, DataError, unknown_name
@@ -64,7 +64,6 @@ from manydg.sources._tables import (
     Table,
     find_tables,
     parse_doses,
-    parse_numbers,
     table_names,
 )
 

@@ -6,10 +6,12 @@ dates, times, durations, or categories.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import itertools
 import math
 import re
+import sqlite3
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,12 +27,19 @@ import torch
 
 from manydg.config import UNITS, duration
 from manydg.data.columns import Column
-from manydg.data.encoding import FrameEncoding, inputs_of, plan_encoding, seconds_of, sites_of_patients
+from manydg.data.encoding import (
+    FrameEncoding,
+    inputs_of,
+    parse_numbers,
+    plan_encoding,
+    seconds_of,
+    sites_of_patients,
+)
 from manydg.data.info import DatasetInfo, EventSpec
 from manydg.errors import ConfigError, DataError, ManyDGWarning, StorageError
 from manydg.files import Json
 from manydg.sources._preparing import MISSING, CohortFlow, check_finite, naming, with_provenance, write_dense
-from manydg.sources._source import NewSamples, Options, RawArgument, Source, SourceDocs, TrainedOn, option
+from manydg.sources._source import KEEP_HELP, NewSamples, Options, RawArgument, Source, SourceDocs, TrainedOn, option
 from manydg.sources._tables import check_unpacked_rows, check_whole, ids_of
 
 _DIGITS = re.compile(r"(\d+)")
@@ -38,10 +47,16 @@ _UNREADABLE = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError)
 _NULLS = ["", "NA", "N/A", "null", "NULL"]
 _ROWS_TYPED = 10_000
 """Rows of a CSV file whose cells suggest the types of its columns, before all are looked at."""
+_SQLITE = (".db", ".sqlite", ".sqlite3")
+_DATABASES = (".duckdb", ".ddb", *_SQLITE)
+QUERY_HELP = (
+    "SQL whose result is the table: of a DuckDB or SQLite file, which is only read; of other files, where the table is "
+    "called data."
+)
 _SHOWN = 12
 _ENDINGS = (".parquet", ".pq", ".csv", ".tsv", ".feather", ".arrow")
 _ENDINGS_TEXT = ".parquet, .csv, .csv.gz, .tsv or .feather"
-_PATTERNED = ("feature", "target", "categorical", "kept")
+_PATTERNED = ("feature", "target", "categorical", "measured", "kept")
 
 
 @dataclass(frozen=True)
@@ -67,6 +82,13 @@ class TableOptions(Options):
         help="Feature that is a category though it looks like a number or a date; may be repeated, or a pattern.",
         metavar="COL",
     )
+    measured: tuple[str, ...] = option(
+        (),
+        help="Feature of numbers among which are limits and ranges: <5 counts as 5, 0-2 as 1, other text as missing. "
+        "May be repeated, or a pattern.",
+        metavar="COL",
+    )
+    query: str | None = option(None, help=QUERY_HELP, metavar="SQL")
     time: str | None = option(None, help="Column of the time of a sample.", metavar="COL")
     session: str | None = option(None, help="Column of the night or stay that times are counted within.", metavar="COL")
     event: str | None = option(
@@ -126,7 +148,9 @@ class TableOptions(Options):
         target: Json = self.target[0] if len(self.target) == 1 else list(self.target)
         shown = super().to_json() | {"target": target}
         unused = [
-            name for name in ("categorical", "event", "horizon", "time_unit", "subgroup", "site") if not shown[name]
+            name
+            for name in ("categorical", "measured", "query", "event", "horizon", "time_unit", "subgroup", "site")
+            if not shown[name]
         ]
         return {name: value for name, value in shown.items() if name not in ("kind", "classes", *unused)}
 
@@ -135,12 +159,8 @@ class TableOptions(Options):
 class PredictionOptions(Options):
     """What the table of predictions shows of the table that was given."""
 
-    keep: tuple[str, ...] = option(
-        (),
-        help="Table: column to put beside the predictions, such as an id or a time; may be repeated. Dataset folder: "
-        "patient or time.",
-        metavar="COL",
-    )
+    keep: tuple[str, ...] = option((), help=KEEP_HELP, metavar="COL")
+    query: str | None = option(None, help=QUERY_HELP, metavar="SQL")
 
 
 class TableFile(Source[TableOptions, PredictionOptions]):
@@ -154,7 +174,9 @@ class TableFile(Source[TableOptions, PredictionOptions]):
     name = "table"
     options_class = TableOptions
     prediction_options_class = PredictionOptions
-    raw = RawArgument("Table: parquet, CSV, TSV or Feather, one row a sample; or a folder of such files.", "file")
+    raw = RawArgument(
+        "Table: parquet, CSV, TSV or Feather, one row a sample; a folder of such files; or a database.", "file"
+    )
     parallel = False
     self_explanatory = False
     docs = SourceDocs(predicts="your own", target="any kind", page="[table](datasets/table.md)")
@@ -166,7 +188,7 @@ class TableFile(Source[TableOptions, PredictionOptions]):
     def prepare(
         self, raw: Path, out: Path, options: TableOptions, *, workers: int = 1, overwrite: bool = False
     ) -> Path:
-        tables = open_tables(raw, options.patient, *options.categorical)
+        tables = open_tables(raw, options.patient, *options.categorical, query=options.query)
         roles = _choose(tables[0].columns, raw, options)
         frame = _collect(tables, roles.columns(), raw)
         flow = CohortFlow()
@@ -208,7 +230,7 @@ class TableFile(Source[TableOptions, PredictionOptions]):
         """Every row; where no column says whose it is, each is taken for a patient of its own."""
         self.check_trained_on(trained)
         encoding = FrameEncoding.of(trained.settings)
-        columns = read_features(raw, encoding)
+        columns = read_features(raw, encoding, options.query)
         values = np.asarray(columns.get("x", torch.zeros(0, 0)))
         gaps = np.isnan(values).any(axis=1)
         if gaps.any() and not trained.settings.get("missing"):
@@ -219,10 +241,10 @@ class TableFile(Source[TableOptions, PredictionOptions]):
             )
         with naming(raw):
             check_finite(values, 0, "keep", lambda position: f"feature '{encoding.features[position[0]].name}'")
-        patients, times = read_roles(raw, trained.roles, trained.settings.get("session_gap"))
+        patients, times = read_roles(raw, trained.roles, trained.settings.get("session_gap"), options.query)
         rows = np.arange(len(next(iter(columns.values()))))
         whose = rows if patients is None else patients
-        yield NewSamples(columns, _kept(raw, rows, options.keep), whose, times)
+        yield NewSamples(columns, _kept(raw, rows, options.keep, options.query), whose, times)
 
     def notes_on(self, options: Mapping[str, Json]) -> list[str]:
         reasons = {
@@ -252,6 +274,7 @@ class _Roles:
     features: list[str]
     left_out: list[str]
     categorical: list[str]
+    measured: list[str]
     optional: list[str]
     event: str | None = None
     subgroups: tuple[str, ...] = ()
@@ -274,7 +297,10 @@ def _choose(columns: Sequence[str], path: Path, options: TableOptions) -> _Roles
     chosen = _columns(options.features, columns, path, "feature")
     reserved = {patient, *targets, time, session, event, site}
     categorical = _columns(options.categorical, columns, path, "categorical") if options.categorical else []
-    chosen = [name for name in columns if name in {*chosen, *categorical}]
+    measured = _columns(options.measured, columns, path, "measured") if options.measured else []
+    if both := sorted(set(measured) & set(categorical)):
+        raise ConfigError(f"'{both[0]}' is named as a category and as measured: it can only be one of them")
+    chosen = [name for name in columns if name in {*chosen, *categorical, *measured}]
     names = [name for name in chosen if name not in reserved]
     if not names:
         raise DataError(
@@ -282,7 +308,7 @@ def _choose(columns: Sequence[str], path: Path, options: TableOptions) -> _Roles
         )
     left_out, optional = [[n for n in chosen if n in reserved], [n for n in names if n not in options.features]]
     return _Roles(
-        patient, targets, time, session, names, left_out, categorical, optional, event, tuple(subgroups), site
+        patient, targets, time, session, names, left_out, categorical, measured, optional, event, tuple(subgroups), site
     )  # fmt: skip
 
 
@@ -305,8 +331,10 @@ def _encoding(
     """How the features are read, and the text that is left out of them."""
     with naming(path):
         encoding, texts = plan_encoding(
-            frame, roles.features, patients, categorical=roles.categorical, time=roles.time, optional=roles.optional
-        )
+            frame, roles.features, patients, categorical=roles.categorical, measured=roles.measured, time=roles.time,
+            optional=roles.optional,
+        )  # fmt: skip
+        _warn_of_text(frame, encoding, path)
     if not encoding.columns():
         raise DataError(f"{path}: the features {texts} hold text that hardly two patients share, and there is no other")
     return encoding, texts
@@ -388,7 +416,7 @@ def _typed(column: pl.Series) -> pl.Series:
     return column
 
 
-def open_tables(path: Path, *as_text: str | None) -> list[OpenTable]:
+def open_tables(path: Path, *as_text: str | None, query: str | None = None) -> list[OpenTable]:
     """The table in a file, or those in a folder, which have the same columns.
 
     Parameters
@@ -396,7 +424,15 @@ def open_tables(path: Path, *as_text: str | None) -> list[OpenTable]:
     path : path
     *as_text : str
         Names or patterns of columns that are read as text, whatever they look like.
+    query : str, optional
+        SQL whose result is the table.
     """
+    database = path.is_file() and path.suffix.lower() in _DATABASES
+    if query is not None:
+        frame = _ask_database(path, query) if database else _ask_tables(path, query, as_text)
+        return [OpenTable(path, frame.lazy(), frame.columns)]
+    if database:
+        raise ConfigError(f"{path} is a database: say what to read of it with a query (--query 'SELECT ... FROM ...')")
     if not path.is_dir():
         return [_open(path, as_text)]
     files = [file for file in path.iterdir() if file.is_file() and _ending(file) is not None]
@@ -411,6 +447,37 @@ def open_tables(path: Path, *as_text: str | None) -> list[OpenTable]:
                 "all tables of a folder have the same"
             )
     return tables
+
+
+def _ask_tables(path: Path, query: str, as_text: Sequence[str | None]) -> pl.DataFrame:
+    """What a query gives of the table in a file or a folder, which it calls ``data``."""
+    tables = open_tables(path, *as_text)
+    whole = _collect(tables, tables[0].columns, path)
+    try:
+        return whole.lazy().sql(query, table_name="data").collect()
+    except pl.exceptions.PolarsError as error:
+        raise ConfigError(f"the query on {path} failed: {_first_line(error)}. It calls the table 'data'") from None
+
+
+def _ask_database(path: Path, query: str) -> pl.DataFrame:
+    """What a query gives of a DuckDB or SQLite database, which is opened for reading only."""
+    if path.suffix.lower() in _SQLITE:
+        try:
+            with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+                return pl.read_database(query, database, infer_schema_length=None)
+        except (sqlite3.Error, pl.exceptions.PolarsError) as error:
+            raise DataError(f"the query on {path} failed: {_first_line(error)}") from None
+    try:
+        import duckdb
+    except ImportError:
+        raise ConfigError(f"{path} is read with the package duckdb: pip install 'manydg[duckdb]'") from None
+    try:
+        # Nothing but the database itself can be reached: a query that writes a file fails.
+        limits = {"enable_external_access": "false"}
+        with duckdb.connect(str(path), read_only=True, config=limits) as database:
+            return database.sql(query).pl()
+    except (duckdb.Error, AttributeError) as error:
+        raise DataError(f"the query on {path} failed: {_first_line(error)}") from None
 
 
 def _ending(path: Path) -> str | None:
@@ -579,6 +646,18 @@ def _question(
         _warn(
             f"{path}: features that are named like identifiers: {', '.join(ids[:5])}. A model may learn people by them"
         )
+
+
+def _warn_of_text(frame: pl.DataFrame, encoding: FrameEncoding, path: Path) -> None:
+    """Say how many cells of columns of numbers are text, and what became of them."""
+    for feature in encoding.features:
+        if feature.kind != "measured":
+            continue
+        cells = frame[feature.column].cast(pl.String)
+        text = cells.filter(cells.is_not_null() & cells.cast(pl.Float64, strict=False).is_null())
+        lost = text.filter(parse_numbers(text).is_null())
+        others = f", {len(lost):,} others such as '{lost[0]}' as missing" if len(lost) else ""
+        _warn(f"{path}: {len(text) - len(lost):,} limits or ranges in '{feature.name}' count as numbers{others}")
 
 
 def _missing(wanted: str, values: npt.NDArray[np.float32], raw: Path) -> str:
@@ -911,12 +990,12 @@ def _band_order(name: str) -> tuple[float, str]:
 # New tables
 
 
-def _kept(path: Path, rows: npt.NDArray[np.int64], keep: Sequence[str]) -> pl.DataFrame:
+def _kept(path: Path, rows: npt.NDArray[np.int64], keep: Sequence[str], query: str | None) -> pl.DataFrame:
     """The number of each row, and the columns asked for as they are in the file."""
     numbered = pl.DataFrame({"row": rows})
     if not keep:
         return numbered
-    tables = open_tables(path, *keep)
+    tables = open_tables(path, *keep, query=query)
     chosen = _columns(keep, tables[0].columns, path, "kept")
     if "row" in chosen:
         raise DataError(f"{path}: the column 'row' cannot be kept: predictions have one with the row's number")
@@ -924,10 +1003,10 @@ def _kept(path: Path, rows: npt.NDArray[np.int64], keep: Sequence[str]) -> pl.Da
     return numbered.hstack(frame.with_columns(pl.col(name).cast(pl.String) for name in chosen))
 
 
-def read_features(file: str | Path, encoding: FrameEncoding) -> dict[str, Column]:
+def read_features(file: str | Path, encoding: FrameEncoding, query: str | None = None) -> dict[str, Column]:
     """The features of a new table, for a model that was trained on them: input columns by name."""
     path, names = Path(file), encoding.columns()
-    tables = open_tables(path, *encoding.levels)
+    tables = open_tables(path, *encoding.levels, query=query)
     absent = [name for name in names if name not in tables[0].columns]
     if absent:
         raise DataError(
@@ -939,7 +1018,7 @@ def read_features(file: str | Path, encoding: FrameEncoding) -> dict[str, Column
 
 
 def read_roles(
-    file: str | Path, roles: Mapping[str, str | None], gap: float | None = None
+    file: str | Path, roles: Mapping[str, str | None], gap: float | None = None, query: str | None = None
 ) -> tuple[npt.NDArray[Any] | None, npt.NDArray[np.float64] | None]:
     """Whose each row of a new table is, and when it was taken, ``(rows,)``; ``None`` where there is no such column.
 
@@ -949,9 +1028,11 @@ def read_roles(
         Columns by what they are for: ``patient``, ``time``, ``session``.
     gap : float, optional
         ``session_gap`` of the data the model was trained on; sessions are laid out with it.
+    query : str, optional
+        SQL whose result is the table.
     """
     path = Path(file)
-    tables = open_tables(path, roles.get("patient"))
+    tables = open_tables(path, roles.get("patient"), query=query)
     named = {role: name for role, name in roles.items() if name in tables[0].columns}
     if not named:
         return None, None
