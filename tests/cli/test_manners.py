@@ -183,3 +183,19 @@ def test_quiet_commands_print_results_alone_and_json_is_json(commands: Any, tmp_
     code, out, _ = commands.run(*compare, "--out", tmp_path / "results", "--json")
     (summary,) = json.loads(out)
     assert {(entry["row"], entry["metric"]) for entry in summary["entries"]} >= {("base", "auroc")}
+
+
+@pytest.mark.parametrize("command", ["demo", "paper", "report", "show", "train", "compare", "predict", "inspect"])
+def test_every_command_that_reports_can_do_so_as_json(command: str, commands: Any) -> None:
+    code, out, _ = commands.run(command, "--help")
+    assert code == 0
+    assert "--json" in out
+
+
+def test_settings_and_lists_are_shown_as_json(commands: Any) -> None:
+    code, out, _ = commands.run("show", "manydg", "--json")
+    assert code == 0
+    assert json.loads(out)["algorithms"]["manydg"]["reconstruction"] == 1.0
+    names = json.loads(commands.run("show", "--json")[1])
+    assert set(names) == {"presets", "algorithms", "backbones"}
+    assert "manydg" in names["algorithms"]

@@ -473,9 +473,8 @@ def _ask_database(path: Path, query: str) -> pl.DataFrame:
         raise ConfigError(f"{path} is read with the package duckdb: pip install 'manydg[duckdb]'") from None
     try:
         # Nothing but the database itself can be reached: a query that writes a file fails.
-        limits = {"enable_external_access": "false"}
-        with duckdb.connect(str(path), read_only=True, config=limits) as database:
-            return database.sql(query).pl()
+        with duckdb.connect(str(path), read_only=True, config={"enable_external_access": "false"}) as database:
+            return pl.DataFrame(database.sql(query).pl())
     except (duckdb.Error, AttributeError) as error:
         raise DataError(f"the query on {path} failed: {_first_line(error)}") from None
 
