@@ -180,6 +180,13 @@ STUDIES = (
               f"experiment continual eegmat --algorithms base,manydg --seeds 5 {EEG}"),
     StudyPlan("eegmat-orthogonality", "eegmat",
               f"experiment orthogonality eegmat --seeds 5 {EEG}"),
+    StudyPlan("sleep-labels", "sleep",
+              f"experiment personalise sleep --algorithms base,manydg --seeds 5 {SLEEP}"),
+    StudyPlan("kidney-labels", "kidney",
+              "experiment personalise kidney --context causal --label-delay 24 --algorithms base,lightgbm,gpboost "
+              f"--seeds 5 {KIDNEY}"),
+    StudyPlan("eegmat-labels", "eegmat",
+              f"experiment personalise eegmat --context offline --algorithms base,manydg --seeds 5 {EEG}"),
     *(StudyPlan(name, name, f"compare {name} --algorithms {CONTROLS} --seeds 5 {options}")
       for name, options in {"twin-iiic": EEG, "twin-sleep": "--epochs 12", "twin-mimic3": "--epochs 30",
                             "twin-eicu": "--epochs 12"}.items()),
