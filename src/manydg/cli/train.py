@@ -142,7 +142,7 @@ def show(
 
     text = shown(name)
     if not json:
-        print(text, end="")
+        print(shown(name), end="")
     elif name is None:
         show_json({kind: names.split(", ") for kind, _, names in (line.partition(": ") for line in text.splitlines())})
     else:
