@@ -161,6 +161,9 @@ STUDIES = (
     StudyPlan("kidney-alarms", "kidney-before",
               "compare kidney-before --algorithms lightgbm,best,ema --context causal --seeds 5 --at alarms=1/day "
               f"{LIGHTGBM} {KIDNEY}", "lightgbm"),
+    StudyPlan("kidney-sites", "kidney",
+              f"compare kidney --algorithms best,lightgbm,ema --context causal --split site --seeds 5 --repeats 1 "
+              f"{KIDNEY}", "best"),
     StudyPlan("eegmat-rivals", "eegmat",
               f"experiment context-rivals eegmat --algorithms {SIGNALS} --seeds 5 --repeats 2 {EEG}",
               "base (no context)"),

@@ -237,6 +237,7 @@ def test_sites_are_drawn_first_and_then_their_patients() -> None:
     drawn = per_site / np.array([2, 3, 1])
     assert (drawn == drawn.round()).all()
     assert (drawn.sum(axis=1) == 3).all()
+    assert {tuple(row) for row in drawn.tolist()} >= {(1, 1, 1), (3, 0, 0), (0, 1, 2)}
     np.testing.assert_allclose(weights.mean(axis=0), 1.0, atol=0.06)
     # Within a site that is drawn once, patients differ from draw to draw.
     once = weights[drawn[:, 1] == 1][:, sites == "B"]
