@@ -25,8 +25,8 @@ CASES = [
     ("tabular", "gaps"),
     ("sleep-cnn", "sleep"),
 ]
-# They need feature maps, classes that exclude one another, batch normalisation, and a table.
-REFUSING = {"sagnet", "mixstyle", "pcl", "bn-adapt", "boosting"}
+# They need feature maps, classes that exclude one another, batch normalisation, a table, and two classes.
+REFUSING = {"sagnet", "mixstyle", "pcl", "bn-adapt", "boosting", "gpboost"}
 
 
 @pytest.mark.parametrize(("backbone_name", "shape"), CASES)

@@ -87,10 +87,10 @@ def test_an_exported_table_model_gives_the_runs_probabilities(
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", EXPORTABLE)
 def test_every_algorithm_can_be_exported(
-    small_dataset: DomainDataset, nights: DomainDataset, tmp_path: Path, algorithm: str
+    dataset_of: Callable[..., DomainDataset], nights: DomainDataset, tmp_path: Path, algorithm: str
 ) -> None:
     skip_without("onnx")
-    data = nights if algorithm in NEEDS_MAPS else small_dataset
+    data = nights if algorithm in NEEDS_MAPS else dataset_of("binary" if algorithm == "gpboost" else "classes", 30)
     run = train(data, algorithm=algorithm, epochs=1, device="cpu")
     for format in ("onnx", "torch"):
         assert_parity(run, data, export_run(run, tmp_path / format, format).path, format)
