@@ -352,9 +352,14 @@ def _unfinished(plan: StudyPlan, summary: dict[str, Any]) -> list[str]:
     labels = dict.fromkeys(name.partition(" ")[2] for name in rows)
     planned = [f"{name} {label}".strip() for name in asked.group(1).split(",") for label in labels] if asked else []
     splits = len(summary["seeds"])
-    return [name for name in planned if name not in rows] + [
-        f"{name} ({len(values)} of {splits} splits)" for name, values in rows.items() if len(values) < splits
-    ]
+    seeds, repeats = (re.search(rf"--{option} (\d+)", plan.command) for option in ("seeds", "repeats"))
+    wanted = (int(seeds.group(1)) if seeds else splits) * (int(repeats.group(1)) if repeats else 1)
+    fewer = [f"all ({splits} of {wanted} splits)"] if splits < wanted else []
+    return (
+        fewer
+        + [name for name in planned if name not in rows]
+        + [f"{name} ({len(values)} of {splits} splits)" for name, values in rows.items() if len(values) < splits]
+    )
 
 
 def _summary_table(summary: dict[str, Any]) -> str:
@@ -363,9 +368,11 @@ def _summary_table(summary: dict[str, Any]) -> str:
     names = [METRIC_NAMES.get(metric, metric) for metric in shown]
     gain = [f"{METRIC_NAMES.get(primary, primary)} minus {reference}", "p"] if reference else []
     lines = _table_head(["", *names, *gain], ["---", *["---:"] * (len(names) + len(gain))])
+    # The mean of fewer splits is of other patients.
+    splits = len(summary["seeds"])
+    whole = [row for row in summary["rows"].values() if len(row["metrics"][primary]["values"]) == splits]
     best = {
-        metric: max((row["metrics"][metric]["mean"] or -math.inf) for row in summary["rows"].values())
-        for metric in shown
+        metric: max((row["metrics"][metric]["mean"] or -math.inf for row in whole), default=None) for metric in shown
     }
     for name, row in summary["rows"].items():
         cells = []

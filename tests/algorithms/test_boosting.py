@@ -28,7 +28,7 @@ from manydg.errors import ConfigError, DataError, ManyDGWarning
 from manydg.evaluation.metrics import score
 from manydg.targets import target_of
 from manydg.training.fit import Silent, fit
-from manydg.training.inference import predict_probabilities
+from manydg.training.inference import device_of, predict_probabilities
 from manydg.training.record import EpochEntry
 
 ROWS = 400
@@ -103,6 +103,12 @@ def test_a_binary_target_has_two_logits_whose_softmax_is_scikit_learn_s_probabil
     model = fitted(y, "binary")
     probabilities = model.target.probabilities(model.predict({"x": torch.from_numpy(new)})).numpy()
     np.testing.assert_allclose(probabilities, reference(inputs(), y).predict_proba(new), atol=1e-6)
+
+
+def test_trees_that_are_moved_get_their_inputs_where_they_are() -> None:
+    model = fitted(labels(inputs(), 2), "binary")
+    assert device_of(model) == torch.device("cpu")
+    assert device_of(model.to("meta")) == torch.device("meta")
 
 
 def test_labels_have_a_model_each() -> None:

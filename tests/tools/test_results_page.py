@@ -144,10 +144,20 @@ def test_a_table_marks_the_best_and_shows_what_each_row_gains(made_up: dict[str,
     assert "Not run yet" in block(STUDIES[1], made_up)
 
 
+def test_the_mean_of_fewer_splits_is_never_the_best(made_up: dict[str, dict[str, Any]]) -> None:
+    rows = made_up["sleep-rivals"]["summaries"][0]["rows"]
+    del rows["base (offline context)"]["metrics"]["kappa"]["values"]["1"]
+    text = block(STUDIES[0], made_up)
+    assert "| base (offline context) | 0.810 [" in text
+    assert "| manydg-random-pairs (no context) | **0.740** [" in text
+
+
 def test_what_is_not_finished_is_named(made_up: dict[str, dict[str, Any]]) -> None:
     rows = made_up["sleep-rivals"]["summaries"][0]["rows"]
     del rows["manydg (no context)"]["metrics"]["kappa"]["values"]["1"]
     note = block(STUDIES[0], made_up).splitlines()[-1]
-    assert note.startswith("Not finished, so not in the table or with fewer splits: prototype (offline context), ")
+    assert note.startswith(
+        "Not finished, so not in the table or with fewer splits: all (2 of 5 splits), prototype (offline context), "
+    )
     assert "base (offline context)" not in note
     assert note.endswith("manydg (no context) (1 of 2 splits).")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import cast
 
@@ -167,8 +168,8 @@ def embed_dataset(algorithm: Algorithm, dataset: DomainDataset) -> dict[str, Ten
 
 
 def device_of(algorithm: Algorithm) -> torch.device:
-    """The device of the algorithm's weights."""
-    tensor = next(algorithm.parameters(), None)
+    """The device of the algorithm's weights; trees have buffers alone."""
+    tensor = next(itertools.chain(algorithm.parameters(), algorithm.buffers()), None)
     return tensor.device if tensor is not None else torch.device("cpu")
 
 
