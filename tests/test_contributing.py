@@ -160,7 +160,7 @@ def test_the_tutorial_of_scikit_learn_runs(tmp_path: Path, monkeypatch: pytest.M
     names: dict[str, Any] = {}
     for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
         exec(block, names)
-    assert names["scores"].shape == (4,)
+    assert names["scores"].shape == (3,)
     assert names["probabilities"].shape == (30, 2)
     assert (names["again"].predict_proba(names["X"]) == names["model"].predict_proba(names["X"])).all()
 

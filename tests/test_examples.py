@@ -62,8 +62,8 @@ def test_the_table_of_kidney_injury_carries_values_forward_within_a_stay(
     pl.DataFrame({"stay_id": pl.Series([1, 2], dtype=pl.Int32), **people}).write_parquet(tmp_path / "sta.parquet")
     with gzip.open(tmp_path / "patient.csv.gz", "wt") as file:
         file.write(
-            "patientunitstayid,uniquepid,hospitaldischargeyear,patienthealthsystemstayid,unitvisitnumber\n"
-            "2,a,2015,9,2\n1,a,2015,9,1\n"
+            "patientunitstayid,uniquepid,hospitalid,hospitaldischargeyear,patienthealthsystemstayid,unitvisitnumber\n"
+            "2,a,73,2015,9,2\n1,a,73,2015,9,1\n"
         )
     out = tmp_path / "kidney.parquet"
     monkeypatch.setattr(sys, "argv", ["kidney_table.py", str(tmp_path), str(tmp_path), str(out)])

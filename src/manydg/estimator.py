@@ -584,13 +584,13 @@ class ManyDGClassifier(ClassifierMixin, PatientEstimator):  # type: ignore[misc]
         Examples
         --------
         >>> rng = np.random.default_rng(0)
-        >>> patients = np.repeat(np.arange(30), 40)
-        >>> shift = rng.normal(size=30)[patients]
-        >>> X = rng.normal(size=(1200, 4))
+        >>> patients = np.repeat(np.arange(60), 40)
+        >>> shift = rng.normal(size=60)[patients]
+        >>> X = rng.normal(size=(2400, 4))
         >>> y = X[:, 0] + 2 * shift > 0
-        >>> model = ManyDGClassifier("base", epochs=5, random_state=0).fit(X[:800], y[:800], groups=patients[:800])
-        >>> known = np.arange(800, 1200).reshape(10, 40)[:, :15].ravel()  # of every new patient, the first 15 samples
-        >>> rest = np.setdiff1d(np.arange(800, 1200), known)
+        >>> model = ManyDGClassifier("base", epochs=5, random_state=0).fit(X[:2000], y[:2000], groups=patients[:2000])
+        >>> known = np.arange(2000, 2400).reshape(10, 40)[:, :15].ravel()  # of every new patient, the first 15 samples
+        >>> rest = np.setdiff1d(np.arange(2000, 2400), known)
         >>> personal = model.personalise(X[known], y[known], patients[known])
         >>> before, after = model.score(X[rest], y[rest]), np.mean(personal.predict(X[rest], patients[rest]) == y[rest])
         >>> bool(after > before)

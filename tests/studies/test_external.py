@@ -68,10 +68,13 @@ def test_the_parts_add_up_to_the_change(trained: Path) -> None:
 
 
 def test_more_patients_of_the_same_kind_show_no_change(trained: Path) -> None:
-    found = evaluated(trained, patients(seed=2, count=150))
-    assert found.change.low < 0 < found.change.high
-    assert all(abs(part.estimate) < 0.06 for part in found.steps.values())
-    assert any("do not show that the model does worse" in text for text in found.words)
+    several = [evaluated(trained, patients(seed=seed, count=150)) for seed in range(2, 7)]
+    unchanged = [found for found in several if found.change.low < 0 < found.change.high]
+    # A 95% interval misses one time in twenty.
+    assert len(unchanged) >= 4
+    for found in unchanged:
+        assert all(abs(part.estimate) < 0.06 for part in found.steps.values())
+        assert any("do not show that the model does worse" in text for text in found.words)
 
 
 def test_rarer_positives_are_told_as_prevalence(trained: Path) -> None:

@@ -80,7 +80,7 @@ def test_the_real_demos_are_recognised(shared_data: Path) -> None:
     found = {entry.name: entry.path.name for entry in find_datasets(shared_data) if entry.state == RAW}
     assert found["mimic3"] == "mimic3_demo"
     assert found["eicu"] == "eicu_demo"
-    assert find_drug_mapping(shared_data / "mimic3_demo", shared_data).name == "ndc_to_atc.csv"
+    assert find_drug_mapping("mimic3", shared_data / "mimic3_demo", shared_data).name == "ndc_to_atc.csv"
 
 
 def test_nothing_to_work_on_is_said(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_nothing_to_work_on_is_said(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds neither dataset folders nor raw files"):
         paper.gather(tmp_path, False, tmp_path / "out", paper.SCALES["smoke"], print)
     with pytest.raises(DataError, match="a CSV table with the columns ndc and atc"):
-        find_drug_mapping(tmp_path)
+        find_drug_mapping("mimic3", tmp_path)
     with pytest.raises(ConfigError, match="did you mean 'smoke'"):
         paper.scale_named("smok")
 

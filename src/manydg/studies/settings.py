@@ -328,7 +328,7 @@ def shown(name: str | None) -> str:
 
     Examples
     --------
-    >>> print(shown("prototype").splitlines()[1])
+    >>> print(shown("prototype").splitlines()[2])
     [algorithms.prototype]
     """
     if name is None:

@@ -20,7 +20,6 @@ from manydg.report.run_statistics import Spread, by_algorithm, grouped, metric_s
 from manydg.report.sections import Block, Cell, Column, Figure, Part, Section, Table, Text, claimed_experiments
 from manydg.report.study_figures import figure_blocks
 from manydg.report.words import LOSSES, algorithm_name, metric_name, number, sentence
-from manydg.studies.catalogue.context_value import WITHOUT
 from manydg.studies.figure_data import Bars, CellTable, Curve, FigureData
 from manydg.training.record import RunRecord
 
@@ -105,25 +104,6 @@ class Ablations(Section):
         for name in (*self.experiments, *others):
             if chapter.runs(name) or chapter.figures_of(name):
                 yield _part(chapter, name)
-
-    def headline(self, chapter: Chapter) -> str:
-        """The best algorithm without context and the best with it, where they were compared."""
-        runs = grouped(chapter.runs("context-rivals"), lambda record: record.variant.get("context") == WITHOUT)
-        if len(runs) < 2:
-            return ""
-        metric, people = metric_name(chapter.metric), "synthetic patients" if chapter.synthetic else "patients"
-        alone, context = (_best(by_algorithm(runs[without]), chapter.metric) for without in (True, False))
-        return (
-            f"On {people} that no model has seen, the best method that sees one sample at a time, {alone}. "
-            f"The best that is also shown the patient’s other unlabelled samples, {context} ({metric})."
-        )
-
-
-def _best(runs: Mapping[str, Sequence[RunRecord]], metric: str) -> str:
-    """The algorithm with the best mean, and that mean."""
-    means = {name: metric_spread(records, metric).mean for name, records in runs.items()}
-    best = max(means, key=lambda name: means[name])
-    return f"{algorithm_name(best)}, reached {number(means[best])}"
 
 
 def _part(chapter: Chapter, name: str) -> Part:
