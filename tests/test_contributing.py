@@ -162,7 +162,7 @@ def test_the_tutorial_of_scikit_learn_runs(tmp_path: Path, monkeypatch: pytest.M
         exec(block, names)
     assert names["scores"].shape == (3,)
     assert names["probabilities"].shape == (30, 2)
-    assert (names["again"].predict_proba(names["X"]) == names["model"].predict_proba(names["X"])).all()
+    assert (names["again"].predict_proba(names["table"]) == names["model"].predict_proba(names["table"])).all()
 
 
 def test_every_command_of_the_readme_exists() -> None:

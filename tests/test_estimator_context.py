@@ -65,6 +65,7 @@ def test_an_algorithm_without_context_makes_no_use_of_groups() -> None:
     assert np.array_equal(model.predict_proba(X), model.predict_proba(X, groups=who))
 
 
+@pytest.mark.slow
 def test_those_held_back_have_no_say_in_how_far_context_is_trusted() -> None:
     X, y, who, times = people(4)
     X -= np.array([X[who == person].mean(axis=0) for person in range(20)])[who]

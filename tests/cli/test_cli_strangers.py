@@ -199,6 +199,7 @@ def test_a_settings_file_may_name_what_the_command_names_too(here: Path, dataset
     assert (here / "pwned").exists()
 
 
+@pytest.mark.slow
 def test_a_study_with_worker_processes_uses_what_the_command_names(here: Path, dataset: Path, manydg: Commands) -> None:
     arguments = ["compare", dataset, "--out", "results", "--epochs", 1, "--seeds", 2, "--workers", 2]
     code, err = manydg(*arguments, "--algorithms", f"base,{METHOD}", "--backbone", NET)

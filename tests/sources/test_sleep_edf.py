@@ -175,6 +175,7 @@ def test_a_limit_takes_the_first_patients_with_all_their_nights(twin: Path, tmp_
     assert data.patients.tolist() == ["SC400", "SC401"]
 
 
+@pytest.mark.slow
 def test_workers_do_not_change_the_result(twin: Path, prepared: Path, tmp_path: Path) -> None:
     sources.prepare("sleep-edf", twin, tmp_path / "parallel", workers=2)
     assert open_dataset(tmp_path / "parallel").content_hash() == open_dataset(prepared).content_hash()

@@ -67,6 +67,7 @@ def test_all_figures_are_as_the_report_wants_them(studied: tuple[Path, dict[str,
         assert wanted <= drawn
 
 
+@pytest.mark.slow
 def test_the_report_has_a_section_for_every_experiment_of_every_dataset(
     studied: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -270,6 +271,7 @@ def test_the_views_of_a_record_say_what_each_experiment_says() -> None:
         assert RunRecord.from_json(written | wanted).to_json() == written | wanted
 
 
+@pytest.mark.slow
 def test_experiments_that_need_no_classes_run_on_a_number_and_the_others_say_why(
     dataset_of: Callable[..., DomainDataset], tmp_path: Path
 ) -> None:

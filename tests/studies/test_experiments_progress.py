@@ -172,6 +172,7 @@ def finished(folder: Path) -> dict[str, int]:
     return {path.parent.name: path.stat().st_mtime_ns for path in folder.glob(f"{RUNS}/*/run.json")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_killed_experiment_goes_on_without_repeating_or_losing_a_run(
     commands: Any, dataset: Path, tmp_path: Path, workers: int

@@ -33,6 +33,7 @@ def test_options_that_are_spelled_out_change_nothing(
     assert first.record.test == second.record.test
 
 
+@pytest.mark.slow
 def test_a_study_in_fresh_processes_takes_signals(tmp_path: Path) -> None:
     """A process that has imported nothing yet builds its network first of all."""
     folder = eeg(16, 2000).save(tmp_path / "data")

@@ -26,6 +26,7 @@ def test_why_nothing_can_be_compiled_is_told() -> None:
     assert "CUDA" in str(reason_against_compiling(GPU))
 
 
+@pytest.mark.slow
 def test_a_process_may_train_any_number_of_compiled_models(small_dataset: DomainDataset) -> None:
     batch, compilations = small_dataset.take(torch.arange(20), 10), []
 

@@ -112,6 +112,7 @@ with joined("cpu") as team:
 """
 
 
+@pytest.mark.slow
 def test_losses_that_tie_rows_together_are_those_of_one_process(tmp_path: Path) -> None:
     data = uneven()
     data.save(tmp_path / "data")
@@ -128,6 +129,7 @@ def test_losses_that_tie_rows_together_are_those_of_one_process(tmp_path: Path) 
         assert two.record.history[-1].losses == pytest.approx(one.record.history[-1].losses, rel=1e-3, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_what_processes_cannot_share_is_refused_with_the_reason(
     dataset_of: Callable[..., DomainDataset], tmp_path: Path
 ) -> None:
@@ -145,6 +147,7 @@ def test_every_algorithm_that_looks_past_the_backbone_says_why_it_is_not_shared(
         check_divisible(REGISTRY.get(algorithm))
 
 
+@pytest.mark.slow
 def test_a_folder_of_another_run_stops_all_processes_with_one_reason(
     dataset_of: Callable[..., DomainDataset], tmp_path: Path
 ) -> None:

@@ -35,6 +35,7 @@ print(sorted(name for name in set(sys.modules) - loaded if name.startswith(heavy
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [FIRST_USE, WARMED])
 def test_the_first_run_of_a_process_does_not_pay_for_imports_and_first_calls(program: str) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

@@ -99,6 +99,7 @@ def test_a_run_killed_before_each_of_its_writes_ends_with_the_same_bits(
     assert number == 10
 
 
+@pytest.mark.slow
 def test_the_installed_command_itself_survives_a_kill(dataset: Path, tmp_path: Path) -> None:
     program = shutil.which("manydg") or shutil.which("manydg", path=str(Path(os.sys.executable).parent))
     if program is None:
