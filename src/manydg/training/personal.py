@@ -293,6 +293,19 @@ def outputs_of(algorithm: Algorithm, prepared: DomainDataset, population: Popula
 # The learners: the effect on samples ``at``, given labelled samples ``seen`` with indicators
 
 
+@dataclass(frozen=True, eq=False)
+class _Given:
+    """What a learner works out an effect from: labelled samples, the samples it is asked for, and what is known."""
+
+    seen: Outputs
+    indicators: Array
+    at: Outputs
+    population: Population
+    strengths: Strengths
+    target: Target
+    steps: int
+
+
 def _kernel(first: Outputs, second: Outputs, population: Population, strengths: Strengths) -> Array:
     """Prior covariance of the effects of two sets of samples, ``(1 or K, first, second)``."""
     scale = (population.spread / population.spread.max()) ** 0.25
@@ -308,31 +321,23 @@ def _kernel(first: Outputs, second: Outputs, population: Population, strengths: 
     return np.asarray(shared + strengths.slope**2 * one.T[:, :, None] * other.T[:, None, :])
 
 
-def _gaussian_process(
-    seen: Outputs,
-    indicators: Array,
-    at: Outputs,
-    population: Population,
-    strengths: Strengths,
-    target: Target,
-    steps: int,
-) -> Array:
+def _gaussian_process(given: _Given) -> Array:
     """The effect at the mode of its posterior, ``(samples, K)``.
 
     With the prior f = K a, each step replaces the likelihood by a parabola that lies below it (Böhning's bound), so
     that no step makes the posterior less.
     """
-    prior = _kernel(seen, seen, population, strengths)
-    curvature = 0.5 if target.exclusive else 0.25
+    prior = _kernel(given.seen, given.seen, given.population, given.strengths)
+    curvature = 0.5 if given.target.exclusive else 0.25
     inverse = np.linalg.inv(curvature * prior + np.eye(prior.shape[-1]))
-    logits, truth = seen.logits.T[:, :, None], indicators.T[:, :, None]
+    logits, truth = given.seen.logits.T[:, :, None], given.indicators.T[:, :, None]
     weights = np.zeros_like(logits)
-    for _ in range(steps):
-        change = inverse @ (truth - _probabilities(logits + prior @ weights, target) - weights)
+    for _ in range(given.steps):
+        change = inverse @ (truth - _probabilities(logits + prior @ weights, given.target) - weights)
         weights += change
         if np.abs(change).max() < _TOLERANCE:
             break
-    effect: Array = (_kernel(at, seen, population, strengths) @ weights)[:, :, 0].T
+    effect: Array = (_kernel(given.at, given.seen, given.population, given.strengths) @ weights)[:, :, 0].T
     return effect
 
 
@@ -344,66 +349,41 @@ def _probabilities(logits: Array, target: Target) -> Array:
     return np.asarray(powers / powers.sum(axis=0))
 
 
-def _moved_prototypes(
-    seen: Outputs,
-    indicators: Array,
-    at: Outputs,
-    population: Population,
-    strengths: Strengths,
-    target: Target,
-    steps: int,
-) -> Array:
+def _moved_prototypes(given: _Given) -> Array:
     """The change of log N(v; mean of class, 1) where each class's mean is replaced by its posterior mean."""
-    count = indicators.sum(axis=0)[:, None]
-    variance = strengths.prototypes * population.spread
-    total = indicators.T @ seen.features - count * population.means
+    count = given.indicators.sum(axis=0)[:, None]
+    variance = given.strengths.prototypes * given.population.spread
+    total = given.indicators.T @ given.seen.features - count * given.population.means
     moved = variance / (1 + count * variance) * total
-    gain = at.features @ moved.T - (moved * (population.means + moved / 2)).sum(axis=1)
-    return np.asarray(strengths.temper * gain)
+    gain = given.at.features @ moved.T - (moved * (given.population.means + moved / 2)).sum(axis=1)
+    return np.asarray(given.strengths.temper * gain)
 
 
-def _fine_tuned(
-    seen: Outputs,
-    indicators: Array,
-    at: Outputs,
-    population: Population,
-    strengths: Strengths,
-    target: Target,
-    steps: int,
-) -> Array:
+def _fine_tuned(given: _Given) -> Array:
     """The effect of a linear head after a few steps of gradient descent from 0."""
-    ones = (np.c_[part.features, np.ones(len(part.features))] for part in (seen, at))
+    ones = (np.c_[part.features, np.ones(len(part.features))] for part in (given.seen, given.at))
     known, asked = ones
-    head = np.zeros((known.shape[1], indicators.shape[1]))
+    head = np.zeros((known.shape[1], given.indicators.shape[1]))
     rate = 2.0 / max(float(np.linalg.norm(known, 2)) ** 2, 1e-12)
-    for _ in range(strengths.steps):
-        errors = indicators - _probabilities((seen.logits + known @ head).T, target).T
+    for _ in range(given.strengths.steps):
+        errors = given.indicators - _probabilities((given.seen.logits + known @ head).T, given.target).T
         head += rate * known.T @ errors
     return np.asarray(asked @ head)
 
 
-def _shifted_shares(
-    seen: Outputs,
-    indicators: Array,
-    at: Outputs,
-    population: Population,
-    strengths: Strengths,
-    target: Target,
-    steps: int,
-) -> Array:
+def _shifted_shares(given: _Given) -> Array:
     """The change of log share of each class, from samples whose labels are not known (Saerens et al., 2002)."""
-    if not strengths.samples or not target.exclusive:
-        return np.zeros_like(at.logits)
-    usual = np.maximum(population.shares, _LEAST_PROBABILITY)
+    if not given.strengths.samples or not given.target.exclusive:
+        return np.zeros_like(given.at.logits)
+    usual = np.maximum(given.population.shares, _LEAST_PROBABILITY)
     shares = usual
-    for _ in range(steps):
-        chance = _probabilities((seen.logits + np.log(shares / usual)).T, target).T
-        shares = (chance.sum(axis=0) + strengths.samples * usual) / (len(chance) + strengths.samples)
-    return np.broadcast_to(np.log(shares / usual), at.logits.shape)
+    for _ in range(given.steps):
+        chance = _probabilities((given.seen.logits + np.log(shares / usual)).T, given.target).T
+        shares = (chance.sum(axis=0) + given.strengths.samples * usual) / (len(chance) + given.strengths.samples)
+    return np.broadcast_to(np.log(shares / usual), given.at.logits.shape)
 
 
-_Effect = Callable[[Outputs, Array, Outputs, Population, Strengths, Target, int], Array]
-_EFFECTS: dict[str, _Effect] = {
+_EFFECTS: dict[str, Callable[[_Given], Array]] = {
     "effects": _gaussian_process,
     "prototypes": _moved_prototypes,
     "intercept": _gaussian_process,
@@ -453,9 +433,9 @@ def personal_logits(
         strengths = population.strengths[learner + FIRST * (causal or own.come_first(outputs.times[rows]))]
         for seen, at in own.reaching(outputs.times[rows], delay) if causal else [(own, np.arange(len(rows)))]:
             some = seen.thinned(MOST_EARLIER_LABELS if causal else MOST_LABELS)
-            logits[rows[at]] += _EFFECTS[learner](
-                some.outputs, some.indicators, outputs.take(rows[at]), population, strengths, target, _STEPS
-            )
+            asked = outputs.take(rows[at])
+            given = _Given(some.outputs, some.indicators, asked, population, strengths, target, _STEPS)
+            logits[rows[at]] += _EFFECTS[learner](given)
     return logits
 
 
@@ -601,9 +581,8 @@ def _judge(learner: str, strengths: Strengths, population: Population, tasks: li
     by_patient: dict[int, list[float]] = {}
     chances = []
     for task in tasks:
-        effect = _EFFECTS[learner](
-            task.seen, task.indicators, task.at, population, strengths, target, _STEPS_OF_SEARCH
-        )  # fmt: skip
+        given = _Given(task.seen, task.indicators, task.at, population, strengths, target, _STEPS_OF_SEARCH)
+        effect = _EFFECTS[learner](given)
         chances.append(_probabilities((task.at.logits + effect).T, target).T)
         by_patient.setdefault(task.patient, []).append(_likelihood(chances[-1], task.truth, target))
     truth = np.concatenate([task.truth for task in tasks])
