@@ -24,7 +24,7 @@ import torch
 from manydg.data.dataset import DomainDataset, open_dataset
 from manydg.data.encoding import encode_patients
 from manydg.data.info import DatasetInfo
-from manydg.data.patient_context import Timeline
+from manydg.data.timeline import Timeline
 from manydg.errors import ConfigError, DataError, ManyDGWarning, StorageError
 from manydg.evaluation.clinical import raise_alarms
 from manydg.evaluation.predictions import decide, read_predictions

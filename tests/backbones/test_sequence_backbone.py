@@ -11,8 +11,9 @@ import torch
 from manydg.backbones import _sequences as sequences
 from manydg.backbones import auto_backbone, build_backbone
 from manydg.backbones._sequences import SequenceBackbone
+from manydg.data.context import add_order
 from manydg.data.dataset import ColumnSchema, DomainDataset, InputSchema
-from manydg.data.timeline import DIRECTIONS, ORDER, PAUSE, SEQUENCES, SequenceOptions, add_order
+from manydg.data.timeline import DIRECTIONS, ORDER, PAUSE, SEQUENCES, SequenceOptions
 from manydg.errors import ConfigError
 
 LENGTHS = (9, 1, 230)

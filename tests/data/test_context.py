@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from manydg.data.columns import Ragged
 from manydg.data.context import add_context, fitting_parts
 from manydg.data.dataset import DomainDataset, from_arrays
-from manydg.data.patient_context import DEFAULT_PARTS, PARTS, REMEMBERED
+from manydg.data.timeline import DEFAULT_PARTS, PARTS, REMEMBERED
 from manydg.errors import ConfigError, DataError
 
 MODES = ("offline", "causal")

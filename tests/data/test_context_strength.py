@@ -10,8 +10,8 @@ import torch
 
 from manydg.data.context import add_context, estimate_strength
 from manydg.data.dataset import DomainDataset, from_arrays
-from manydg.data.patient_context import MOST, samples_until_known, some_patients
 from manydg.data.splits import split_patients
+from manydg.data.timeline import MOST, samples_until_known, some_patients
 from manydg.training.run import train
 
 
@@ -83,7 +83,7 @@ def test_too_few_patients_with_two_samples_say_nothing() -> None:
 
 
 def test_a_large_dataset_is_read_by_whole_patients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("manydg.data.patient_context._ROWS", 2000)
+    monkeypatch.setattr("manydg.data.timeline._ROWS", 2000)
     data = make()
     rows = some_patients(data.domains.numpy())
     assert len(rows) == 8 * 256

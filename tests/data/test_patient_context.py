@@ -23,7 +23,8 @@ from sklearn.pipeline import make_pipeline
 import manydg
 from manydg.data.context import add_context, estimate_strength
 from manydg.data.dataset import from_arrays
-from manydg.data.patient_context import PARTS, PatientContext
+from manydg.data.patient_context import PatientContext
+from manydg.data.timeline import PARTS
 from manydg.errors import ConfigError, DataError
 
 

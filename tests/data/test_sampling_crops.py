@@ -8,9 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from manydg.data.context import add_order
 from manydg.data.dataset import from_arrays
 from manydg.data.sampling import Crops, EpochPlan, plan_epoch
-from manydg.data.timeline import ORDER, PAUSE, SequenceOptions, add_order
+from manydg.data.timeline import ORDER, PAUSE, SequenceOptions
 from manydg.errors import DataError
 
 Sessions = list[list[int]]

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from manydg.data.context import add_context
 from manydg.data.dataset import DomainDataset, InputSchema, open_dataset
-from manydg.data.patient_context import Timeline
+from manydg.data.timeline import Timeline
 from manydg.errors import ConfigError, DataError
 from manydg.predict import predict_raw
 from manydg.sources import prepare

@@ -20,9 +20,10 @@ from manydg.algorithms.base import Base
 from manydg.backbones import Backbone, build_backbone
 from manydg.backbones._sequences import SequenceBackbone
 from manydg.data.columns import Ragged
+from manydg.data.context import add_order
 from manydg.data.dataset import Batch, DomainDataset, InputSchema, from_arrays
 from manydg.data.sampling import plan_epoch
-from manydg.data.timeline import SEQUENCES, SequenceOptions, add_order
+from manydg.data.timeline import SEQUENCES, SequenceOptions
 from manydg.errors import ManyDGWarning
 from manydg.targets import target_of
 from manydg.training.execution.batches import (

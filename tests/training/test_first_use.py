@@ -35,6 +35,21 @@ print(sorted(name for name in set(sys.modules) - loaded if name.startswith(heavy
 """
 
 
+NOT_NEEDED = """
+import sys
+from manydg.synthetic import make_demo_dataset
+from manydg.training.run import train
+train(make_demo_dataset(24, 8), algorithm="manydg", epochs=1, device="cpu")
+print([name for name in ("torch._dynamo", "sklearn", "scipy.stats", "pandas", "matplotlib") if name in sys.modules])
+"""
+
+
+def test_training_imports_neither_the_compiler_nor_what_only_reports_and_estimators_need() -> None:
+    done = subprocess.run([sys.executable, "-c", NOT_NEEDED], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("program", [FIRST_USE, WARMED])
 def test_the_first_run_of_a_process_does_not_pay_for_imports_and_first_calls(program: str) -> None:

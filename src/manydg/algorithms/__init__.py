@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import inspect
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -13,7 +14,7 @@ from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Adam, Optimizer
+from torch.optim import Optimizer
 
 from manydg.backbones import Backbone, Inputs
 from manydg.config import SEARCHED, Choices, Range
@@ -266,6 +267,17 @@ class Rounds:
     def kept(self, total: int) -> int:
         """How many of the rounds to keep."""
         return total
+
+
+class Adam(torch.optim.Adam):
+    """Torch's Adam without its marks for the compiler: no update is compiled here, and importing the compiler for the
+    sake of the marks takes seconds of every start."""
+
+    step = torch.no_grad()(inspect.unwrap(torch.optim.Adam.step))
+    zero_grad = inspect.unwrap(Optimizer.zero_grad)
+    add_param_group = inspect.unwrap(Optimizer.add_param_group)
+    state_dict = inspect.unwrap(Optimizer.state_dict)
+    load_state_dict = inspect.unwrap(Optimizer.load_state_dict)
 
 
 def descend(loss: Tensor, optimizer: Optimizer) -> None:

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.optim import Adam, Optimizer
+from torch.optim import Optimizer
 
-from manydg.algorithms import Optimizers, descend, setting
+from manydg.algorithms import Adam, Optimizers, descend, setting
 from manydg.algorithms._parts import Perceptron, domain_entropy
 from manydg.algorithms.base import Base, BaseSettings
 from manydg.backbones import Backbone

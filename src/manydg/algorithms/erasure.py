@@ -25,9 +25,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.optim import Adam
 
-from manydg.algorithms import descend, setting
+from manydg.algorithms import Adam, descend, setting
 from manydg.algorithms._parts import group_counts, group_sums
 from manydg.algorithms.base import Base, BaseSettings
 from manydg.backbones import Backbone, Inputs

@@ -3,7 +3,7 @@
 Only inputs and times of the same patient are read. Labels and other patients cannot enter, and causal context never
 reads a sample that is later, or of the same time. The columns are ordinary inputs, so any learner can use them.
 
-:func:`manydg.data.patient_context.assemble` sets each measurement beside the patient's mean and its neighbours in time;
+:func:`manydg.data.timeline.assemble` sets each measurement beside the patient's mean and its neighbours in time;
 :func:`spectral_context` gives the patient's mean and scale at each channel and frequency of a signal;
 :func:`record_context` sums up the patient's earlier visits or stays.
 """
@@ -20,11 +20,14 @@ from torch import Tensor
 
 from manydg.data.columns import Ragged, unnest
 from manydg.data.dataset import TRUST, DomainDataset
-from manydg.data.patient_context import (
+from manydg.data.timeline import (
     DEFAULT_PARTS,
     DEFAULT_STRENGTH,
+    ORDER,
+    PAUSE,
     REMEMBERED,
     ContextOptions,
+    SequenceOptions,
     Timeline,
     assemble,
     running,
@@ -37,6 +40,7 @@ Spectrum = Callable[[Tensor], Tensor]
 """From signals ``(rows, channels, samples)`` to log spectrograms ``(rows, channels, frequencies, frames)``."""
 
 COLUMN = "context"
+_LONGEST_PAUSE = 10.0
 # Chunk sizes, which bound the memory of intermediate results.
 _SPECTRUM_ROWS, _SPECTRUM_COLUMNS = 256, 64
 _BUCKETS = 32
@@ -137,7 +141,7 @@ def limit_context(dataset: DomainDataset, others: int) -> DomainDataset:
 def estimate_strength(dataset: DomainDataset, spectrum: Spectrum | None = None) -> float | None:
     """The strength of context that suits a dataset of training patients, from inputs and times alone.
 
-    See :func:`manydg.data.patient_context.samples_until_known`.
+    See :func:`manydg.data.timeline.samples_until_known`.
     """
     if has_records(dataset):
         return _RECORD_STRENGTH
@@ -302,3 +306,48 @@ def _mean_over_context(moments: Tensor, timeline: Timeline, mode: str) -> Tensor
         piece[timeline.order] = total / count.unsqueeze(-1)
         means[:, start : start + _SPECTRUM_COLUMNS] = piece
     return means
+
+
+def add_order(dataset: DomainDataset, options: SequenceOptions, training: Tensor | None = None) -> DomainDataset:
+    """The dataset with two more columns, by which a network can read each session's samples in the order of time.
+
+    ``context_order`` numbers the samples: the next sample of the same session has the next number, and between two
+    sessions a number is left out, so that two rows belong together where their numbers follow one another. Samples of
+    the same time are in the order of the dataset. ``context_pause`` is the logarithm of the time since the session's
+    last sample, in units of the usual pause; 0 for the first.
+
+    Parameters
+    ----------
+    dataset : DomainDataset
+        With times.
+    options : SequenceOptions
+    training : Tensor, optional
+        Rows of the training patients, whose median pause is the usual one where the options give none; by default all.
+    """
+    if dataset.times is None:
+        raise DataError(
+            "a sequence model needs the time of every sample, and the dataset has none: prepare it with times (--time)"
+        )
+    whole = dataset.compact()
+    gap = options.gap if options.gap is not None else dataset.info.session_gap
+    timeline = Timeline.of(whole.domains, whole.times, gap)
+    position = torch.arange(len(timeline), device=whole.device)
+    first = timeline.session == position
+    since = torch.where(first, 0.0, torch.diff(timeline.times, prepend=timeline.times[:1]))
+    within = ~first
+    if training is not None:
+        known = torch.zeros_like(first)
+        known[training.to(whole.device)] = True
+        within &= known[timeline.order]
+    usual = options.pause
+    if usual is None:
+        usual = float(since[within].median()) if bool(within.any()) else 1.0
+    order, pause = torch.empty_like(position), torch.empty(len(timeline), 1, device=whole.device)
+    order[timeline.order] = position + torch.cumsum(first, 0)
+    relative = (since / (usual if usual > 0 else 1.0)).log1p().clamp_max(_LONGEST_PAUSE)
+    pause[timeline.order] = relative.to(torch.float32).unsqueeze(1)
+    chosen = dataclasses.replace(options, gap=gap, pause=usual)
+    info = dataclasses.replace(whole.info, settings={**whole.info.settings, "sequence": chosen.to_json()})
+    return dataclasses.replace(
+        whole, columns={**whole.columns, ORDER: order, PAUSE: pause}, info=info, stored_hash=None
+    )

@@ -1,26 +1,618 @@
-"""A patient's samples in the order of time, as sequence models read them."""
+"""A patient's samples in the order of time: running statistics of tables, and how sequence models read them.
+
+Nothing here imports torch or scikit-learn. Training (:mod:`manydg.data.context`) and the transformer for scikit-learn
+(:mod:`manydg.data.patient_context`) make their context with the same functions. They take NumPy arrays and tensors
+alike and do the same operations in the same order on both; annotations say ``Tensor`` for either.
+
+Running sums are made by doubling: first of two neighbouring rows, then of four, eight and so on, never across the
+border of a segment (a patient or a session). So nothing of another patient enters a sum, not even a rounding error,
+nothing later enters an earlier one, and sums over the last 1, 2, 4, 8, ... rows are by-products.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+import numpy as np
+import numpy.typing as npt
 
-from manydg.data.dataset import CONTEXT, DomainDataset
-from manydg.data.patient_context import Timeline
 from manydg.errors import ConfigError, DataError, unknown_name
 from manydg.files import Json, ParsedJson
 
-ORDER, PAUSE = f"{CONTEXT}_order", f"{CONTEXT}_pause"
-"""The columns that :func:`add_order` adds."""
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ORDER, PAUSE = "context_order", "context_pause"
+"""The columns by which a network reads samples in order; see :func:`manydg.data.context.add_order`."""
 DIRECTIONS = ("offline", "causal")
 SEQUENCES = {"gru": 1, "transformer": 2, "conv": 7}
 """The networks that read a session's samples in order, and how many layers they have by default."""
-_LONGEST_PAUSE = 10.0
 _SIZES = {"crop": (2, 1 << 20), "width": (1, 1 << 14), "layers": (1, 32)}
+Combine = Callable[[Any, Any], Any]
+MOST = 10_000.0
+DEFAULT_STRENGTH = 5.0
+MODES = ("offline", "causal")
+REMEMBERED = ("last", "since", "trend", "count")
+"""Parts about values that are not measured at every sample."""
+PARTS = {
+    "offline": (
+        *("relative", "before", "after", "before-level", "after-level", "extremes", "age", "difference", "clock"),
+        *REMEMBERED,
+    ),
+    "causal": ("relative", "before", "before-level", "extremes", "age", "difference", "clock", *REMEMBERED),
+}
+DEFAULT_PARTS = {
+    "offline": ("relative", "before-level", "after-level"),
+    "causal": ("relative", "difference", "before", "extremes", "age", "clock"),
+}
+MAX_DEVIATION = 10.0
+"""Deviations from the patient's mean are clipped at this many standard deviations."""
+_MIN_VARIANCE = 1e-10
+"""Values vary if their variance is more than this share of their mean square."""
+TABLE_COLUMNS = 16
+"""Input columns whose context is made at a time, which bounds the memory of intermediate results."""
+_COLUMNS_AT_ONCE = 16
+_ROWS = 500_000
+_ENDLESS = 1e18
+
+
+@dataclass(frozen=True)
+class ContextOptions:
+    """Which context to add.
+
+    Parameters
+    ----------
+    mode : {"offline", "causal"}
+        All samples of the patient, or only strictly earlier ones.
+    parts : tuple of str, optional
+        ``relative``: the value in the patient's own standard deviations from the patient's own mean; ``difference``:
+        the same in its own unit; ``before`` and ``after``: means of the nearest samples minus the value;
+        ``before-level`` and ``after-level``: those means in the patient's own units; ``extremes``: distance from the
+        lowest and the highest value so far; ``age``: time since the value changed; ``clock``: time since the start;
+        ``last``: the value measured last at an earlier sample of the session; ``since``: how long ago; ``trend``: the
+        change between the last two measurements by unit of time; ``count``: how many there were.
+    scales : tuple of int
+        How many neighbouring samples are averaged; powers of two.
+    strength : float, optional
+        With ``m`` other samples, the patient's mean has the weight ``m / (m + strength)``. The default is 5; a training
+        run without it estimates it from its training patients (:func:`estimate_strength`), and its model keeps that
+        number.
+    gap : float, optional
+        A pause longer than this begins a new session, across which no neighbours are taken. By default the
+        dataset's setting ``session_gap``, if it has one.
+    """
+
+    mode: str = "offline"
+    parts: tuple[str, ...] | None = None
+    scales: tuple[int, ...] = (1, 4, 16)
+    strength: float | None = None
+    gap: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise unknown_name("kind of context", self.mode, (*MODES, "none"))
+        for part in self.parts or ():
+            if part not in PARTS[self.mode]:
+                raise unknown_name(f"part of {self.mode} context", part, PARTS[self.mode])
+        if any(scale < 1 or scale & (scale - 1) for scale in self.scales):
+            raise ConfigError(f"the scales of context are powers of two (1, 2, 4, ...); got {list(self.scales)}")
+        if self.gap is not None and not 0 <= self.gap < _ENDLESS:
+            raise ConfigError(f"the gap of context is {self.gap}; it must be a number of at least 0")
+        if self.strength is not None and not 0 < self.strength < _ENDLESS:
+            raise ConfigError(f"the strength of context is {self.strength}; it must be positive")
+
+    @staticmethod
+    def from_mapping(mode: str, given: ParsedJson) -> ContextOptions:
+        """Options by name, as a configuration or a model file has them."""
+        names = {field.name for field in dataclasses.fields(ContextOptions)} - {"mode"}
+        for name in given:
+            if name not in names:
+                raise unknown_name("option of context", name, names)
+        values: ParsedJson = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
+        return ContextOptions(mode, **values)
+
+    @staticmethod
+    def from_json(value: ParsedJson) -> ContextOptions:
+        return ContextOptions.from_mapping(value["mode"], {name: v for name, v in value.items() if name != "mode"})
+
+    def settled(self, timed: bool, session_gap: float | None = None) -> ContextOptions:
+        """The options with every default filled in, for samples with or without times."""
+        parts = self.parts
+        if not timed:
+            if self.mode == "causal":
+                raise DataError("causal context needs the time of every sample, and the dataset has none")
+            parts = parts or ("relative",)
+            ordered = sorted(set(parts) - {"relative", "difference"})
+            if ordered:
+                raise DataError(
+                    f"the parts {ordered} of context need the time of every sample, and the dataset has none"
+                )
+        gap = self.gap if self.gap is not None else session_gap
+        strength = DEFAULT_STRENGTH if self.strength is None else self.strength
+        return dataclasses.replace(self, parts=parts or DEFAULT_PARTS[self.mode], gap=gap, strength=strength)
+
+    def to_json(self) -> dict[str, Json]:
+        values = dataclasses.asdict(self)
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def _namespace(array: Any) -> Any:
+    """NumPy, or torch for a tensor."""
+    return np if isinstance(array, np.ndarray) else sys.modules["torch"]
+
+
+def _positions(array: Any) -> Any:
+    """The numbers 0, 1, 2, ... of the rows of an array, where the array is."""
+    return _namespace(array).cumsum(_namespace(array).ones_like(array, dtype=_namespace(array).int64), 0) - 1
+
+
+def _sorted_stably(array: Any) -> Any:
+    return np.argsort(array, kind="stable") if isinstance(array, np.ndarray) else array.argsort(stable=True)
+
+
+def _where_true(array: Any) -> Any:
+    return np.flatnonzero(array) if isinstance(array, np.ndarray) else array.nonzero().squeeze(1)
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """Rows sorted by patient, then time, then position in the dataset. All attributes are in sorted order.
+
+    Attributes
+    ----------
+    order : Tensor ``(rows,)``
+        The dataset's row at each position.
+    times : Tensor ``(rows,)`` float64
+        Zeros where the dataset has none.
+    patient, session : Tensor ``(rows,)``
+        Position of the first row of the patient, and of the session (samples without a long gap).
+    last, session_last : Tensor ``(rows,)``
+        Position of the last row of the patient and of the session.
+    before, after : Tensor ``(rows,)``
+        Position of the last row that is strictly earlier, and of the first strictly later; outside the patient or the
+        session where there is none. Samples of the same time are neither before nor after one another.
+    """
+
+    order: Tensor
+    times: Tensor
+    patient: Tensor
+    last: Tensor
+    session: Tensor
+    session_last: Tensor
+    before: Tensor
+    after: Tensor
+
+    @staticmethod
+    def of(domains: Tensor, times: Tensor | None, gap: float | None) -> Timeline:
+        """Sort samples; a pause longer than ``gap`` begins a new session."""
+        xp: Any = _namespace(domains)
+        clock = xp.zeros_like(domains, dtype=xp.float64) if times is None else xp.asarray(times, dtype=xp.float64)
+        by_time = _sorted_stably(clock)
+        order = by_time[_sorted_stably(domains[by_time])]
+        who, clock = domains[order], clock[order]
+        pause = xp.diff(clock)
+        new_patient = _begins(who[1:] != who[:-1])
+        new_session = new_patient if gap is None else new_patient | _begins(pause > gap)
+        new_time = new_patient | _begins(pause > 0)
+        patient, last = _bounds(new_patient)
+        session, session_last = _bounds(new_session)
+        first_of_time, last_of_time = _bounds(new_time)
+        return Timeline(order, clock, patient, last, session, session_last, first_of_time - 1, last_of_time + 1)
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def trust(self, mode: str, strength: float) -> Tensor:
+        """``m / (m + strength)`` for ``m`` other samples in the context, ``(rows, 1)`` in the order of the dataset."""
+        others = self.last - self.patient if mode == "offline" else self.before - self.patient + 1
+        xp: Any = _namespace(self.order)
+        exact = xp.asarray(others, dtype=xp.float64)
+        weight: Tensor = xp.empty_like(exact, dtype=xp.float32)
+        weight[self.order] = xp.asarray(exact / (exact + strength), dtype=xp.float32)
+        return weight[:, None]
+
+    def reversed(self) -> Timeline:
+        """The same rows from the last to the first, for what comes after a sample."""
+        end = len(self) - 1
+        flip = {
+            "patient": end - _flip(self.last),
+            "last": end - _flip(self.patient),
+            "session": end - _flip(self.session_last),
+            "session_last": end - _flip(self.session),
+            "before": end - _flip(self.after),
+            "after": end - _flip(self.before),
+        }
+        return Timeline(_flip(self.order), -_flip(self.times), **flip)
+
+    def earlier(self, running: Tensor, start: Tensor, nothing: float = 0.0) -> Tensor:
+        """A running quantity ``(rows, n)`` as of the last strictly earlier row from ``start`` on."""
+        xp: Any = _namespace(running)
+        previous = running[xp.clip(self.before, 0, None)]
+        known: Tensor = xp.where((self.before >= start)[:, None], previous, nothing)
+        return known
+
+
+def _flip(array: Tensor) -> Tensor:
+    flipped: Tensor = _namespace(array).flip(array, (0,))
+    return flipped
+
+
+def _begins(differs: Tensor) -> Tensor:
+    """Where a segment begins: at the first row, and where a row differs from the one before."""
+    xp: Any = _namespace(differs)
+    begins: Tensor = xp.concatenate([xp.asarray([True], **_device(differs)), differs])
+    return begins
+
+
+def _device(array: Any) -> dict[str, Any]:
+    return {} if isinstance(array, np.ndarray) else {"device": array.device}
+
+
+def _bounds(begins: Tensor) -> tuple[Tensor, Tensor]:
+    """Position of the first and the last row of each row's segment."""
+    xp: Any = _namespace(begins)
+    starts = _where_true(begins)
+    segment = xp.cumsum(begins, 0) - 1
+    ends = xp.concatenate([starts[1:], 0 * starts[:1] + len(begins)]) - 1
+    return starts[segment], ends[segment]
+
+
+def running(values: Tensor, start: Tensor, combine: Combine | None = None) -> Tensor:
+    """Combination of each row ``(rows, n)`` with all rows before it from ``start`` on, itself included.
+
+    Parameters
+    ----------
+    values : Tensor ``(rows, n)``
+    start : Tensor ``(rows,)``
+        Position of the first row of each row's segment.
+    """
+    combine = combine or _namespace(values).add
+    rank, step, current = _rank_in_segment(start), 1, values
+    longest = int(rank.max()) + 1 if len(values) else 0
+    while step < longest:
+        current, step = _double(current, rank, step, combine), 2 * step
+    return current
+
+
+def windows(values: Tensor, start: Tensor, sizes: tuple[int, ...]) -> dict[int, Tensor]:
+    """Sums of the last rows of each row's segment, itself included, by the number of rows; sizes are powers of two."""
+    rank, step, current, kept = _rank_in_segment(start), 1, values, {}
+    while True:
+        if step in sizes:
+            kept[step] = current
+        if step >= max(sizes, default=0):
+            return kept
+        current, step = _double(current, rank, step, _namespace(values).add), 2 * step
+
+
+def _rank_in_segment(start: Tensor) -> Tensor:
+    rank: Tensor = _positions(start) - start
+    return rank
+
+
+def _double(current: Tensor, rank: Tensor, step: int, combine: Combine) -> Tensor:
+    """From combinations over the last ``step`` rows to those over the last ``2 * step``."""
+    xp: Any = _namespace(current)
+    reaches = (rank[step:] >= step)[:, None]
+    joined = xp.where(reaches, combine(current[step:], current[:-step]), current[step:])
+    doubled: Tensor = xp.concatenate([current[:step], joined])
+    return doubled
+
+
+def assemble(values: Tensor, timeline: Timeline, options: ContextOptions, strength: float) -> Tensor:
+    """Context in the order of the dataset, float32 ``(rows, n)``."""
+    parts = options.parts or ()
+    blocks = [_clock(timeline, options.mode)] if "clock" in parts else []
+    blocks += list(table_context(values, timeline, options.mode, parts, options.scales, strength))
+    xp: Any = _namespace(values)
+    width = sum(block.shape[1] for block in blocks)
+    context: Tensor = xp.empty((len(timeline), width), dtype=xp.float32, **_device(values))
+    start = 0
+    for block in blocks:
+        context[timeline.order, start : start + block.shape[1]] = block
+        start += block.shape[1]
+    return context
+
+
+def _clock(timeline: Timeline, mode: str) -> Tensor:
+    """Time since the session and the patient began and, offline, until the session ends."""
+    since = timeline.times - timeline.times[timeline.session]
+    xp: Any = _namespace(since)
+    columns = [since, xp.log1p(since), xp.log1p(timeline.times - timeline.times[timeline.patient])]
+    if mode == "offline":
+        left = timeline.times[timeline.session_last] - timeline.times
+        columns += [left, xp.log1p(left)]
+    clock: Tensor = xp.asarray(xp.stack(columns, 1), dtype=xp.float32)
+    return clock
+
+
+@dataclass(frozen=True, eq=False)
+class PatientStatistics:
+    """A patient's mean and scale, as known at each row.
+
+    Attributes
+    ----------
+    mean, scale : Tensor ``(rows, n)``
+        ``scale`` is one over the standard deviation; 0 where the patient's values do not vary.
+    weight : Tensor ``(rows, n)``
+        ``m / (m + strength)`` for ``m`` other known values.
+    """
+
+    mean: Tensor
+    scale: Tensor
+    weight: Tensor
+
+
+def patient_statistics(count: Any, total: Any, squares: Any, seen: Any, strength: float) -> PatientStatistics:
+    """Statistics from sums over the known values in a context, the row's own (``seen``) included."""
+    xp = _namespace(total)
+    number = xp.clip(count, 1.0, None)
+    mean = total / number
+    variance = squares / number - xp.square(mean)
+    varies = variance > _MIN_VARIANCE * squares / number
+    scale = xp.where(varies, 1.0 / xp.sqrt(xp.clip(variance, 1e-300, None)), 0.0)
+    others = xp.clip(count - seen, 0.0, None)
+    return PatientStatistics(mean, scale, others / (others + strength))
+
+
+def table_context(
+    values: Tensor, timeline: Timeline, mode: str, parts: tuple[str, ...], scales: tuple[int, ...], strength: float
+) -> Iterator[Tensor]:
+    """Blocks of context columns, float32 ``(rows, ...)`` in sorted order, sixteen input columns at a time.
+
+    Parameters
+    ----------
+    values : Tensor ``(rows, n)``
+        In the order of the dataset; NaN is a missing value. Where nothing is known the context is 0.
+    """
+    for start in range(0, values.shape[1], TABLE_COLUMNS):
+        xp: Any = _namespace(values)
+        piece = xp.asarray(values[:, start : start + TABLE_COLUMNS][timeline.order], dtype=xp.float64)
+        with np.errstate(all="ignore"):
+            blocks = _TableContext(piece, timeline, mode, strength).blocks(parts, scales)
+            yield xp.concatenate([xp.asarray(block, dtype=xp.float32) for block in blocks], 1)
+
+
+class _TableContext:
+    """Context of a few columns of measurements, part by part."""
+
+    def __init__(self, values: Tensor, timeline: Timeline, mode: str, strength: float) -> None:
+        self.timeline, self.mode, self.strength = timeline, mode, strength
+        self.xp: Any = _namespace(values)
+        self.known = ~self.xp.isnan(values)
+        # One column serves for all where nothing is missing.
+        one = self.known[:, :1] if bool(self.known.all()) else self.known
+        self.seen: Tensor = self.xp.asarray(one, dtype=self.xp.float64)
+        # Relative to the patient's first known value, which is never later than any row that uses it.
+        self.first = _first_known(values, self.known, timeline)
+        self.values: Tensor = self.xp.where(self.known, values - self.first, 0.0)
+        self.statistics = self._statistics()
+
+    def blocks(self, parts: tuple[str, ...], scales: tuple[int, ...]) -> Iterator[Tensor]:
+        patient = self.statistics
+        difference = self.xp.where(self.known, patient.weight * (self.values - patient.mean), 0.0)
+        if "relative" in parts:
+            yield self.xp.clip(difference * patient.scale, -MAX_DEVIATION, MAX_DEVIATION)
+        if "difference" in parts:
+            yield difference
+        if "extremes" in parts:
+            yield from self._extremes()
+        if "age" in parts:
+            yield self._age()
+        if any(part in parts for part in REMEMBERED):
+            yield from self._remembered(parts)
+        for side, timeline in (("before", self.timeline), ("after", self.timeline.reversed())):
+            if side in parts or f"{side}-level" in parts:
+                yield from self._neighbours(timeline, side, parts, scales)
+
+    def _statistics(self) -> PatientStatistics:
+        line, sums = self.timeline, [self.seen, self.values, self.xp.square(self.values)]
+        totals = [running(one, line.patient) for one in sums]
+        if self.mode == "offline":
+            count, total, squares = (one[line.last] for one in totals)
+        else:
+            earlier = [line.earlier(one, line.patient) for one in totals]
+            count, total, squares = (past + own for past, own in zip(earlier, sums, strict=True))
+        return patient_statistics(count, total, squares, self.seen, self.strength)
+
+    def _extremes(self) -> Iterator[Tensor]:
+        """Distance from the patient's lowest and highest value so far."""
+        xp = self.xp
+        for combine, nothing in ((xp.minimum, math.inf), (xp.maximum, -math.inf)):
+            candidates = xp.where(self.known, self.values, nothing)
+            past = self.timeline.earlier(
+                running(candidates, self.timeline.patient, combine), self.timeline.patient, nothing
+            )
+            yield xp.where(self.known, self.values - combine(past, candidates), 0.0)
+
+    def _age(self) -> Tensor:
+        """Logarithm of the time since the value last changed, or since the session began."""
+        line = self.timeline
+        previous = line.earlier(self.values, line.session)
+        was_known = line.earlier(self.seen, line.session) > 0
+        changed = (self.known != was_known) | (self.values != previous)
+        xp, now = self.xp, line.times[:, None]
+        when = xp.where(changed, now, -math.inf)
+        past = line.earlier(running(when, line.session, xp.maximum), line.session, -math.inf)
+        since = now - xp.maximum(past, when)
+        age: Tensor = xp.log1p(xp.where(xp.isfinite(since), since, 0.0))
+        return age
+
+    def _remembered(self, parts: tuple[str, ...]) -> Iterator[Tensor]:
+        """The value measured last at an earlier sample of the session, how long ago, the trend, and how many.
+
+        The trend is that of the last two measurements up to the sample. Before the first measurement, how long ago is
+        counted from the session's beginning, and the rest is 0.
+        """
+        line, xp, columns = self.timeline, self.xp, _positions(self.values[0])
+        now = xp.where(self.known, _positions(self.values[:, 0])[:, None], -1)
+        before = line.earlier(running(now, line.session, xp.maximum), line.session, -1)
+        last = xp.maximum(before, now)
+        previous = xp.where(last >= 0, before[xp.clip(last, 0, None), columns], -1)
+        start, recent = xp.clip(before, 0, None), xp.clip(last, 0, None)
+        if "last" in parts:
+            yield xp.where(before >= 0, self.values[start, columns] + self.first, 0.0)
+        if "since" in parts:
+            yield xp.log1p(line.times[:, None] - line.times[xp.where(before >= 0, before, line.session[:, None])])
+        if "trend" in parts:
+            earlier = xp.clip(previous, 0, None)
+            rise = self.values[recent, columns] - self.values[earlier, columns]
+            duration = xp.clip(line.times[recent] - line.times[earlier], 1e-9, None)
+            yield xp.where(previous >= 0, rise / duration, 0.0)
+        if "count" in parts:
+            seen = xp.asarray(self.known, dtype=xp.float64)
+            yield xp.log1p(line.earlier(running(seen, line.session), line.session))
+
+    def _neighbours(
+        self, timeline: Timeline, side: str, parts: tuple[str, ...], scales: tuple[int, ...]
+    ) -> Iterator[Tensor]:
+        """Means of the last few rows strictly before (after): minus the value, or in the patient's own units."""
+        backwards = side == "after"
+        seen, values, xp = self.seen, self.values, self.xp
+        if backwards:
+            seen, values = _flip(seen), _flip(values)
+        counts = windows(seen, timeline.session, scales)
+        sums = windows(values, timeline.session, scales)
+        for scale in scales:
+            count = timeline.earlier(counts[scale], timeline.session)
+            mean = timeline.earlier(sums[scale], timeline.session) / xp.clip(count, 1.0, None)
+            if backwards:
+                count, mean = _flip(count), _flip(mean)
+            if side in parts:
+                yield xp.where(self.known & (count > 0), mean - self.values, 0.0)
+            if f"{side}-level" in parts:
+                patient = self.statistics
+                level = patient.weight * (mean - patient.mean) * patient.scale
+                yield xp.clip(xp.where(count > 0, level, 0.0), -MAX_DEVIATION, MAX_DEVIATION)
+
+
+def _first_known(values: Tensor, known: Tensor, timeline: Timeline) -> Tensor:
+    """Each patient's first known value of each column at all rows of the patient; 0 where none is known."""
+    xp: Any = _namespace(values)
+    absent = len(values)
+    position = _positions(values[:, 0])[:, None]
+    # Running from the patient's start: a row before the first known value has no use for it.
+    first = running(xp.where(known, position, absent), timeline.patient, xp.minimum)
+    value = values[xp.clip(first, None, absent - 1), _positions(values[0])]
+    known_value: Tensor = xp.where(first < absent, value, 0.0)
+    return known_value
+
+
+def samples_until_known(values: Tensor, domains: Tensor, times: Tensor | None = None) -> float | None:
+    """The number of neighbouring samples whose mean estimates a patient's mean as well as the population's mean does.
+
+    Each patient's samples are cut in time into pieces of 1, 2, 4, 8, ... samples. The error of a piece's mean is its
+    squared distance from the patient's mean; the error of the population's mean is the variance of patients' means.
+    Where the two are equal, each deserves half of the weight: that is the ``strength`` of
+    :class:`ContextOptions`. Where neighbouring samples are alike (epochs of one stage of sleep) it
+    takes many; where values differ more between patients than within one (most laboratory values), one is enough.
+
+    Parameters
+    ----------
+    values : Tensor ``(rows, n)``
+        NaN is ignored.
+    domains, times : Tensor ``(rows,)``
+
+    Returns
+    -------
+    float or None
+        Between 1 and 10,000, the median over columns; ``None`` where fewer than three patients have two samples.
+
+    Examples
+    --------
+    >>> who = np.repeat(np.arange(40), 64)
+    >>> noise = np.random.default_rng(0).normal(size=(40 * 64, 1))
+    >>> samples_until_known(noise + who[:, None], who)
+    1.0
+    """
+    line = Timeline.of(domains, times, None)
+    xp: Any = _namespace(values)
+    count = line.last - line.patient + 1
+    if int(((line.patient == _positions(line.patient)) & (count > 1)).sum()) < 3:
+        return None
+    order = line.order
+    pieces = [values[:, start : start + _COLUMNS_AT_ONCE] for start in range(0, values.shape[1], _COLUMNS_AT_ONCE)]
+    with np.errstate(all="ignore"):
+        errors = [_errors(xp.asarray(piece[order], dtype=xp.float64), line, count) for piece in pieces]
+    ratios = [_lower_median(row.tolist()) for row in xp.concatenate(errors, 1)]
+    return min(max(_crossing(ratios), 1.0), MOST)
+
+
+def _errors(values: Tensor, line: Timeline, count: Tensor) -> Tensor:
+    """Mean squared error of pieces of 1, 2, 4, ... rows, over the variance of patients' means: ``(sizes, n)``.
+
+    NaN for a column in which all patients have the same mean, or no piece is complete.
+    """
+    xp: Any = _namespace(values)
+    known = ~xp.isnan(values)
+    centred = xp.where(known, values - _nanmean(values), 0.0)
+    # Prefix sums over all rows: their differences are the sums over any range of rows.
+    sums, seen = (_prefix_sums(each) for each in (centred, xp.asarray(known, dtype=xp.float64)))
+    start, last = line.patient, line.last + 1
+    mean = (sums[last] - sums[start]) / (seen[last] - seen[start])
+    of_patients = mean[line.patient == _positions(line.patient)]
+    spread = _nanmean(xp.square(of_patients - _nanmean(of_patients)))
+    spread = xp.where(spread > 1e-12 * _nanmean(xp.square(values)), spread, math.nan)
+    rank = _rank_in_segment(line.patient)
+    errors, size = [], 1
+    while 2 * size <= int(count.max()):
+        ends = _where_true(((rank + 1) % size == 0) & (count >= 2 * size)) + 1
+        complete = seen[ends] - seen[ends - size] == size
+        error = xp.square((sums[ends] - sums[ends - size]) / size - mean[ends - 1])
+        errors.append(_nanmean(xp.where(complete, error, math.nan)) / spread)
+        size *= 2
+    table: Tensor = xp.stack(errors)
+    return table
+
+
+def _prefix_sums(values: Tensor) -> Tensor:
+    """Sums of the first 0, 1, 2, ... rows: ``(rows + 1, n)``."""
+    xp: Any = _namespace(values)
+    sums: Tensor = xp.concatenate([xp.zeros_like(values[:1]), xp.cumsum(values, 0)])
+    return sums
+
+
+def _nanmean(values: Tensor) -> Tensor:
+    """Mean of the known values of each column; NaN where there are none."""
+    xp: Any = _namespace(values)
+    known = ~xp.isnan(values)
+    mean: Tensor = xp.where(known, values, 0.0).sum(0) / known.sum(0)
+    return mean
+
+
+def _lower_median(values: list[float]) -> float:
+    """Of the numbers that are known the middle one, or the lower of the middle two."""
+    known = sorted(value for value in values if not math.isnan(value))
+    return known[(len(known) - 1) // 2] if known else math.nan
+
+
+def _crossing(ratios: list[float]) -> float:
+    """The size at which the ratio falls to 1: interpolated in logarithms, extrapolated in proportion."""
+    size, previous = 1, math.nan
+    for ratio in ratios:
+        if math.isnan(ratio):
+            break
+        if ratio <= 1:
+            if math.isnan(previous):
+                return 1.0
+            share = math.log(previous) / (math.log(previous) - math.log(max(ratio, 1e-300)))
+            return size / 2 * 2**share
+        size, previous = 2 * size, ratio
+    return MOST if math.isnan(previous) else size / 2 * previous
+
+
+def some_patients(domains: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Rows of a subset of the patients, at most about 500,000 rows: enough to estimate a single number from."""
+    counts = np.bincount(domains)
+    every = max(1, math.ceil(len(domains) / _ROWS))
+    chosen = np.zeros(len(counts), bool)
+    chosen[np.flatnonzero(counts)[::every]] = True
+    return np.flatnonzero(chosen[domains])
 
 
 @dataclass(frozen=True)
@@ -90,48 +682,3 @@ class SequenceOptions:
 
     def to_json(self) -> dict[str, Json]:
         return dataclasses.asdict(self)
-
-
-def add_order(dataset: DomainDataset, options: SequenceOptions, training: Tensor | None = None) -> DomainDataset:
-    """The dataset with two more columns, by which a network can read each session's samples in the order of time.
-
-    ``context_order`` numbers the samples: the next sample of the same session has the next number, and between two
-    sessions a number is left out, so that two rows belong together where their numbers follow one another. Samples of
-    the same time are in the order of the dataset. ``context_pause`` is the logarithm of the time since the session's
-    last sample, in units of the usual pause; 0 for the first.
-
-    Parameters
-    ----------
-    dataset : DomainDataset
-        With times.
-    options : SequenceOptions
-    training : Tensor, optional
-        Rows of the training patients, whose median pause is the usual one where the options give none; by default all.
-    """
-    if dataset.times is None:
-        raise DataError(
-            "a sequence model needs the time of every sample, and the dataset has none: prepare it with times (--time)"
-        )
-    whole = dataset.compact()
-    gap = options.gap if options.gap is not None else dataset.info.session_gap
-    timeline = Timeline.of(whole.domains, whole.times, gap)
-    position = torch.arange(len(timeline), device=whole.device)
-    first = timeline.session == position
-    since = torch.where(first, 0.0, torch.diff(timeline.times, prepend=timeline.times[:1]))
-    within = ~first
-    if training is not None:
-        known = torch.zeros_like(first)
-        known[training.to(whole.device)] = True
-        within &= known[timeline.order]
-    usual = options.pause
-    if usual is None:
-        usual = float(since[within].median()) if bool(within.any()) else 1.0
-    order, pause = torch.empty_like(position), torch.empty(len(timeline), 1, device=whole.device)
-    order[timeline.order] = position + torch.cumsum(first, 0)
-    relative = (since / (usual if usual > 0 else 1.0)).log1p().clamp_max(_LONGEST_PAUSE)
-    pause[timeline.order] = relative.to(torch.float32).unsqueeze(1)
-    chosen = dataclasses.replace(options, gap=gap, pause=usual)
-    info = dataclasses.replace(whole.info, settings={**whole.info.settings, "sequence": chosen.to_json()})
-    return dataclasses.replace(
-        whole, columns={**whole.columns, ORDER: order, PAUSE: pause}, info=info, stored_hash=None
-    )

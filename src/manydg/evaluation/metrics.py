@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import sparse
+import scipy
 
 from manydg.errors import DataError
 from manydg.evaluation.predictions import DEFAULT_THRESHOLD, Predictions
@@ -323,7 +323,7 @@ def divide(numerator: npt.ArrayLike, denominator: npt.ArrayLike) -> FloatArray:
 def group_sums(values: FloatArray, groups: Groups, count: int) -> FloatArray:
     """Sum of the rows ``(rows, dim)`` of each group, ``(count, dim)``."""
     rows = len(groups)
-    membership = sparse.csr_matrix((np.ones(rows), (groups, np.arange(rows))), shape=(count, rows))
+    membership = scipy.sparse.csr_matrix((np.ones(rows), (groups, np.arange(rows))), shape=(count, rows))
     return np.asarray(membership @ values, float)
 
 

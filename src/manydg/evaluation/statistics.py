@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special, stats
+import scipy
 
 from manydg.errors import DataError
 from manydg.evaluation.metrics import PatientMetrics, divide
@@ -165,13 +165,13 @@ def bca_interval(draws: npt.ArrayLike, estimate: float, left_out: npt.ArrayLike,
     below = (np.mean(values < estimate) + np.mean(values <= estimate)) / 2
     if not 0 < below < 1 or len(jackknife) < MIN_PATIENTS:
         return Interval(estimate, plain.low, plain.high, level, "percentile interval: the bias cannot be estimated")
-    bias = special.ndtri(below)
+    bias = scipy.special.ndtri(below)
     spread = jackknife.mean() - jackknife
     # Values that differ in the last bit alone have no skewness to speak of.
     varies = np.abs(spread).max() > 1e-12 * max(1.0, abs(estimate))
     acceleration = float((spread**3).sum() / (6 * (spread**2).sum() ** 1.5)) if varies else 0.0
-    tail = special.ndtri(np.array([(1 - level) / 2, (1 + level) / 2]))
-    shifted = special.ndtr(bias + (bias + tail) / (1 - acceleration * (bias + tail)))
+    tail = scipy.special.ndtri(np.array([(1 - level) / 2, (1 + level) / 2]))
+    shifted = scipy.special.ndtr(bias + (bias + tail) / (1 - acceleration * (bias + tail)))
     low, high = np.quantile(values, shifted)
     return Interval(estimate, float(low), float(high), level)
 
@@ -344,14 +344,16 @@ def _without_spread(n: int, mean: float, gaps: npt.NDArray[np.float64], notes: l
 
 
 def _two_sided(t: float, freedom: int) -> float:
-    return float(2 * stats.t.sf(abs(t), freedom))
+    return float(2 * scipy.stats.t.sf(abs(t), freedom))
 
 
 def _hedges_correction(freedom: int) -> float:
     """The exact factor J by which Cohen's d overestimates; undefined for one degree of freedom."""
     if freedom < 2:
         return math.nan
-    return float(np.exp(special.gammaln(freedom / 2) - special.gammaln((freedom - 1) / 2)) / math.sqrt(freedom / 2))
+    return float(
+        np.exp(scipy.special.gammaln(freedom / 2) - scipy.special.gammaln((freedom - 1) / 2)) / math.sqrt(freedom / 2)
+    )
 
 
 def wilcoxon_p(gaps: npt.ArrayLike) -> float:
@@ -370,8 +372,8 @@ def wilcoxon_p(gaps: npt.ArrayLike) -> float:
     if n == 0:
         return 1.0
     if n > _EXACT_PAIRS:
-        return float(stats.wilcoxon(values, method="approx").pvalue)
-    ranks = stats.rankdata(np.round(np.abs(values), 12))
+        return float(scipy.stats.wilcoxon(values, method="approx").pvalue)
+    ranks = scipy.stats.rankdata(np.round(np.abs(values), 12))
     signs = np.array(list(product((0, 1), repeat=n)))
     centre = ranks.sum() / 2
     extreme = np.abs(signs @ ranks - centre) >= abs(ranks[values > 0].sum() - centre) - 1e-9
@@ -441,13 +443,13 @@ def compare_ranks(values: Mapping[str, npt.ArrayLike], alpha: float = 0.05) -> R
     table = np.array([np.asarray(each, float) for each in values.values()])
     if len(table) < 2 or table.shape[1] < 2:
         return None
-    means = stats.rankdata(-np.round(table, 12), axis=0).mean(axis=1)
+    means = scipy.stats.rankdata(-np.round(table, 12), axis=0).mean(axis=1)
     order = [int(i) for i in np.argsort(means, kind="stable")]
     names = tuple(list(values)[i] for i in order)
     pairs = [(i, j) for i in range(len(order)) for j in range(i + 1, len(order))]
     p = holm([wilcoxon_p(table[order[i]] - table[order[j]]) for i, j in pairs])
     adjusted = {(names[i], names[j]): value for (i, j), value in zip(pairs, p, strict=True)}
-    friedman = float(stats.friedmanchisquare(*table).pvalue) if len(table) > 2 else math.nan
+    friedman = float(scipy.stats.friedmanchisquare(*table).pvalue) if len(table) > 2 else math.nan
     return RankComparison(
         names, tuple(float(means[i]) for i in order), table.shape[1], friedman, adjusted, _alike(names, adjusted, alpha)
     )

@@ -30,10 +30,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import scipy
 import torch
-from scipy import optimize, special
 
-from manydg.data.patient_context import Timeline, running
+from manydg.data.timeline import Timeline, running
 from manydg.errors import DataError
 from manydg.evaluation.metrics import divide, group_means
 from manydg.targets import Target
@@ -450,8 +450,8 @@ def scale_temperature(target: Target, probabilities: Array, temperature: float) 
         raise DataError(f"a temperature is above zero; got {temperature}")
     values = np.clip(np.asarray(probabilities, float), _TINY, 1.0)
     if target.exclusive:
-        return np.asarray(special.softmax(np.log(values) / temperature, axis=1), float)
-    return np.asarray(special.expit(special.logit(np.clip(values, _TINY, 1 - _TINY)) / temperature), float)
+        return np.asarray(scipy.special.softmax(np.log(values) / temperature, axis=1), float)
+    return np.asarray(scipy.special.expit(scipy.special.logit(np.clip(values, _TINY, 1 - _TINY)) / temperature), float)
 
 
 def fit_temperature(target: Target, truth: Array, probabilities: Array) -> float:
@@ -468,5 +468,5 @@ def fit_temperature(target: Target, truth: Array, probabilities: Array) -> float
     def loss(log_temperature: float) -> float:
         return log_loss(target, truth, scale_temperature(target, probabilities, math.exp(log_temperature)))
 
-    fitted = optimize.minimize_scalar(loss, bounds=(math.log(0.05), math.log(20.0)), method="bounded")
+    fitted = scipy.optimize.minimize_scalar(loss, bounds=(math.log(0.05), math.log(20.0)), method="bounded")
     return math.exp(float(fitted.x))

@@ -18,6 +18,7 @@ from manydg.backbones import auto_backbone, build_backbone
 from manydg.config import NO_SEQUENCE, TrainingConfig
 from manydg.data.columns import unnest
 from manydg.data.context import (
+    add_order,
     apply_context,
     estimate_strength,
     fitting_parts,
@@ -26,8 +27,7 @@ from manydg.data.context import (
     unsupported,
 )
 from manydg.data.dataset import Batch, DomainDataset, InputSchema
-from manydg.data.patient_context import ContextOptions
-from manydg.data.timeline import ORDER, SequenceOptions, add_order
+from manydg.data.timeline import ORDER, ContextOptions, SequenceOptions
 from manydg.errors import ConfigError, DataError
 from manydg.targets import Target
 from manydg.training.execution.distributed import current_team, predict_together

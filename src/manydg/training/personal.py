@@ -28,7 +28,7 @@ import torch
 
 from manydg.algorithms import Algorithm
 from manydg.data.dataset import DomainDataset
-from manydg.data.patient_context import Timeline
+from manydg.data.timeline import Timeline
 from manydg.errors import ConfigError, StorageError, unknown_name
 from manydg.evaluation.metrics import score
 from manydg.files import ParsedJson

@@ -32,7 +32,6 @@ from manydg.config import UNITS, DecisionRule, TrainingConfig, duration, pick_de
 from manydg.data.dataset import DomainDataset, InputSchema, from_arrays, unlabelled
 from manydg.data.encoding import ArrayLike, Frame
 from manydg.data.info import EventSpec, TargetSpec
-from manydg.data.patient_context import ContextOptions, Timeline
 from manydg.data.splits import (
     Split,
     check_split,
@@ -45,7 +44,7 @@ from manydg.data.splits import (
     warn_of_overlap,
 )
 from manydg.data.storage import refuse_dataset_folder
-from manydg.data.timeline import SequenceOptions
+from manydg.data.timeline import ContextOptions, SequenceOptions, Timeline
 from manydg.errors import ConfigError, DataError, ManyDGError, StorageError
 from manydg.evaluation.clinical import rates_at_threshold, threshold_for
 from manydg.evaluation.metrics import choose_threshold, score, score_patients

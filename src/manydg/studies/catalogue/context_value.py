@@ -12,8 +12,8 @@ import torch
 
 from manydg.data.context import limit_context, unsupported
 from manydg.data.dataset import DomainDataset
-from manydg.data.patient_context import DEFAULT_PARTS, Timeline
 from manydg.data.splits import load_split
+from manydg.data.timeline import DEFAULT_PARTS, Timeline
 from manydg.errors import DataError
 from manydg.evaluation.metrics import score
 from manydg.studies.experiment import Experiment, Record, Request, Series, curve

@@ -16,8 +16,8 @@ import torch
 
 from manydg.data.dataset import DomainDataset
 from manydg.data.info import CLASSES
-from manydg.data.patient_context import Timeline
 from manydg.data.splits import load_split
+from manydg.data.timeline import Timeline
 from manydg.errors import DataError
 from manydg.evaluation.probes import (
     Retrieval,

@@ -66,6 +66,11 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.memory, self.allocated = memory, 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch asks this: nothing is compiled within, and importing the compiler to skip it takes seconds."""
+        return False
+
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function in _FACTORIES:
             self.allocated += 4 * math.prod(args[0])
