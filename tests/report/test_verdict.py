@@ -10,6 +10,7 @@ import pytest
 
 from manydg.report import write_report
 from manydg.report.results_folder import read_results_folder
+from manydg.report.run_statistics import Comparison
 from manydg.report.sections.verdict import Verdict
 from manydg.studies.summary import summarize_folder
 
@@ -45,7 +46,11 @@ def test_the_first_screen_answers_which_model_how_good_against_whom_at_what_cost
     assert f"+{gap:.3f}" in screen
     assert ">2 min<" in screen  # the median of 120, 121 and 122 seconds
     assert re.search(r"\d ms<", screen)
-    assert "yes: all the patient’s samples" in screen
+    assert "all the patient’s samples" in screen
+    test = Comparison.of(summary).pair("manydg", "boosting")
+    assert test is not None
+    said = {"clear": "Clearly better than", "unsure": "Not certainly different from", "none": "No clear difference from"}
+    assert re.search(rf"{said[test.verdict]} [^.]*Gradient boosting\.", screen)
     assert "When not to trust it" in screen
     assert "marks them (column unlike_training)" in screen
     assert "It needs other samples of the same patient" in screen

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +24,6 @@ from manydg.data.info import TargetSpec
 from manydg.errors import ConfigError, StorageError
 from manydg.studies.tracking import Tracker
 from manydg.training.record import Counts, EpochEntry, RunRecord
-
-SERVER = os.environ.get("MLFLOW_SERVER") or shutil.which("mlflow-server")
 
 
 def record(seed: int = 0, **more: object) -> RunRecord:
@@ -59,15 +58,31 @@ def logged(uri: str) -> None:
     assert "P-0123456789" not in str(run.to_dictionary())
 
 
+def installed_server(folder: Path) -> str:
+    """MLflow's program: that of MLFLOW_SERVER, or one installed into an environment of its own.
+
+    The client (mlflow-skinny) is installed here; the server asks for an older pyarrow than ours.
+    """
+    if given := os.environ.get("MLFLOW_SERVER"):
+        return given
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    programs = folder / ("Scripts" if os.name == "nt" else "bin")
+    wanted = f"mlflow=={version('mlflow-skinny')}"
+    done = subprocess.run([programs / "pip", "install", "--quiet", wanted], capture_output=True, text=True)
+    if done.returncode != 0:
+        reason = next((line for line in done.stderr.splitlines() if line.startswith("ERROR")), "pip failed")
+        pytest.skip(f"{wanted} cannot be installed here ({reason}): name a server's program in MLFLOW_SERVER")
+    return str(programs / "mlflow")
+
+
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[str]:
-    if SERVER is None:
-        pytest.skip("no MLflow server: pip install mlflow into an environment of its own, MLFLOW_SERVER=.../bin/mlflow")
+    program = installed_server(tmp_path / "server")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     store = ["--backend-store-uri", f"sqlite:///{tmp_path / 'mlflow.db'}", "--default-artifact-root", str(tmp_path)]
-    command = [SERVER, "server", "--host", "127.0.0.1", "--port", str(port), *store]
+    command = [program, "server", "--host", "127.0.0.1", "--port", str(port), *store]
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     process = subprocess.Popen(command, cwd=tmp_path, env=clean, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     uri = f"http://127.0.0.1:{port}"
@@ -77,6 +92,7 @@ def server(tmp_path: Path) -> Iterator[str]:
                 urllib.request.urlopen(f"{uri}/health", timeout=2)
                 break
             except OSError:
+                assert process.poll() is None, "the server ended"
                 time.sleep(0.5)
         yield uri
     finally:

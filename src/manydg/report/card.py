@@ -1,8 +1,7 @@
 """A run for those who have to judge it: its model card, and the checklists TRIPOD+AI and PROBAST+AI.
 
 Everything comes from the run's record and files. What records do not know is left open and named. Items of the
-checklists are in our own words under the statements' numbers (Collins and others 2024, Moons and others 2025); they do
-not replace the statements.
+checklists are in our own words under the statements' numbers (``checklists.toml``); they do not replace the statements.
 """
 
 from __future__ import annotations
@@ -190,6 +189,7 @@ def to_markdown(title: str, parts: Sequence[Part], footer: str = "") -> str:
 
 def _markdown(block: Block) -> Iterator[str]:
     if isinstance(block, Table):
+        yield from (f"**{block.caption}**", "")
         yield _line([column.title for column in block.columns])
         yield _line(["---:" if column.numeric else "---" for column in block.columns])
         for row in block.rows:
@@ -266,8 +266,7 @@ def _data(facts: Facts) -> Iterator[str]:
     for side, verb in (("train", "trained on"), ("val", "used to choose epoch and threshold"), ("test", "tested once")):
         patients, samples = getattr(record.patients, side), getattr(record.samples, side)
         yield f"{plural(patients, 'patient')} with {plural(samples, 'sample')} {verb}."
-    unit = "site" if record.config.split == "site" else "patient"
-    yield f"Split by {unit}: nobody is on two sides."
+    yield f"Split by {_unit(facts)}: nobody is on two sides."
     for step in about.cohort_flow if about is not None else ():
         counts = listed([f"{count(value)} {name.replace('_', ' ')}" for name, value in step.counts.items()])
         yield f"Cohort, {step.step}: {counts}."
@@ -339,34 +338,39 @@ Fill = Callable[[Facts], str]
 
 def _checklists(facts: Facts) -> Iterator[Part]:
     asked = tomllib.loads(resources.files("manydg.report").joinpath("checklists.toml").read_text(encoding="utf-8"))
-    filled, still_open = _items(facts, asked["tripod"])
-    probast, probast_open = _items(facts, asked["probast"])
-    known, points = len(filled) - len(still_open), len(probast) - len(probast_open)
+    tripod, probast = (_tables(facts, asked[name]) for name in ("tripod", "probast"))
+    (known, items, still_open), (points, questions, _) = _progress(tripod), _progress(probast)
     lead = (
-        f"{known} of {len(filled)} items of TRIPOD+AI and {points} of {len(probast)} points of PROBAST+AI are filled "
-        "from records. The others are open: only people know them. Item texts are ours; read the statements themselves "
-        "before you submit."
+        f"{known} of {items} items of TRIPOD+AI and {points} of {questions} questions of PROBAST+AI are filled from "
+        "records. The others are open: only people know them."
     )
-    yield Part("about", "How far records go", [Text(lead), Text(f"Open in TRIPOD+AI: {', '.join(still_open)}.")])
-    yield Part("tripod", "TRIPOD+AI (development and evaluation)", [_table(filled, "Item")])
-    note = (
-        "Points of the two parts of PROBAST+AI by domain; the last digit is ours and not that of its questions. D is "
-        "model development, E evaluation; 1 participants and data sources, 2 predictors, 3 outcome, 4 analysis. You "
-        "judge the risk of bias."
+    source = (
+        "Numbers are those of TRIPOD+AI (Collins and others, BMJ 2024;385:e078378) and PROBAST+AI (Moons and others, "
+        "BMJ 2025;388:e082505). The wording is ours: submit the statements' own forms."
     )
-    yield Part("probast", "PROBAST+AI", [Text(note), _table(probast, "Part and domain")])
+    gaps = f"Open in TRIPOD+AI: {', '.join(still_open)}."
+    letters = "(D) is asked of the development of a model only, (E) of its evaluation only, the others of both."
+    judge = "D is the quality of development, E the risk of bias in evaluation. Records are evidence; you judge."
+    yield Part("about", "How far records go", [Text(lead), Text(gaps), Text(source)])
+    yield Part("tripod", "TRIPOD+AI", [Text(letters), *tripod])
+    yield Part("probast", "PROBAST+AI", [Text(judge), *probast])
 
 
-def _items(facts: Facts, asked: Mapping[str, str]) -> tuple[list[tuple[str, str, str]], list[str]]:
-    """Every item with what is known of it, and the numbers of the open ones."""
-    known = {key: fill(facts) for key, fill in _FILLS.items() if key in asked}
-    filled = [(key, what, known.get(key) or OPEN) for key, what in asked.items()]
-    return filled, [key for key, _, text in filled if text == OPEN]
+def _tables(facts: Facts, asked: Mapping[str, Mapping[str, str]]) -> list[Table]:
+    """A table for each section of a checklist: every item with what is known of it."""
+    columns = [Column(title, numeric=False) for title in ("Item", "What is asked", "From the records")]
+    known = {key: fill(facts) for key, fill in _FILLS.items()}
+    return [
+        Table(title, columns, [[Cell(key), Cell(text), Cell(known.get(key) or OPEN)] for key, text in items.items()])
+        for title, items in asked.items()
+    ]
 
 
-def _table(items: Sequence[tuple[str, str, str]], head: str) -> Table:
-    columns = [Column(title, numeric=False) for title in (head, "What to report", "From the records")]
-    return Table("Checklist", columns, [[Cell(key), Cell(what), Cell(text)] for key, what, text in items])
+def _progress(tables: Sequence[Table]) -> tuple[int, int, list[str]]:
+    """How many items are filled, how many there are, and the numbers of the open ones."""
+    rows = [row for table in tables for row in table.rows]
+    still_open = [item.text for item, _, record in rows if record.text == OPEN]
+    return len(rows) - len(still_open), len(rows), still_open
 
 
 def _flow(facts: Facts) -> str:
@@ -414,9 +418,12 @@ def _by_patient(facts: Facts) -> str:
     return worst_values(known, metric_name(metric), errors=oriented(metric, 1.0) < 0) if known else ""
 
 
+def _unit(facts: Facts) -> str:
+    return "site" if facts.record.config.split == "site" else "patient"
+
+
 def _split(facts: Facts) -> str:
-    unit = "site" if facts.record.config.split == "site" else "patient"
-    return f"split by {unit}, seed {facts.record.seed}; {_sizes(facts)}; test patients scored once"
+    return f"split by {_unit(facts)}, seed {facts.record.seed}; {_sizes(facts)}; test patients scored once"
 
 
 def _training(facts: Facts) -> str:
@@ -442,11 +449,10 @@ def _calibrated(facts: Facts) -> str:
 def _outputs(facts: Facts) -> str:
     record = facts.record
     rule = record.threshold_rule + ("" if record.threshold is None else f" ({number(record.threshold)})")
-    return (
-        f"probabilities of {listed(facts.target.spec.names[:8])}; decision: {rule}"
-        if not facts.target.numeric
-        else "a value"
-    )
+    if facts.target.numeric:
+        return "a value"
+    stated = (f"probabilities of {listed(facts.target.spec.names[:8])}", f"decision: {rule}", _calibrated(facts))
+    return "; ".join(filter(None, stated))
 
 
 def _data_source(facts: Facts) -> str:
@@ -458,44 +464,66 @@ def _unusable(facts: Facts) -> str:
     return f"a sample whose output is not finite gets no prediction and says why{marks}"
 
 
+def _inputs(facts: Facts) -> str:
+    return f"by the backbone {facts.record.config.backbone}, fitted on training patients only"
+
+
+def _preparation(facts: Facts) -> str:
+    return f"as source '{facts.source}' prepares, all patients alike; counts in study.json" if facts.source else ""
+
+
+def _horizon(facts: Facts) -> str:
+    event = facts.record.event
+    return f"{event.name} within {event.horizon / event.day * 24:g} hours" if event is not None else ""
+
+
+def _outcome(facts: Facts) -> str:
+    named = f"{facts.target.kind}: {listed(facts.target.spec.names[:12])}"
+    return f"{named}; {_horizon(facts) or 'no time horizon is recorded'} (how it was assessed is open)"
+
+
 _FILLS: Mapping[str, Fill] = {
     "4": lambda _: "development, and evaluation on unseen patients of the same data",
     "5a": _data_source,
     "6a": lambda facts: f"{len(set(facts.record.sites.values()))} test sites" if facts.record.sites else "",
     "6b": _flow,
-    "7": lambda facts: f"as source '{facts.source}' prepares; counts in study.json" if facts.source else "",
-    "8a": lambda facts: f"{facts.target.kind}: {listed(facts.target.spec.names[:12])} (how it was assessed is open)",
+    "7": _preparation,
+    "8a": _outcome,
     "10": lambda facts: f"{_sizes(facts)} (the justification is open)",
     "12a": _split,
-    "12b": lambda facts: f"by the backbone {facts.record.config.backbone}, fitted on training patients only",
+    "12b": _inputs,
     "12c": _training,
-    "12d": lambda facts: "split by site" if facts.record.config.split == "site" else "",
+    "12d": lambda facts: f"split by {_unit(facts)}; metrics and intervals patient by patient",
     "12e": lambda facts: listed([metric_name(name) for name in facts.record.test]),
-    "12f": _calibrated,
+    "12f": lambda _: "none: the model is not changed after its test",
     "12g": lambda facts: f"predict_proba of run {facts.record.run}, code {facts.record.code_version}",
-    "13": _labels,
-    "14": _by_group,
     "15": _outputs,
     "16": lambda _: "the same dataset, other patients",
     "18f": lambda facts: f"manydg {facts.record.code_version}; model and record in the run folder",
     "20a": _flow,
     "21": lambda facts: _sizes(facts) + (f"; labels: {_labels(facts)}" if _labels(facts) else ""),
     "22": lambda _: "model.safetensors in the run folder; manydg export writes ONNX",
-    "23a": _scores,
+    "23a": lambda facts: "; ".join(filter(None, (_scores(facts), _by_group(facts)))),
     "23b": _by_patient,
+    "24": lambda _: "none: the model is not changed after its test",
     "26": lambda facts: " ".join(_limits(facts)),
     "27a": _unusable,
     "D1.1": _data_source,
-    "D1.2": _flow,
+    "D1.3": _flow,
+    "D2.2": _preparation,
+    "D3.4": _horizon,
     "D4.1": _sizes,
-    "D4.3": lambda facts: f"{facts.record.selection_rule}; no patient on two sides",
-    "D4.4": _calibrated,
-    "E1.2": _split,
-    "E2.1": lambda _: "the same preparation for all sides",
-    "E3.1": lambda _: "the same labels for all sides (their assessment is open)",
-    "E4.1": _sizes,
-    "E4.3": _scores,
-    "E4.4": lambda _: "intervals resample patients, not samples",
-    "E4.5": _by_group,
+    "D4.2": _inputs,
+    "D4.5": lambda facts: f"{facts.record.selection_rule}; weight decay {facts.record.config.weight_decay:g}",
+    "E1.1": _data_source,
+    "E1.3": _flow,
+    "E2.2": _preparation,
+    "E3.4": _horizon,
+    "E4.1": lambda facts: f"{plural(facts.record.patients.test, 'test patient')}, none of them trained on",
+    "E4.2": _sizes,
+    "E4.4": lambda _: "test patients are scored with all of their samples, as they are",
+    "E4.5": lambda facts: f"{_split(facts)}; inputs scaled by training patients only",
+    "E4.6": lambda facts: "every fold trains from the start" if facts.record.config.folds else "not used: one split",
+    "E4.7": lambda facts: "; ".join(filter(None, (_scores(facts), _by_group(facts)))),
 }
 """What records know of an item; an item that is not here, or of which nothing is known, is open."""

@@ -27,10 +27,12 @@
     said.textContent = `Sorted by ${button.textContent.trim()}, ${down ? "highest" : "lowest"} first`;
   };
 
-  // A table that is wider than the page says so.
+  // A table that is wider than the page says so; only then is it a stop of the Tab key, for the arrow keys to scroll it.
   const cues = () => {
     for (const wrap of document.querySelectorAll(".table-wrap")) {
-      wrap.querySelector(".cue").hidden = wrap.scrollWidth <= wrap.clientWidth + 1;
+      const fits = wrap.scrollWidth <= wrap.clientWidth + 1;
+      wrap.querySelector(".cue").hidden = fits;
+      wrap.tabIndex = fits ? -1 : 0;
     }
   };
   addEventListener("resize", cues);

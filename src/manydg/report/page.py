@@ -57,8 +57,8 @@ _METHODS = {
 }
 """What the report says of the method, the plain model and the controls; the others say it of themselves."""
 _ABOUT_CHARTS = (
-    "Charts carry marks, dashes and hatches besides colour; “In words” under each tells its numbers. A click on a "
-    "table’s heading sorts it."
+    "Charts carry marks, dashes and hatches besides colour; “In words” under each tells its numbers. A table’s "
+    "headings sort it."
 )
 
 
@@ -161,7 +161,6 @@ def _meta(results: ResultsFolder) -> str:
     names = listed([chapter.title for chapter in results.chapters])
     parts = [f"Data: {names}", plural(results.finished_runs, "finished run")]
     parts += [f"results of {results.created}"] if results.created else []
-    parts += [f"code {results.code_version}"] if results.code_version else []
     return " · ".join(parts)
 
 
@@ -233,5 +232,6 @@ def _reproduce(results: ResultsFolder) -> list[Block]:
     if rows:
         columns = [Column(title, numeric=False) for title in ("Data", "Experiment", "Command")]
         blocks.append(Table("Commands", columns, rows))
-    blocks.append(Text("This page: manydg report RESULTS --out report.html", "note"))
+    version = f" The runs were made with manydg {results.code_version}." if results.code_version else ""
+    blocks.append(Text(f"This page: manydg report RESULTS --out report.html.{version}", "note"))
     return blocks

@@ -119,8 +119,9 @@ class Chapter:
         return [record for record in self.uses() if record.experiment == experiment]
 
     def compared(self) -> list[RunRecord]:
-        """Finished runs of the main comparison, or of ``manydg train`` where there was none."""
-        return self.runs("compare") or self.runs("train")
+        """Finished runs of the main comparison, or of those with context, or of ``manydg train``."""
+        with_context = [run for run in self.runs("context-rivals") if run.context.get("mode", "none") != "none"]
+        return self.runs("compare") or with_context or self.runs("train")
 
     def uses(self) -> list[RunRecord]:
         """Finished runs as each of their experiments sees them: a run of several experiments occurs several times."""

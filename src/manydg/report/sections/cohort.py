@@ -147,7 +147,7 @@ def _origin(about: StudiedDataset) -> str:
         kind = "synthetic " if origin.synthetic else ""
         sentences.append(f"Prepared from {kind}{origin.source} files by {origin.program or 'manydg'}.")
     if about.hash:
-        sentences.append(f"Fingerprint of the content: {about.hash}.")
+        sentences.append(f"Equal data have equal fingerprints; this one is {about.hash}.")
     return " ".join(sentences)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -48,7 +49,7 @@ PatientValues = Mapping[str, Mapping[str, float]]
 
 
 class Performance(Section):
-    """Four parts on the runs of the main comparison, or of ``manydg train`` where there was none.
+    """Four parts on the runs of the main comparison, of that with context, or of ``manydg train``.
 
     Classes have confusion and reliability; a regression target has errors and intervals in their place.
     """
@@ -58,10 +59,11 @@ class Performance(Section):
 
     def build(self, chapter: Chapter) -> Iterator[Part]:
         groups = by_algorithm(chapter.compared())
+        context = ", with context" if any(run.experiment == "context-rivals" for run in chapter.compared()) else ""
         of_predictions = (_errors, _intervals) if chapter.target.numeric else (_confusion, _reliability)
         for make in (_patients, *of_predictions, _learning):
             if groups and (part := make(chapter, groups)) is not None:
-                yield part
+                yield replace(part, title=part.title + context)
 
 
 def _patients(chapter: Chapter, groups: ByAlgorithm) -> Part | None:

@@ -11,6 +11,7 @@ from manydg.report.sections import Block, Bullets, Cell, Column, Part, Section, 
 from manydg.report.sections.comparison import bounds_text, reading, value_text
 from manydg.report.sections.performance import class_recall
 from manydg.report.words import (
+    algorithm_name,
     count,
     duration,
     listed,
@@ -29,7 +30,14 @@ from manydg.training.record import RunRecord
 from manydg.training.reliability import read_calibration
 
 BOOSTING = ("boosting", "lightgbm", "catboost")
-_CONTEXT = {"none": "no", "offline": "yes: all the patient’s samples", "causal": "yes: the patient’s earlier samples"}
+_CONTEXT = {"none": "not needed", "offline": "all the patient’s samples", "causal": "the patient’s earlier samples"}
+_SAID = {
+    "clearly better": "Clearly better than",
+    "clearly worse": "Clearly worse than",
+    "not certain": "Not certainly different from",
+    "no clear difference": "No clear difference from",
+}
+_PREDICTION = "Predicting 1,000 samples"
 _WEAK = 0.5
 _LARGE_DROP = 0.05
 """Of the validation metric: a test metric that much worse is worth a word."""
@@ -67,15 +75,16 @@ class Verdict(Section):
         people = "new synthetic patients" if chapter.synthetic else "new patients"
         return (
             f"Recommended for the next patient: {row_title(choice.row)}. Expected {metric} on {people}: "
-            f"{value_text(entry)}. {_why(choice, metric)}"
-        )
+            f"{value_text(entry)}. {_against(comparison, choice)}"
+        ).strip()
 
     def first_screen(self, chapter: Chapter) -> Sequence[Block]:
         if (chosen := _chosen(chapter)) is None:
             return ()
         comparison, choice = chosen
-        limits = list(_limits(chapter, comparison, choice))
-        return [_decision(chapter, comparison, choice), Text("When not to trust it", "label"), Bullets(limits)]
+        why = Text(_why(choice, metric_name(chapter.metric)))
+        limits = Bullets(list(_limits(chapter, comparison, choice)))
+        return [why, _decision(chapter, comparison, choice), Text("When not to trust it", "label"), limits]
 
 
 def _chosen(chapter: Chapter) -> tuple[Comparison, Recommendation] | None:
@@ -83,6 +92,22 @@ def _chosen(chapter: Chapter) -> tuple[Comparison, Recommendation] | None:
     if comparison is None or comparison.summary.recommendation is None:
         return None
     return comparison, comparison.summary.recommendation
+
+
+def _alternatives(comparison: Comparison, choice: Recommendation) -> list[str]:
+    """The rows that a reader asks for beside the recommended one: the plain model and boosting, their best variants."""
+    rows = [_best_of(comparison, choice, name) for name in ("base", *BOOSTING)]
+    return [row for row in rows if row is not None and row != choice.row]
+
+
+def _against(comparison: Comparison, choice: Recommendation) -> str:
+    """How sure it is that the recommended model differs from the plain one and from boosting."""
+    said: dict[str, list[str]] = {}
+    for row in _alternatives(comparison, choice):
+        test = comparison.pair(choice.row, row)
+        words = "Not tested against" if test is None or math.isnan(test.p) else _SAID[reading(test)]
+        said.setdefault(words, []).append(algorithm_name(row.partition(" (")[0]))
+    return " ".join(f"{words} {listed(names, last='or')}." for words, names in said.items())
 
 
 def _why(choice: Recommendation, metric: str) -> str:
@@ -97,15 +122,14 @@ def _why(choice: Recommendation, metric: str) -> str:
 
 def _decision(chapter: Chapter, comparison: Comparison, choice: Recommendation) -> Table:
     """The recommended model beside the plain one, boosting, and whatever else the reader will ask for."""
-    shown = [choice.row, *(row for name in ("base", *BOOSTING) if (row := _best_of(comparison, choice, name)))]
-    shown = list(dict.fromkeys([*shown, choice.best, comparison.first]))
+    shown = list(dict.fromkeys([choice.row, *_alternatives(comparison, choice), choice.best, comparison.first]))
     titles = (
         "Expected " + metric_name(chapter.metric),
         "Recommended minus this",
         "Training",
-        "Prediction, 1,000 samples",
+        _PREDICTION,
     )
-    columns = [Column("Model", numeric=False), *map(Column, titles), Column("Needs patient context", numeric=False)]
+    columns = [Column("Model", numeric=False), *map(Column, titles), Column("Patient context", numeric=False)]
     rows = []
     for row in shown:
         entry, cost, test = comparison.entry(row, chapter.metric), comparison.summary.costs[row], None
@@ -157,8 +181,8 @@ def _limits(chapter: Chapter, comparison: Comparison, choice: Recommendation) ->
     if choice.splits < 3:
         yield f"Only {plural(choice.splits, 'split')}: a different draw of patients may recommend another model."
     if comparison.summary.costs[choice.row].context != "none":
-        yield "It needs other samples of the same patient; for a patient with few samples expect less than the figure."
-    yield "The patients of the study: a hospital, device or time that it did not include is untested."
+        yield "It needs other samples of the same patient; with few of them expect less than the figure."
+    yield "Hospitals, devices and times outside of the study are untested."
 
 
 def _unlike(chapter: Chapter, records: Sequence[RunRecord]) -> str:
@@ -187,8 +211,8 @@ def _weak_classes(chapter: Chapter, records: Sequence[RunRecord]) -> str:
 
 def _all_models(chapter: Chapter, comparison: Comparison, choice: Recommendation) -> Table:
     metric = metric_name(chapter.metric)
-    numbers = (f"Validation {metric}", f"Test {metric}", "Training", "Parameters", "Prediction, 1,000 samples")
-    words = ("Within one standard error", "Needs patient context")
+    numbers = (f"Validation {metric}", f"Test {metric}", "Training", "Parameters", _PREDICTION)
+    words = ("Within one standard error", "Patient context")
     columns = [
         Column("Model", numeric=False),
         *map(Column, numbers),
