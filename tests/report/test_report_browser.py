@@ -6,9 +6,11 @@ import base64
 import hashlib
 import html
 import json
+import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -79,6 +81,59 @@ def browse(page: Path, folder: Path, *flags: str) -> tuple[str, str]:
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
     return done.stdout, done.stderr
+
+
+class Keyboard:
+    """A page in Chromium, whose keys are pressed over the DevTools pipe."""
+
+    def __init__(self, page: Path, profile: Path, width: int) -> None:
+        self._answers, there = os.pipe()
+        here, self._asks = os.pipe()
+        command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        command += ["--no-first-run", f"--user-data-dir={profile}", "--remote-debugging-pipe", "about:blank"]
+        # Chromium reads its file 3 and writes its file 4.
+        shell = ["bash", "-c", f'exec "$@" 3<&{here} 4>&{there}', "bash", *command]
+        self._process = subprocess.Popen(shell, pass_fds=(here, there), stderr=subprocess.DEVNULL)
+        os.close(here)
+        os.close(there)
+        self._sent, self._session = 0, {}
+        target = self("Target.createTarget", url="about:blank")["targetId"]
+        self._session = {"sessionId": self("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]}
+        self("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+        still = {"name": "prefers-reduced-motion", "value": "reduce"}  # so that the page need not be waited for
+        self("Emulation.setEmulatedMedia", features=[still])
+        self("Page.navigate", url=page.as_uri())
+        while self.ask("document.readyState + location.protocol") != "completefile:":
+            pass
+
+    def __call__(self, method: str, **parameters: Any) -> dict[str, Any]:
+        self._sent += 1
+        message = {"id": self._sent, "method": method, "params": parameters} | self._session
+        os.write(self._asks, json.dumps(message).encode() + b"\0")
+        while True:
+            text = b""
+            while not text.endswith(b"\0"):
+                more = os.read(self._answers, 1)
+                assert more, "Chromium ended"
+                text += more
+            if (answer := json.loads(text[:-1])).get("id") == self._sent:
+                result: dict[str, Any] = answer["result"]
+                return result
+
+    def ask(self, script: str) -> Any:
+        return self("Runtime.evaluate", expression=script, returnByValue=True)["result"].get("value")
+
+    def press(self, key: str, code: int, text: str = "") -> None:
+        for kind in ("keyDown", "keyUp"):
+            letter = {"text": text} if text and kind == "keyDown" else {}
+            self("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code, **letter)
+
+    def close(self) -> None:
+        self._session = {}
+        self("Browser.close")
+        self._process.wait()
+        os.close(self._asks)
+        os.close(self._answers)
 
 
 def with_check(page: Path, copy: Path) -> Path:
@@ -210,6 +265,66 @@ def test_axe_finds_no_violation_of_contrast_names_keyboard_or_structure(maker: A
     seen = json.loads(html.unescape(match[1]))
     assert seen["violations"] == []
     assert {"color-contrast", "button-name", "scrollable-region-focusable", "bypass"} <= set(seen["passes"])
+
+
+@pytest.fixture
+def keyboard(maker: Any, tmp_path: Path) -> Iterator[Keyboard]:
+    """A page of one small comparison, so narrow that some of its tables scroll."""
+    for algorithm in ("manydg", "base", "boosting"):
+        for seed in range(2):
+            maker.run("sleep-edf", "classes", algorithm, seed, skill=1.2)
+    maker.write({}, {})
+    browser = Keyboard(write_report(tmp_path, tmp_path / "report.html"), tmp_path / "keyboard", 600)
+    yield browser
+    browser.close()
+
+
+STOPS = "Array.from(document.querySelectorAll('a[href], button, summary, .table-wrap[tabindex=\"0\"]'))"
+FOCUS = f"""(() => {{
+  const part = document.activeElement, box = part.getBoundingClientRect(), style = getComputedStyle(part);
+  const seen = box.width > 0 && box.bottom > 0 && box.top < innerHeight && box.right > 0 && box.left < innerWidth;
+  return [{STOPS}.indexOf(part), seen && style.outlineStyle === "solid" && parseFloat(style.outlineWidth) >= 2];
+}})()"""
+
+
+def test_tab_reaches_every_link_button_and_scrolling_table_once_in_order_with_a_visible_focus(
+    keyboard: Keyboard,
+) -> None:
+    count = keyboard.ask(f"{STOPS}.length")
+    scrolling = keyboard.ask("document.querySelectorAll('.table-wrap[tabindex=\"0\"]').length")
+    wide = (
+        "Array.from(document.querySelectorAll('.table-wrap')).filter((wrap) => wrap.scrollWidth > wrap.clientWidth + 1)"
+    )
+    assert scrolling == keyboard.ask(f"{wide}.length") > 0
+    assert count > 50
+    stops = []
+    for _ in range(count):
+        keyboard.press("Tab", 9)
+        stops.append(keyboard.ask(FOCUS))
+    assert stops == [[number, True] for number in range(count)]
+
+
+def test_enter_space_and_arrows_work_on_what_has_the_focus(keyboard: Keyboard) -> None:
+    keyboard.press("Tab", 9)
+    assert keyboard.ask("document.activeElement.className") == "skip"
+    keyboard.press("Enter", 13, "\r")
+    assert keyboard.ask("location.hash") == "#content"
+    keyboard.press("Tab", 9)  # past the skipped header, to the first table or its first heading
+    assert keyboard.ask("document.getElementById('content').contains(document.activeElement)")
+    for key, code, text, order in (("Enter", 13, "\r", "descending"), (" ", 32, " ", "ascending")):
+        keyboard.ask("document.querySelector('button[data-numeric]').focus()")
+        keyboard.press(key, code, text)
+        assert keyboard.ask("document.querySelector('button[data-numeric]').closest('th').ariaSort") == order
+    for key, code, text, opened in (("Enter", 13, "\r", True), (" ", 32, " ", False)):
+        keyboard.ask("document.querySelector('summary').focus()")
+        keyboard.press(key, code, text)
+        assert keyboard.ask("document.querySelector('details').open") is opened
+    keyboard.ask("document.querySelector('.table-wrap[tabindex=\"0\"]').focus({preventScroll: true})")
+    for _ in range(3):
+        keyboard.press("ArrowRight", 39)
+    moved = "new Promise((done) => setTimeout(() => done(document.activeElement.scrollLeft), 500))"
+    answer = keyboard("Runtime.evaluate", expression=moved, returnByValue=True, awaitPromise=True)
+    assert answer["result"]["value"] > 0
 
 
 def test_it_prints(report_page: Path, tmp_path: Path) -> None:

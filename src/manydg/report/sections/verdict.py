@@ -11,6 +11,7 @@ from manydg.report.sections import Block, Bullets, Cell, Column, Part, Section, 
 from manydg.report.sections.comparison import bounds_text, reading, value_text
 from manydg.report.sections.performance import class_recall
 from manydg.report.words import (
+    MEANING,
     algorithm_name,
     count,
     duration,
@@ -143,7 +144,9 @@ def _decision(chapter: Chapter, comparison: Comparison, choice: Recommendation) 
             Cell(_milliseconds(cost.predict_ms), cost.predict_ms),
             Cell(_CONTEXT.get(cost.context, cost.context)),
         ])  # fmt: skip
+    metric, meaning = sentence(metric_name(chapter.metric)), MEANING.get(chapter.metric, "")
     note = "Expected: mean over the splits on test patients, with the 95% interval over patients."
+    note += f" {metric}: {meaning[0].lower()}{meaning[1:]}" if meaning else ""
     if not any(_best_of(comparison, choice, name) for name in BOOSTING):
         note += " Boosting was not part of this comparison."
     return Table("The recommended model and its alternatives", columns, rows, note)
