@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -95,6 +96,9 @@ def test_the_command_prints_the_same_of_results_and_of_a_run_and_another_thresho
     tables = runner.invoke(app, ["clinical", str(chapter.folder)]).output
     for title in ("At the threshold", "Events caught, by false alarms per patient-day", "sex: base", "sex: prototype"):
         assert title in tables
+    line = next(line for line in tables.splitlines() if line.startswith("Negative predictive value "))
+    values = [whole[name]["at_threshold"]["negative_predictive_value"]["estimate"] for name in whole]
+    assert [float(each) for each in re.findall(r"(\d\.\d{3}) \[", line)] == pytest.approx(values, abs=6e-4)
     refused = runner.invoke(app, ["clinical", run, "--at", "recall=1"])
     assert isinstance(refused.exception, ConfigError)
 

@@ -49,7 +49,11 @@ def test_the_first_screen_answers_which_model_how_good_against_whom_at_what_cost
     assert "all the patient’s samples" in screen
     test = Comparison.of(summary).pair("manydg", "boosting")
     assert test is not None
-    said = {"clear": "Clearly better than", "unsure": "Not certainly different from", "none": "No clear difference from"}
+    said = {
+        "clear": "Clearly better than",
+        "unsure": "Not certainly different from",
+        "none": "No clear difference from",
+    }
     assert re.search(rf"{said[test.verdict]} [^.]*Gradient boosting\.", screen)
     assert "When not to trust it" in screen
     assert "marks them (column unlike_training)" in screen

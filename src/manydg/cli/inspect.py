@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from manydg.data.dataset import ColumnSchema, DomainDataset
     from manydg.data.info import CohortStep
+    from manydg.evaluation.clinical import GroupResult
     from manydg.evaluation.statistics import Interval
     from manydg.files import Json
 
@@ -79,6 +80,7 @@ def clinical(
     alarms buys; and each group of the columns that were named when the dataset was prepared (--subgroup).
     """
     from manydg.cli._progress import PlainConsole, show_json
+    from manydg.evaluation.clinical import RATE_NAMES
     from manydg.studies.summary import clinical_results
 
     results = clinical_results(folder, at=at, silence=silence)
@@ -86,25 +88,32 @@ def clinical(
         show_json({name: result.to_json() for name, result in results.items()})
         return
     screen = PlainConsole(soft_wrap=True)
-    rates = {name: {key: _bounds(value) for key, value in each.at_threshold.items()} for name, each in results.items()}
-    _models(screen, "At the threshold", rates)
-    caught = {
-        name: {f"{point.at:g} a day": _bounds(point.value) for point in each.alarms.get("events_caught", [])}
-        for name, each in results.items()
-    }
-    _models(screen, "Events caught, by false alarms per patient-day", caught)
+    screen.print("Test patients; brackets are 95% intervals over patients. 'manydg report' has curves and net benefit.")
+    names = {key: name for key, name in RATE_NAMES.items() if key in next(iter(results.values())).at_threshold}
+    rates = {name: [_bounds(each.at_threshold[key]) for key in names] for name, each in results.items()}
+    rules = "; ".join(dict.fromkeys(each.rule for each in results.values()))
+    _models(screen, "At the threshold" + (f": {rules}" if rules else ""), list(names.values()), rates)
+    curves = {name: each.alarms.get("events_caught", []) for name, each in results.items()}
+    budgets = [f"{point.at:g}" for point in next(iter(curves.values()))]
+    caught = {name: [_bounds(point.value) for point in points] for name, points in curves.items()}
+    _models(screen, "Events caught, by false alarms per patient-day", budgets, caught)
     for name, result in results.items():
         for column, groups in result.subgroups.items():
-            rows = [[group.group, str(group.patients), *map(_bounds, group.values.values())] for group in groups]
-            _table(screen, f"{column}: {name}", ["group", "patients", *groups[0].values], rows)
+            metric = next(iter(groups[0].values))
+            head = ["group", "patients", metric, "p", "probability - truth"]
+            rows = [[group.group, str(group.patients), *_group(group, metric)] for group in groups]
+            _table(screen, f"{column}: {name} (p: against the largest group, Holm)", head, rows)
 
 
-def _models(screen: Console, title: str, cells: Mapping[str, Mapping[str, str]]) -> None:
-    """A table with a row for each model; none where there is nothing to show."""
-    columns = list(next(iter(cells.values())))
-    if columns:
-        head = ["model", *(column.replace("_", " ") for column in columns)]
-        _table(screen, title, head, [[name, *row.values()] for name, row in cells.items()])
+def _models(screen: Console, title: str, rows: Sequence[str], cells: Mapping[str, Sequence[str]]) -> None:
+    """A table with a column for each model; none where there is nothing to show."""
+    if rows:
+        _table(screen, title, ["", *cells], [list(row) for row in zip(rows, *cells.values(), strict=True)])
+
+
+def _group(group: GroupResult, metric: str) -> list[str]:
+    p = group.p.get(metric)
+    return [_bounds(group.values[metric]), "" if p is None else f"{p:.3f}", _bounds(group.values["calibration"])]
 
 
 def _bounds(value: Interval) -> str:

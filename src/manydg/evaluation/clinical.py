@@ -485,6 +485,19 @@ def _weights_of(run: Predictions, plan: PatientResampling) -> npt.NDArray[np.int
 # All of it
 
 
+RATE_NAMES = {
+    "sensitivity": "Sensitivity",
+    "specificity": "Specificity",
+    "precision": "Precision",
+    "negative_predictive_value": "Negative predictive value",
+    "events_caught": "Events caught",
+    "false_alarms_per_day": "False alarms per patient-day",
+    "lead_hours": "Hours of warning",
+    "alarms_that_come_true": "Alarms that come true",
+}
+"""Of :func:`rates_at_threshold`, in the order to show them."""
+
+
 @dataclass(frozen=True)
 class ClinicalResult:
     """Everything about one model, from the test predictions of its runs.
@@ -501,6 +514,8 @@ class ClinicalResult:
         Column to :func:`compare_groups`.
     calibration : mapping
         Quantiles over patients, by level, of :func:`calibration_by_patient`.
+    rule : str
+        How the threshold was chosen, where it is known.
     """
 
     at_threshold: Mapping[str, Interval]
@@ -510,6 +525,7 @@ class ClinicalResult:
     decisions: Mapping[str, list[CurvePoint]]
     subgroups: Mapping[str, list[GroupResult]]
     calibration: Mapping[str, float]
+    rule: str = ""
 
     def to_json(self) -> dict[str, Json]:
         """JSON values by name; null where a number is undefined."""

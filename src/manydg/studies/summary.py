@@ -378,6 +378,7 @@ def clinical_results(
     alone = (path / RUN_RECORD).is_file()
     records = [RunRecord.read(path / RUN_RECORD).replace(folder=".")] if alone else read_results(path)
     models: dict[str, list[Predictions]] = {}
+    rules: dict[str, str] = {}
     quiet: float | None = None
     for record in (each for each in records if each.ok):
         run, val = (load_predictions(path, record, side) for side in ("test", "val"))
@@ -386,12 +387,14 @@ def clinical_results(
         changes = {name: text for name, text in (("at", at), ("silence", silence)) if text is not None}
         config = record.config.replace(**changes)
         quiet = silence_of(config, record.event)
-        threshold = record.threshold if at is None else decide_threshold(config, val)[0]
+        threshold, rule = (record.threshold, record.threshold_rule) if at is None else decide_threshold(config, val)
         for name in {row_name(view) for view in views([record])}:
             models.setdefault(name, []).append(replace(run, threshold=threshold))
+            rules[name] = rule
     if not models:
         raise DataError(f"{folder} has no predictions of a finished run: name a run folder or a results folder")
-    return {name: evaluate(runs, silence=quiet, resamples=resamples) for name, runs in models.items()}
+    results = {name: evaluate(runs, silence=quiet, resamples=resamples) for name, runs in models.items()}
+    return {name: replace(result, rule=rules[name]) for name, result in results.items()}
 
 
 FloatArray = npt.NDArray[np.float64]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from manydg.evaluation import clinical
-from manydg.evaluation.clinical import CurvePoint, GroupResult
+from manydg.evaluation.clinical import RATE_NAMES, CurvePoint, GroupResult
 from manydg.evaluation.predictions import Predictions
 from manydg.evaluation.statistics import Interval, PatientResampling, mean_over_runs
 from manydg.report import charts
@@ -22,16 +22,6 @@ from manydg.training.run import silence_of
 
 _RESAMPLES, _MAX_CURVES, _MAX_GROUPED = 400, 4, 3
 _APART = {"before": "before onset", "after": "from onset on"}
-_RATES = {
-    "sensitivity": "Sensitivity",
-    "specificity": "Specificity",
-    "precision": "Precision",
-    "negative_predictive_value": "Negative predictive value",
-    "events_caught": "Events caught",
-    "false_alarms_per_day": "False alarms per patient-day",
-    "lead_hours": "Hours of warning",
-    "alarms_that_come_true": "Alarms that come true",
-}
 Models = Mapping[str, Sequence[Predictions]]
 """All test predictions of the runs of each model, by the name to show."""
 
@@ -121,14 +111,14 @@ def _decisions(chapter: Chapter, models: Models, plan: PatientResampling, silenc
 
 
 def _at_threshold(models: Models, plan: PatientResampling, silence: float | None) -> Table:
-    rows, shown = [], list(_RATES)
+    rows, shown = [], list(RATE_NAMES)
     for name, runs in models.items():
         weights = [plan.weights[:, np.searchsorted(plan.names, run.names)] for run in runs]
         each = [clinical.rates_at_threshold(run, own, silence) for run, own in zip(runs, weights, strict=True)]
         means = mean_over_runs(each)
-        shown = [rate for rate in _RATES if rate in means]
+        shown = [rate for rate in RATE_NAMES if rate in means]
         rows.append([Cell(name), *(_cell(plan.interval(means[rate])) for rate in shown)])
-    columns = [Column("Method", numeric=False), *(Column(_RATES[rate]) for rate in shown)]
+    columns = [Column("Method", numeric=False), *(Column(RATE_NAMES[rate]) for rate in shown)]
     note = (
         "Each run at the threshold that was chosen on its validation patients. Means over the splits, with 95% "
         "intervals over patients."
