@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from manydg.data.dataset import ColumnSchema, DomainDataset
     from manydg.data.info import CohortStep
-    from manydg.evaluation.clinical import GroupResult
+    from manydg.evaluation.clinical import ClinicalResult, GroupResult
     from manydg.evaluation.statistics import Interval
     from manydg.files import Json
 
@@ -80,14 +80,18 @@ def clinical(
     alarms buys; and each group of the columns that were named when the dataset was prepared (--subgroup).
     """
     from manydg.cli._progress import PlainConsole, show_json
-    from manydg.evaluation.clinical import RATE_NAMES
     from manydg.studies.summary import clinical_results
 
     results = clinical_results(folder, at=at, silence=silence)
     if json:
         show_json({name: result.to_json() for name, result in results.items()})
         return
-    screen = PlainConsole(soft_wrap=True)
+    _show_clinical(PlainConsole(soft_wrap=True), results)
+
+
+def _show_clinical(screen: Console, results: Mapping[str, ClinicalResult]) -> None:
+    from manydg.evaluation.clinical import RATE_NAMES
+
     screen.print("Test patients; brackets are 95% intervals over patients. 'manydg report' has curves and net benefit.")
     names = {key: name for key, name in RATE_NAMES.items() if key in next(iter(results.values())).at_threshold}
     rates = {name: [_bounds(each.at_threshold[key]) for key in names] for name, each in results.items()}
