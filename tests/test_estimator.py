@@ -45,7 +45,10 @@ def quick(**options: Any) -> ManyDGClassifier:
     return ManyDGClassifier(**{"epochs": 3, "random_state": 0, **options})
 
 
-SEVERAL_ROWS = "steps of training depend on the order and number of rows, as for scikit-learn's own SGDClassifier"
+SEVERAL_ROWS = (
+    "batches depend on the order and number of rows, as for scikit-learn's own SGDClassifier; and the check gives no "
+    "groups, so that each repeated row is a patient of its own"
+)
 
 
 @pytest.mark.filterwarnings("ignore::manydg.errors.ManyDGWarning")

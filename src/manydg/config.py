@@ -42,9 +42,13 @@ def duration(text: str, name: str) -> float:
 class DecisionRule:
     """What a decision threshold has to keep on validation patients.
 
-    - ``kind`` {"sensitivity", "precision", "alarms"}
-    - ``value``: At least this sensitivity or precision; at most so many false alarms per patient-day.
-    - ``text``: As it was written.
+    Parameters
+    ----------
+    kind : {"sensitivity", "precision", "alarms"}
+    value : float
+        At least this sensitivity or precision; at most so many false alarms per patient-day.
+    text : str
+        As it was written.
     """
 
     kind: str
@@ -76,8 +80,13 @@ class DecisionRule:
 class Range:
     """Numbers that a search draws from, both ends included.
 
-    - ``log``: Whether the logarithm is drawn evenly, rather than the number.
-    - ``whole``: Whether only whole numbers are drawn.
+    Parameters
+    ----------
+    low, high : float
+    log : bool
+        Whether the logarithm is drawn evenly, rather than the number.
+    whole : bool
+        Whether only whole numbers are drawn.
     """
 
     low: float
@@ -99,7 +108,12 @@ class Range:
 
 @dataclass(frozen=True)
 class Choices:
-    """The few values that a search draws from."""
+    """The few values that a search draws from.
+
+    Parameters
+    ----------
+    options : tuple
+    """
 
     options: tuple[str | int | float, ...]
 
@@ -168,7 +182,7 @@ class TrainingConfig:
         ``none``, or the network behind the backbone that reads a patient's samples in the order of time:
         ``gru``, ``transformer`` or ``conv``.
     sequence_options : dict
-        Options of :class:`manydg.data.sampling.SequenceOptions`.
+        Options of :class:`manydg.data.timeline.SequenceOptions`.
     precision : {"auto", "float32", "tf32", "bf16"}
         Arithmetic of the training steps; ``auto`` is float32 on a CPU and what is fastest for the backbone on a GPU.
     execution : {"auto", "plain", "captured", "compiled", "deterministic"}

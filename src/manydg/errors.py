@@ -38,6 +38,14 @@ class ManyDGWarning(UserWarning):
     """Something the user should know that does not stop the work."""
 
 
+def warn(message: str) -> None:
+    """Issue a :class:`ManyDGWarning` that points to the line outside this package from which it was called."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == __package__:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, ManyDGWarning, stacklevel=level)
+
+
 def in_a_line(error: BaseException) -> str:
     """An error's type and the first line of its message.
 

@@ -21,8 +21,9 @@ from manydg.errors import ConfigError
 from manydg.files import with_checksum
 from manydg.predict import predict_raw
 from manydg.studies.settings import read_settings
+from manydg.training.checkpoint import read_tensors, write_tensors
 from manydg.training.export import export_run
-from manydg.training.record import RunRecord, read_tensors, write_tensors
+from manydg.training.record import RunRecord
 
 EVIL = """
 from pathlib import Path

@@ -6,7 +6,7 @@ import csv
 import itertools
 import shutil
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -563,6 +563,14 @@ def test_two_labels_of_one_window_are_refused_or_left_out_and_counted(tmp_path: 
     assert flow_of(data)["with no second label"] == 2
 
 
+def test_a_label_that_overlaps_a_part_of_a_window_is_warned_of(tmp_path: Path) -> None:
+    for person in ("anna", "ben"):
+        notes = [(0.0, 150.0, "calm"), (150.2, 149.8, "busy"), *([(165.0, 5.0, "calm")] if person == "ben" else [])]
+        write_edf(tmp_path / "raw" / person / "x.edf", notes=notes)
+    with pytest.warns(ManyDGWarning, match=r"labels overlap: 1 windows of 1 recordings \(first: x.edf\)"):
+        assert len(prepared(tmp_path / "raw", tmp_path / "out", align="labels", window=10)) == 58
+
+
 def test_labels_that_go_on_after_the_signal_are_counted(tmp_path: Path) -> None:
     raw = two_people(tmp_path / "raw")
     write_stages(raw / "ben" / "night.csv", [*NIGHT, "N2", "N2", "W"])
@@ -824,6 +832,19 @@ def test_labels_of_another_night_are_refused(tmp_path: Path) -> None:
         as_annotations(raw / person / "night-hypnogram.edf")
     with pytest.raises(DataError, match="they do not belong together"):
         prepared(raw, tmp_path / "out")
+
+
+@pytest.mark.parametrize("shift", [timedelta(), timedelta(hours=1)])
+def test_an_anonymised_date_is_no_other_night_but_another_hour_is(tmp_path: Path, shift: timedelta) -> None:
+    raw = tmp_path / "raw"
+    for person in ("anna", "ben"):
+        write_edf(raw / person / "night.edf", start=datetime.combine(date(1985, 1, 1), START.time()) + shift)
+        as_annotations(raw / person / "night-hypnogram.edf")
+    if shift:
+        with pytest.raises(DataError, match="they do not belong together"):
+            prepared(raw, tmp_path / "out")
+    else:
+        assert len(prepared(raw, tmp_path / "out"))
 
 
 def test_the_flow_adds_up_and_names_every_file(tmp_path: Path) -> None:

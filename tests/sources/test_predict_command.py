@@ -100,12 +100,16 @@ def _check_meds_evaluation(commands: Any, folder: Path, labels: Path) -> None:
 def test_a_new_night_comes_with_how_far_to_trust_its_stages(commands: Any, tmp_path: Path) -> None:
     trained(commands, tmp_path, "sleep-edf", 10, "--hours", 0.3, "--nights", 1)
     night = tmp_path / "new" / "SC4001E0-PSG.edf"
-    said = do(commands, "predict", tmp_path / "run", night, "--out", tmp_path / "stages")
+    keep = [word for name in ("patient", "session", "clock") for word in ("--keep", name)]
+    said = do(commands, "predict", tmp_path / "run", night, "--out", tmp_path / "stages", *keep)
     names = ["W", "N1", "N2", "N3", "REM"]
     table = pl.read_csv(tmp_path / "stages" / "SC4001E0-PSG.csv")
     assert table.columns[:8] == ["epoch", "seconds", "stage", *(f"p_{name}" for name in names)]
     assert set(table.columns) >= TRUST | {f"calibrated_{name}" for name in names}
     assert table.height == 36
+    assert table.columns[8:11] == ["patient", "session", "clock"]
+    assert (table["patient"].unique().to_list(), table["session"].unique().to_list()) == (["SC400"], [1])
+    assert table["clock"].str.to_datetime("%Y-%m-%d %H:%M:%S%.3f").diff().dt.total_seconds()[1:].eq(30).all()
     for start in ("p_", "calibrated_"):
         np.testing.assert_allclose(table.select(f"{start}{name}" for name in names).sum_horizontal(), 1, atol=1e-4)
     sets = next(name for name in table.columns if name.startswith("set_"))

@@ -11,8 +11,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from manydg.data.columns import EMPTY, UNSEEN
 from manydg.data.dataset import DomainDataset, open_dataset
+from manydg.data.encoding import EMPTY, UNSEEN
 from manydg.errors import ConfigError, DataError, ManyDGWarning, StorageError
 from manydg.predict import predict_raw
 from manydg.sources import prepare
@@ -158,6 +158,7 @@ def test_repeated_rows_identifiers_and_features_that_tell_the_target_are_warned_
     with pytest.warns(ManyDGWarning) as caught:
         prepare("table", tmp_path / "t.csv", tmp_path / "out", patient="mrn", target="died", features=["*"],
                 missing="keep")  # fmt: skip
+    assert {entry.filename for entry in caught} == {__file__}, "warnings point to the caller's line"
     messages = [str(entry.message) for entry in caught]
     assert any("3 of 123 rows repeat an earlier row" in message for message in messages)
     assert any("alone tells the target exactly: outcome_code, days_to_death, status. Is it" in m for m in messages)

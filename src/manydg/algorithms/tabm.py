@@ -79,6 +79,7 @@ class SharedLinear(nn.Module):
 
     Parameters
     ----------
+    members, wide, narrow : int
     signs : bool
         Whether the scales of the inputs start as random signs instead of 1.
     """

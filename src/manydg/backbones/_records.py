@@ -45,7 +45,11 @@ class PatientFeatures(nn.Module):
 
     The features are standardised over training patients and go through a small net; a missing one counts as average.
 
-    - ``width``: Of the sequence's vector and of the output.
+    Parameters
+    ----------
+    schema : InputSchema
+    width : int
+        Of the sequence's vector and of the output.
     """
 
     def __init__(self, schema: InputSchema, width: int) -> None:
@@ -97,7 +101,10 @@ def two_levels(name: str, column: object) -> tuple[Tensor, Tensor, Tensor]:
 class KnownCodes(nn.Module):
     """Maps codes that no training patient has, or that are outside the vocabulary, to code 0, unknown.
 
-    - ``size``: Size of the vocabulary, code 0 included.
+    Parameters
+    ----------
+    size : int
+        Size of the vocabulary, code 0 included.
     """
 
     known: Tensor
@@ -125,7 +132,11 @@ class KnownCodes(nn.Module):
 class CodeMeans(nn.Module):
     """Mean embedding of the codes of each item (a visit); zero for an item without any.
 
-    - ``reach``: The embeddings start between minus and plus this number.
+    Parameters
+    ----------
+    size, width : int
+    reach : float
+        The embeddings start between minus and plus this number.
     """
 
     def __init__(self, size: int, width: int, reach: float = 1.0) -> None:
@@ -144,7 +155,10 @@ class CodeValues(nn.Module):
     A value that is missing, of a code that never varies there, or of the unknown code, becomes 0; one further than ten
     deviations from the mean counts as ten, since most such are typing errors.
 
-    - ``size``: Size of the vocabulary.
+    Parameters
+    ----------
+    size : int
+        Size of the vocabulary.
     """
 
     mean: Tensor
@@ -209,10 +223,16 @@ class _PooledSum(torch.autograd.Function):
 def pooled_sum(table: Tensor, codes: Tensor, offsets: Tensor, weights: Tensor | None = None) -> Tensor:
     """Sum of the codes' vectors in each bag, each times its weight; zero for an empty bag.
 
-    - ``table`` ``(codes, width)``
-    - ``codes``, ``weights`` ``(items,)``: No gradient reaches the weights.
-    - ``offsets``: Tensor ``(bags + 1,)``
-    - returns ``(bags, width)``
+    Parameters
+    ----------
+    table : Tensor ``(codes, width)``
+    codes, weights : Tensor ``(items,)``
+        No gradient reaches the weights.
+    offsets : Tensor ``(bags + 1,)``
+
+    Returns
+    -------
+    Tensor ``(bags, width)``
     """
     weights = None if weights is None else weights.to(table.dtype)
     pooled: Tensor = _PooledSum.apply(table, codes, offsets, weights)  # type: ignore[no-untyped-call]
@@ -222,7 +242,12 @@ def pooled_sum(table: Tensor, codes: Tensor, offsets: Tensor, weights: Tensor | 
 class VisitCodes(nn.Module):
     """Mean embeddings of the diagnoses and of the procedures of each visit.
 
-    - ``reach``: The embeddings start between minus and plus this number.
+    Parameters
+    ----------
+    schema : InputSchema
+    width : int
+    reach : float
+        The embeddings start between minus and plus this number.
     """
 
     def __init__(self, schema: InputSchema, width: int, reach: float = 1.0) -> None:
@@ -252,7 +277,13 @@ class VisitCodes(nn.Module):
 
 
 class VisitSteps(nn.Module):
-    """One vector a visit: its diagnoses, its procedures, and the drugs of the visit before."""
+    """One vector a visit: its diagnoses, its procedures, and the drugs of the visit before.
+
+    Parameters
+    ----------
+    schema : InputSchema
+    width : int
+    """
 
     def __init__(self, schema: InputSchema, width: int) -> None:
         super().__init__()
@@ -315,10 +346,14 @@ class EventSteps(nn.Module):
     vectors times the standardised values. For laboratory results that is a linear layer on the vector of all tests'
     results together with one on which tests were done. The fields of a kind are joined and go through two layers.
 
-    - ``schema``: ``settings["event_kinds"]`` names the kinds and ``settings["code_fields"]`` the fields: each has a
-      name, its kind, and the range ``start`` to ``stop`` of its codes. Without them all events are of one kind with one
-      field.
-    - ``max_events``: A stay's last events that are kept.
+    Parameters
+    ----------
+    schema : InputSchema
+        ``settings["event_kinds"]`` names the kinds and ``settings["code_fields"]`` the fields: each has a name, its
+        kind, and the range ``start`` to ``stop`` of its codes. Without them all events are of one kind with one field.
+    width : int
+    max_events : int
+        A stay's last events that are kept.
     """
 
     slot_of_code: Tensor

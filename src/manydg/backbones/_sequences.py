@@ -33,11 +33,20 @@ class Layout:
 
     The rows' lengths are asked of the device once; everything else follows from them without waiting for it.
 
-    - ``offsets`` ``(rows + 1,)``: Where each row's steps begin in the flat list.
-    - ``host_lengths``: Number of steps of each row, where it is known already.
-    - ``lengths`` ``(rows,)``
-    - ``longest``: At least 1.
-    - ``row``, ``position`` ``(steps,)``: Row of each step and its position there, from 0.
+    Parameters
+    ----------
+    offsets : Tensor ``(rows + 1,)``
+        Where each row's steps begin in the flat list.
+    host_lengths : list of int, optional
+        Number of steps of each row, where it is known already.
+
+    Attributes
+    ----------
+    lengths : Tensor ``(rows,)``
+    longest : int
+        At least 1.
+    row, position : Tensor ``(steps,)``
+        Row of each step and its position there, from 0.
     """
 
     def __init__(self, offsets: Tensor, host_lengths: list[int] | None = None) -> None:
@@ -110,7 +119,11 @@ class Layout:
 class Group:
     """Rows of similar length, cut out of a flat list in which rows are ordered by length.
 
-    - ``steps``: The group's steps in that list.
+    Parameters
+    ----------
+    steps : slice
+        The group's steps in that list.
+    layout : Layout
     """
 
     steps: slice
@@ -121,8 +134,13 @@ class Group:
 class ByLength:
     """Rows in the order of their lengths, in groups, so that no short row is padded to a long one's length.
 
-    - ``steps`` ``(steps,)``: The steps of the rows in that order, as positions in the flat list.
-    - ``back`` ``(rows,)``: Where each row went.
+    Parameters
+    ----------
+    steps : Tensor ``(steps,)``
+        The steps of the rows in that order, as positions in the flat list.
+    back : Tensor ``(rows,)``
+        Where each row went.
+    groups : list of Group
     """
 
     steps: Tensor
@@ -167,9 +185,13 @@ class FixedLayout(Layout):
 
     Leftover steps are in no rectangle and no sum, so that they influence nothing and get no gradient.
 
-    - ``offsets``: Tensor ``(rows + 1,)``
-    - ``longest``: No row has more steps.
-    - ``steps``: Length of the flat list.
+    Parameters
+    ----------
+    offsets : Tensor ``(rows + 1,)``
+    longest : int
+        No row has more steps.
+    steps : int
+        Length of the flat list.
     """
 
     def __init__(self, offsets: Tensor, longest: int, steps: int) -> None:
@@ -209,7 +231,10 @@ class FixedLayout(Layout):
 def layout_of(column: Ragged, host_lengths: list[int] | None = None) -> Layout:
     """The layout of a column's items, fixed where the column is.
 
-    - ``host_lengths``: Number of items of each row, where it is known already.
+    Parameters
+    ----------
+    host_lengths : list of int, optional
+        Number of items of each row, where it is known already.
     """
     if column.longest is not None:
         return FixedLayout(column.offsets, column.longest, len(column.values))
@@ -222,7 +247,11 @@ class SequenceBackbone(Backbone):
     Rows of a batch whose numbers in the column ``context_order`` follow one another are one sequence; every other row
     begins a new one. Nothing passes from one sequence to another.
 
-    - ``backbone``: Sees each sample alone, or with its patient's context.
+    Parameters
+    ----------
+    backbone : Backbone
+        Sees each sample alone, or with its patient's context.
+    options : SequenceOptions
     """
 
     def __init__(self, backbone: Backbone, options: SequenceOptions) -> None:
@@ -285,8 +314,10 @@ def sequences_in(order: Tensor) -> Layout:
 class Steps:
     """Where each row of a batch is in its sequence, found without waiting for the device.
 
-    - ``sequence``, ``before``, ``after`` ``(rows,)``: Number of its sequence, and how many rows of it lie before and
-      after.
+    Attributes
+    ----------
+    sequence, before, after : Tensor ``(rows,)``
+        Number of its sequence, and how many rows of it lie before and after.
     """
 
     sequence: Tensor

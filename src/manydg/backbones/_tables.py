@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from manydg.backbones import Backbone, Inputs
-from manydg.data.columns import CATEGORIES, take
+from manydg.data.columns import take
 from manydg.data.dataset import DomainDataset, InputSchema
+from manydg.data.encoding import CATEGORIES
 from manydg.errors import ConfigError, ManyDGWarning
 
 _VALUES_OF_A_PIECE = 2**20
@@ -22,10 +23,20 @@ _FEATURES_NAMED = 5
 class TableBackbone(Backbone):
     """A backbone of a table of measurements: all dense columns, flattened and joined.
 
-    - ``**options``: Whatever else the subclass was given, to build another like it.
-    - ``names``: The columns that are joined.
-    - ``features``: How many numbers they hold.
-    - ``levels``: Of the categorical features, where there are any.
+    Parameters
+    ----------
+    schema : InputSchema
+    **options
+        Whatever else the subclass was given, to build another like it.
+
+    Attributes
+    ----------
+    names : tuple of str
+        The columns that are joined.
+    features : int
+        How many numbers they hold.
+    levels : Levels or None
+        Of the categorical features, where there are any.
     """
 
     def __init__(self, schema: InputSchema, **options: Any) -> None:
@@ -97,7 +108,10 @@ class Levels(nn.Module):
     A level of a single training patient counts as unseen: it says who the patient is and nothing of others, and it
     shows in training what becomes of new levels.
 
-    - ``sizes``: Number of levels of each categorical feature.
+    Parameters
+    ----------
+    sizes : tuple of int
+        Number of levels of each categorical feature.
     """
 
     known: Tensor
@@ -131,7 +145,13 @@ class Levels(nn.Module):
 
 
 class LevelEmbeddings(nn.Module):
-    """A learned vector for each level of each categorical feature; that of unseen levels starts at zero."""
+    """A learned vector for each level of each categorical feature; that of unseen levels starts at zero.
+
+    Parameters
+    ----------
+    levels : Levels
+    width : int
+    """
 
     def __init__(self, levels: Levels, width: int) -> None:
         super().__init__()
@@ -176,7 +196,10 @@ class RunningMoments:
 
     Pieces are merged by the update of Chan, Golub and LeVeque, which loses no digits where the mean is large.
 
-    - ``like``: Has the shape and the device of the mean.
+    Parameters
+    ----------
+    like : Tensor
+        Has the shape and the device of the mean.
     """
 
     def __init__(self, like: Tensor) -> None:

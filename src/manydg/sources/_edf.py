@@ -19,7 +19,6 @@ import math
 import re
 import shutil
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import date, datetime
@@ -32,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import TypeAdapter
 
-from manydg.errors import ConfigError, DataError, ManyDGWarning, StorageError
+from manydg.errors import ConfigError, DataError, StorageError, warn
 from manydg.files import Json, disk_error
 
 MICROVOLTS = {"uv": 1.0, "µv": 1.0, "μv": 1.0, "mv": 1e3, "v": 1e6, "nv": 1e-3}
@@ -43,7 +42,7 @@ MOST_OUT_OF_RANGE = 0.01
 SUFFIXES = (".edf", ".bdf", ".rec")
 _FIELDS = (16, 80, 8, 8, 8, 8, 8, 80, 8, 32)
 _BYTES = {b"0       ": 2, b"\xffBIOSEMI": 3}
-_FIRST_DAY = datetime.combine(date(1985, 1, 1), datetime.min.time())
+FIRST_DAY = datetime.combine(date(1985, 1, 1), datetime.min.time())
 _JITTER = 1e-3
 """Seconds by which data records that follow each other may seem apart, because their times are rounded."""
 _IN_MEMORY = 1 << 28
@@ -97,7 +96,7 @@ class EdfHeader:
     @property
     def start_is_known(self) -> bool:
         """Whether the start is a real moment: anonymised files begin at midnight of the format's first day."""
-        return self.start is not None and self.start != _FIRST_DAY
+        return self.start is not None and self.start != FIRST_DAY
 
     def with_unit(self, unit: str | None) -> EdfHeader:
         """The header with this unit wherever a channel states none that is a voltage."""
@@ -196,11 +195,7 @@ def _check_size(file: Path, extra: int, record_bytes: int) -> None:
             "are wrong (line ends converted?). Download it again, as a binary file"
         )
     if extra:
-        warnings.warn(
-            f"{file} has {extra // record_bytes} data records more than its header announces: they are not read",
-            ManyDGWarning,
-            stacklevel=4,
-        )
+        warn(f"{file} has {extra // record_bytes} data records more than its header announces: they are not read")
 
 
 def _channels(file: Path, block: bytes, signals: int) -> tuple[EdfChannel, ...]:
@@ -411,11 +406,9 @@ class AmplitudeCheck:
             elif rms > high or 0 < rms < low:
                 doubt = f"it varies by {rms:.3g} uV (RMS), and electrodes record {low:g} to {high:g}"
             if doubt:
-                warnings.warn(
+                warn(
                     f"{self._header.path}: channel '{channel.label}' is not plausible: {doubt}. Check its unit and "
-                    "calibration, or download the file again",
-                    ManyDGWarning,
-                    stacklevel=3,
+                    "calibration, or download the file again"
                 )
 
 
@@ -563,7 +556,7 @@ def write_annotations(
         EdfAnnotation(begin[first], end[last - 1] - begin[first], words[first])
         for first, last in zip(changes, [*changes[1:], len(words)], strict=True)
     ]
-    moment = start or _FIRST_DAY
+    moment = start or FIRST_DAY
     recording = Recording(startdate=moment.date())
     Edf([], patient=Patient(), recording=recording, starttime=moment.time(), annotations=notes).write(path)
 

@@ -17,25 +17,33 @@ import os
 import shutil
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from manydg.data.columns import CATEGORIES, encode_patients, encode_targets
+from manydg.data.encoding import CATEGORIES, encode_patients, encode_targets
 from manydg.data.info import CohortStep, DatasetInfo, Provenance, SourceFile, TargetSpec
 from manydg.data.storage import DatasetWriter, link_refused
-from manydg.errors import QUIET, ConfigError, DataError, ManyDGError, ManyDGWarning, StorageError
-from manydg.files import Json, disk_errors, read_ahead, reading_errors, recover_folder, write_json, write_unsynced
+from manydg.errors import QUIET, ConfigError, DataError, ManyDGError, StorageError, warn
+from manydg.files import (
+    Json,
+    disk_errors,
+    prefetch_map,
+    read_ahead,
+    reading_errors,
+    recover_folder,
+    write_json,
+    write_unsynced,
+)
 from manydg.jobs import Job, WorkerLostError, current_engine
 from manydg.sources._source import recognize
 
@@ -114,9 +122,16 @@ def with_provenance(
 ) -> DatasetInfo:
     """A dataset's info with its origin.
 
-    - ``source``: The name of the raw format, as in ``manydg prepare NAME``.
-    - ``files``: The files the dataset was made from.
-    - ``options``: The options that decide the content; of paths only the last part is stored.
+    Parameters
+    ----------
+    info : DatasetInfo
+    source : str
+        The name of the raw format, as in ``manydg prepare NAME``.
+    files : paths, or what :func:`describe_files` made of them
+        The files the dataset was made from.
+    options : dict
+        The options that decide the content; of paths only the last part is stored.
+    flow : CohortFlow
     """
     entries = tuple(file if isinstance(file, SourceFile) else describe_files([file])[0] for file in files)
     plain = {key: value.name if isinstance(value, Path) else value for key, value in options.items()}
@@ -191,10 +206,21 @@ def run_jobs(
 ) -> list[R]:
     """Run a function over all jobs that are not done yet, and save each result as soon as it is there.
 
-    - ``function``: From a job's argument to a dataclass; importable by name, for other processes to find it.
-    - ``kind``: That dataclass, whose fields JSON can hold.
-    - ``workers``: How many processes; 1 stays in this one. On a cluster (:func:`manydg.jobs.using`) 1 sets no limit.
-    - returns: The results, in the order of the jobs.
+    Parameters
+    ----------
+    function : callable
+        From a job's argument to a dataclass; importable by name, for other processes to find it.
+    jobs : sequence of Job
+    work : WorkFolder
+    kind : type
+        That dataclass, whose fields JSON can hold.
+    workers : int
+        How many processes; 1 stays in this one. On a cluster (:func:`manydg.jobs.using`) 1 sets no limit.
+
+    Returns
+    -------
+    list
+        The results, in the order of the jobs.
     """
     if workers < 1:
         raise ConfigError(f"the number of workers must be 1 or more, not {workers}")
@@ -232,8 +258,13 @@ def work_folder(out: Path, source: str, options: Mapping[str, object]) -> Iterat
 class WorkFolder:
     """The hidden folder ``.NAME.work`` beside a dataset folder.
 
-    - ``out``: The dataset folder that is being prepared.
-    - ``options``: Whatever decides a job's result; one that was done with other options is done again.
+    Parameters
+    ----------
+    out : path
+        The dataset folder that is being prepared.
+    source : str
+    options : dict
+        Whatever decides a job's result; one that was done with other options is done again.
     """
 
     def __init__(self, out: Path, source: str, options: Mapping[str, object]) -> None:
@@ -244,7 +275,11 @@ class WorkFolder:
     def load(self, job: Job[Any], kind: type[R]) -> R | None:
         """The result of a finished job, or ``None`` if there is none or what it depends on has changed since.
 
-        - ``kind``: The dataclass of its result.
+        Parameters
+        ----------
+        job : Job
+        kind : type
+            The dataclass of its result.
         """
         try:
             piece = json.loads(self._result_file(job).read_text(encoding="utf-8"))
@@ -299,7 +334,11 @@ def _digest(values: object) -> str:
 class Progress:
     """A progress bar on the terminal; where standard error is no terminal it shows nothing.
 
-    - ``total``: How many steps there will be, where that is known.
+    Parameters
+    ----------
+    title : str
+    total : int, optional
+        How many steps there will be, where that is known.
 
     Examples
     --------
@@ -396,9 +435,18 @@ _NAMED = 8
 _MOST_CLASSES = 20
 
 
+class Rows(Protocol):
+    """An array ``(rows, ...)``, or what gives a slice of one when it is asked for it."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def __getitem__(self, rows: slice, /) -> npt.NDArray[Any]: ...
+
+
 def write_dense(
     out: str | Path,
-    values: npt.NDArray[Any],
+    values: Rows,
     targets: npt.NDArray[Any],
     patients: npt.NDArray[Any],
     *,
@@ -414,15 +462,24 @@ def write_dense(
     info: DatasetInfo,
     overwrite: bool = False,
 ) -> Path:
-    """Check dense samples and write them as a dataset folder, in memory of one piece.
+    """Check dense samples and write them as a dataset folder, in memory of a few pieces.
 
-    - ``values`` ``(rows, ...)``: Numbers of any type; may be memory-mapped. They are stored as float32.
-    - ``targets``, ``patients``: As :func:`manydg.from_arrays` takes them.
-    - ``position_name``: What messages call a position within a sample.
-    - ``files``: The files that ``target`` and ``patient`` come from, for messages.
-    - ``missing`` {"refuse", "keep"}: Whether NaN is an error or a measurement not taken.
-    - ``codes`` ``(rows, n)``: Codes of categories, in a column of their own.
-    - ``metadata``: Values of each sample that no model sees.
+    Parameters
+    ----------
+    values : array ``(rows, ...)``
+        Numbers of any type, which never change; may be memory-mapped. They are stored as float32.
+    targets, patients : arrays
+        As :func:`manydg.from_arrays` takes them.
+    position_name : callable
+        What messages call a position within a sample.
+    files : dict
+        The files that ``target`` and ``patient`` come from, for messages.
+    missing : {"refuse", "keep"}
+        Whether NaN is an error or a measurement not taken.
+    codes : array ``(rows, n)`` int64, optional
+        Codes of categories, in a column of their own.
+    metadata : dict of str to array
+        Values of each sample that no model sees.
     """
     with naming(files["target"]):
         labels, target = encode_targets(targets, kind, classes)
@@ -432,27 +489,38 @@ def write_dense(
         _check_patients(patients)
     settings = {**info.settings, **({"missing": True} if missing == "keep" else {})}
     value_range = _Range(values.shape[1:])
-    step = max(1, _PIECE_BYTES // max(1, 4 * math.prod(values.shape[1:])))
     with DatasetWriter(out, target, replace(info, settings=settings), overwrite=overwrite) as writer:
-        for start in range(0, len(values), step):
-            rows = slice(start, start + step)
-            with np.errstate(over="ignore"):
-                piece = np.asarray(values[rows], dtype=np.float32)
-            check_finite(piece, start, missing, position_name)
-            value_range.update(piece)
+        for rows, piece in _checked_pieces(values, missing, position_name, value_range):
             columns = {column: piece} if piece.shape[1:] != (0,) else {}
             coded = {} if codes is None else {CATEGORIES: codes[rows]}
             when, beside = None if times is None else times[rows], {key: each[rows] for key, each in metadata.items()}
-            writer.append({**columns, **coded}, labels.numpy()[rows], patients[rows], when, beside)
+            writer.append_immutable({**columns, **coded}, labels.numpy()[rows], patients[rows], when, beside)
     _warn_of_constants(value_range.constant(), position_name)
     return Path(out)
+
+
+def _checked_pieces(
+    values: Rows, missing: str, position_name: PositionName, value_range: _Range
+) -> Iterator[tuple[slice, npt.NDArray[np.float32]]]:
+    """Some rows after the other as float32; the next piece is computed in a thread while the last is written."""
+    step = max(1, _PIECE_BYTES // max(1, 4 * math.prod(values.shape[1:])))
+
+    def checked(start: int) -> tuple[slice, npt.NDArray[np.float32]]:
+        rows = slice(start, start + step)
+        with np.errstate(over="ignore"):
+            piece = np.asarray(values[rows], dtype=np.float32)
+        check_finite(piece, start, missing, position_name)
+        value_range.update(piece)
+        return rows, piece
+
+    return prefetch_map(checked, range(0, values.shape[0], step), threads=1)
 
 
 def _warn_of_constants(constant: Sequence[tuple[int, ...]], position_name: PositionName) -> None:
     if constant:
         named = ", ".join(position_name(position) for position in constant[:_NAMED])
         more = f" and {len(constant) - _NAMED} more" if len(constant) > _NAMED else ""
-        warnings.warn(f"the same value in every sample: {named}{more}. They tell nothing", ManyDGWarning, stacklevel=4)
+        warn(f"the same value in every sample: {named}{more}. They tell nothing")
 
 
 def _check_target(labels: Tensor, target: TargetSpec, *, numbers: bool) -> None:
@@ -493,10 +561,14 @@ class _Range:
 def check_finite(piece: npt.NDArray[np.float32], start: int, missing: str, position_name: PositionName) -> None:
     """Raise if a value of some samples is infinite or, unless missing values are kept, missing.
 
-    - ``piece`` ``(rows, ...)``
-    - ``start``: The number of the first of these rows.
-    - ``missing`` {"refuse", "keep"}
-    - ``position_name``: What messages call a position within a sample.
+    Parameters
+    ----------
+    piece : array ``(rows, ...)``
+    start : int
+        The number of the first of these rows.
+    missing : {"refuse", "keep"}
+    position_name : callable
+        What messages call a position within a sample.
     """
     bad = np.isinf(piece) if missing == "keep" else ~np.isfinite(piece)
     if not bad.any():
@@ -517,9 +589,7 @@ def _check_patients(patients: npt.NDArray[Any]) -> None:
     if len(names) < 2:
         raise DataError("all samples are of one patient: a model for new patients needs samples of several")
     if len(names) == len(codes):
-        warnings.warn(
+        warn(
             f"each of the {len(codes)} samples has a patient of its own, so that there are no pairs to learn from: "
-            "is the patient column a row number?",
-            ManyDGWarning,
-            stacklevel=4,
+            "is the patient column a row number?"
         )

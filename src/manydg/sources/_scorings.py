@@ -52,9 +52,14 @@ _LISTED = 12
 class ScoringFormat:
     """What a table of labels does not say itself.
 
-    - ``epoch``: Seconds of a scored epoch, where a file has one row or number for each.
-    - ``column``: The column of the label, where its name is not a usual one.
-    - ``event_seconds``: Length of an event that states none.
+    Parameters
+    ----------
+    epoch : float
+        Seconds of a scored epoch, where a file has one row or number for each.
+    column : str, optional
+        The column of the label, where its name is not a usual one.
+    event_seconds : float, optional
+        Length of an event that states none.
     """
 
     epoch: float = 30.0
@@ -65,7 +70,12 @@ class ScoringFormat:
 def read_scoring(path: Path, format: ScoringFormat, start: datetime | None = None) -> list[Annotation]:
     """The annotations of a file of labels.
 
-    - ``start``: When the recording began, where times of the day are to be understood.
+    Parameters
+    ----------
+    path : path
+    format : ScoringFormat
+    start : datetime, optional
+        When the recording began, where times of the day are to be understood.
     """
     if path.suffix.lower() in SUFFIXES:
         notes = read_annotations(path)
@@ -300,9 +310,13 @@ PRESETS = {
 class LabelMap:
     """Which texts mean which class.
 
-    - ``rules`` (str, str): A text, or a pattern such as ``T[12]``, and its class; an empty class leaves those windows
-      out. Case does not matter. The first that fits counts.
-    - ``preset``: ``aasm`` or ``rk``: for texts that no rule fits.
+    Parameters
+    ----------
+    rules : tuple of (str, str)
+        A text, or a pattern such as ``T[12]``, and its class; an empty class leaves those windows out. Case does not
+        matter. The first that fits counts.
+    preset : str, optional
+        ``aasm`` or ``rk``: for texts that no rule fits.
     """
 
     rules: tuple[tuple[str, str], ...] = ()
@@ -389,17 +403,25 @@ def merged(spans: Iterable[Span], gap: float) -> list[Span]:
 class WindowLabels:
     """The label of each window.
 
-    - ``codes`` ``(windows,)``: Positions in ``names``; -1 where no label covers the window.
-    - ``others`` ``(windows,)``: Position of a second label that covers it too; -1 where there is none.
+    Parameters
+    ----------
+    names : tuple of str
+    codes : array ``(windows,)``
+        Positions in ``names``; -1 where no label covers the window.
+    others : array ``(windows,)``
+        Position of a second label that covers it too; -1 where there is none.
+    disputed : array ``(windows,)``
+        Whether another label overlaps a part of the window, by more than a hundredth of it.
     """
 
     names: tuple[str, ...]
     codes: npt.NDArray[np.int64]
     others: npt.NDArray[np.int64]
+    disputed: npt.NDArray[np.bool_]
 
 
 def label_windows(onsets: npt.NDArray[np.float64], seconds: float, spans: Sequence[Span]) -> WindowLabels:
-    """The label that covers all of a window, for each window.
+    """The label that covers all of a window, for each window; ``onsets`` are sorted.
 
     Examples
     --------
@@ -418,4 +440,9 @@ def label_windows(onsets: npt.NDArray[np.float64], seconds: float, spans: Sequen
         covered = (last >= 0) & (end[last] >= onsets + seconds - slack)
         others[covered & (codes >= 0)] = code
         codes[covered & (codes < 0)] = code
-    return WindowLabels(names, codes, others)
+    disputed, much = np.zeros(len(onsets), bool), 0.01 * seconds
+    for span in together:
+        if span.end - span.onset > much:
+            rows = slice(*np.searchsorted(onsets, [span.onset - seconds + much, span.end - much]))
+            disputed[rows] |= (codes[rows] >= 0) & (codes[rows] != names.index(span.name))
+    return WindowLabels(names, codes, others, disputed)

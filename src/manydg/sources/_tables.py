@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from manydg.data.columns import parse_numbers
-from manydg.errors import DataError, ManyDGWarning, StorageError
+from manydg.data.encoding import parse_numbers
+from manydg.errors import DataError, StorageError, warn
 from manydg.files import UNPACKED_MOST, UNPACKED_RATIO, unpacked_limit
 from manydg.sources._preparing import hint_at_another
 
@@ -33,8 +32,13 @@ _GZIP = b"\x1f\x8b"
 class Table:
     """One CSV file of a database.
 
-    - ``name``: The table's name in lower case.
-    - ``columns``: Column names in lower case, and as the file spells them.
+    Parameters
+    ----------
+    name : str
+        The table's name in lower case.
+    path : Path
+    columns : dict of str to str
+        Column names in lower case, and as the file spells them.
     """
 
     name: str
@@ -106,11 +110,18 @@ def find_tables(
 ) -> dict[str, Table]:
     """Find a database's tables in a folder.
 
-    - ``raw``: The folder; file names may be in any case and end in ``.csv`` or ``.csv.gz``.
-    - ``wanted``: Lower-case table names.
-    - ``source``: The database asked for.
-    - ``optional``: Tables that one may do without.
-    - ``without``: Those that the user does without.
+    Parameters
+    ----------
+    raw : path
+        The folder; file names may be in any case and end in ``.csv`` or ``.csv.gz``.
+    wanted : sequence of str
+        Lower-case table names.
+    source : str
+        The database asked for.
+    optional : sequence of str
+        Tables that one may do without.
+    without : sequence of str
+        Those that the user does without.
     """
     folder = Path(raw)
     if not folder.is_dir():
@@ -148,7 +159,10 @@ def open_table(path: Path, name: str) -> Table:
 def check_whole(path: Path, fields: int, separator: str = ",") -> None:
     """Raise if a CSV file, plain or gzipped, ends in the middle of a row, or unpacks to more than the limits allow.
 
-    - ``fields``: The number of columns.
+    Parameters
+    ----------
+    fields : int
+        The number of columns.
     """
     with path.open("rb") as file:
         packed = file.read(2) == _GZIP
@@ -165,11 +179,9 @@ def check_whole(path: Path, fields: int, separator: str = ",") -> None:
     if count < fields:
         raise DataError(f"{path} is cut short: its last row has {count} of {fields} fields: download it again")
     if not tail.endswith((b"\n", b"\r")):
-        warnings.warn(
+        warn(
             f"the last line of {path} does not end: the file may be cut short. Compare its size with the original's, "
-            "or end the line",
-            ManyDGWarning,
-            stacklevel=4,
+            "or end the line"
         )
 
 
@@ -294,8 +306,12 @@ _TABLE_LIMIT = 1 << 27
 class CategoryMap:
     """Looks up what each category of a column is converted to, converting every category once.
 
-    - ``convert``: From a Series of different texts to an array of the same length.
-    - ``dtype``: Of the result.
+    Parameters
+    ----------
+    convert : callable
+        From a Series of different texts to an array of the same length.
+    dtype : numpy type
+        Of the result.
     """
 
     def __init__(self, convert: Callable[[pl.Series], Array], dtype: npt.DTypeLike) -> None:

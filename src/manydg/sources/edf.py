@@ -12,7 +12,6 @@ import hashlib
 import io
 import math
 import re
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,10 +27,11 @@ import torch
 
 from manydg.data.info import DatasetInfo, SourceFile, TargetSpec
 from manydg.data.storage import DatasetWriter
-from manydg.errors import ConfigError, DataError, ManyDGWarning, StorageError, csv_text
+from manydg.errors import ConfigError, DataError, StorageError, csv_text, warn
 from manydg.files import Json, disk_error, reading_errors
 from manydg.jobs import Job, in_this_process
 from manydg.sources._edf import (
+    FIRST_DAY,
     SUFFIXES,
     Annotation,
     EdfHeader,
@@ -240,7 +240,7 @@ KEPT = ("patient", "session", "clock")
 
 @dataclass(frozen=True)
 class RecordingOptions(Options):
-    """How to read new recordings."""
+    """How to read new recordings, and what the tables of predictions show besides."""
 
     resample: bool = option(False, help="EDF: bring another rate to the model's.")
     alias: tuple[str, ...] = option(
@@ -249,25 +249,16 @@ class RecordingOptions(Options):
         metavar="NAME=LABEL",
         shown_default="none",
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        aliases(self.alias)
-
-
-@dataclass(frozen=True)
-class NewRecordingOptions(RecordingOptions):
-    """The same, and what the tables of predictions show besides."""
-
     keep: tuple[str, ...] = option((), help=KEEP_HELP, metavar="COL")
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        aliases(self.alias)
         if unknown := [name for name in self.keep if name not in KEPT]:
             raise ConfigError(f"of recordings {', '.join(KEPT)} can be kept, not '{unknown[0]}'")
 
 
-class Edf(Source[EdfOptions, NewRecordingOptions]):
+class Edf(Source[EdfOptions, RecordingOptions]):
     """Recordings of your own as windows with a label each.
 
     The column ``signal`` is ``(rows, channels, samples)`` float32 in microvolts. A window gets the label that covers
@@ -276,7 +267,7 @@ class Edf(Source[EdfOptions, NewRecordingOptions]):
 
     name = "edf"
     options_class = EdfOptions
-    prediction_options_class = NewRecordingOptions
+    prediction_options_class = RecordingOptions
     self_explanatory = False
     general = True
     docs = SourceDocs(
@@ -315,17 +306,13 @@ class Edf(Source[EdfOptions, NewRecordingOptions]):
             )  # fmt: skip
         return out
 
-    def for_prediction(self, raw: Path, trained: TrainedOn, options: NewRecordingOptions) -> Iterator[NewSamples]:
+    def for_prediction(self, raw: Path, trained: TrainedOn, options: RecordingOptions) -> Iterator[NewSamples]:
         """One person after the other, with all their recordings; files of labels are not needed."""
         self.check_trained_on(trained)
         gap = float(trained.settings.get("session_gap") or 0.0)
         format = format_of(trained.settings, options)
         for person in _by_person(raw, str(trained.settings.get("patient") or "file")):
-            parts = [
-                _with_kept(read_recording(each.path, format, resample=options.resample, name=each.name), each, options)
-                for each in person
-            ]
-            yield together(parts, gap)
+            yield together([read_new(each, format, options) for each in person], gap)
 
     def write_predictions(self, folder: Path, samples: NewSamples, predictions: SamplePredictions) -> list[Path]:
         """Write ``NAME.csv``, EDF+ annotations (``NAME-Hypnogram.edf`` for stages) and a plot for each recording."""
@@ -469,7 +456,7 @@ def _headers(raw: Path, *, skip: bool) -> tuple[dict[Path, EdfHeader], int]:
         except DataError as error:
             if not skip:
                 raise
-            warnings.warn(f"left out: {error}", ManyDGWarning, stacklevel=4)
+            warn(f"left out: {error}")
             damaged += 1
     return headers, damaged
 
@@ -605,9 +592,7 @@ def _warn_of_people(recordings: Sequence[RawRecording], headers: Mapping[Path, E
             if kind == "patient"
             else f"headers name '{first}' in recordings of several patients ({several}): one taken for several?"
         )
-        warnings.warn(
-            f"{words} ({len(mixed)} such; '--patient header' goes by the headers)", ManyDGWarning, stacklevel=4
-        )
+        warn(f"{words} ({len(mixed)} such; '--patient header' goes by the headers)")
 
 
 def _warn_of_participants(raw: Path, recordings: Sequence[RawRecording]) -> None:
@@ -622,7 +607,7 @@ def _warn_of_participants(raw: Path, recordings: Sequence[RawRecording]) -> None
         ("have recordings but are not listed there", recorded - listed_people),
     ):
         if people:
-            warnings.warn(f"{file}: {len(people)} people {words} (sub-{min(people)})", ManyDGWarning, stacklevel=4)
+            warn(f"{file}: {len(people)} people {words} (sub-{min(people)})")
 
 
 def _scorings_of(
@@ -759,11 +744,16 @@ def _read_labels(recording: RawRecording, format: ScoringFormat) -> list[Annotat
 
 
 def _check_starts(header: EdfHeader, scoring: EdfHeader) -> None:
-    if header.start_is_known and scoring.start_is_known and header.start != scoring.start:
-        raise DataError(
-            f"{header.path.name} starts at {header.start:%d.%m.%Y %H:%M:%S}, its hypnogram {scoring.path.name} at "
-            f"{scoring.start:%d.%m.%Y %H:%M:%S}: they do not belong together"
-        )
+    start, other = (each.start if each.start_is_known else None for each in (header, scoring))
+    if start is None or other is None or start == other:
+        return
+    # Of an anonymised file the date is the format's first day; the time of day may still be true.
+    if FIRST_DAY.date() in (start.date(), other.date()) and start.time() == other.time():
+        return
+    raise DataError(
+        f"{header.path.name} starts at {start:%d.%m.%Y %H:%M:%S}, its hypnogram {scoring.path.name} at "
+        f"{other:%d.%m.%Y %H:%M:%S}: they do not belong together. If they do, correct one of the headers"
+    )
 
 
 # Which windows are samples
@@ -861,6 +851,7 @@ def plan_recording(recording: RawRecording, header: EdfHeader, notes: Sequence[A
         "beyond": int((~within).sum()),
         "movement": int(movement.sum()),
         "two": int((two & within).sum()),
+        "disputed": int((kept & ~two & labels.disputed).sum()),
         "unlabelled": int((within & ~staged & ~movement & ~two).sum()),
         "outside_margin": int((staged & ~kept).sum()),
         "without_signal": _windows_after(end, spans, recipe),
@@ -939,7 +930,7 @@ def _plan(
     usable: list[tuple[RawRecording, Survey]] = []
     for recording, result in zip(recordings, surveys, strict=True):
         if result.problem:
-            warnings.warn(f"left out: {result.problem}", ManyDGWarning, stacklevel=3)
+            warn(f"left out: {result.problem}")
         else:
             usable.append((recording, result))
     if not usable:
@@ -956,7 +947,7 @@ def _plan(
         except DataError as error:
             if not skip:
                 raise
-            warnings.warn(f"left out: {error}", ManyDGWarning, stacklevel=3)
+            warn(f"left out: {error}")
     if not plans:
         raise DataError("not one recording can be used; the lines above say why")
     if options.classes is None:
@@ -1004,33 +995,29 @@ def _without_empty(recipe: Recipe, plans: Sequence[Plan]) -> tuple[Recipe, list[
 def _warn_of_labels(texts: Mapping[str, int], plans: Sequence[Plan], recipe: Recipe, options: EdfOptions) -> None:
     unknown = {text: count for text, count in texts.items() if recipe.labels.class_of(text) is None}
     if unknown:
-        warnings.warn(
-            f"{sum(unknown.values()):,} labels map to no class and are left out: {listed(unknown)}",
-            ManyDGWarning,
-            stacklevel=4,
-        )
+        warn(f"{sum(unknown.values()):,} labels map to no class and are left out: {listed(unknown)}")
     if recipe.labels.preset and texts.get("4") and not texts.get("5") and "4" not in dict(recipe.labels.rules):
-        warnings.warn(
-            "the label '4' is read as stage 4, and no '5' (REM) occurs: if 4 is REM here, say --label 4=REM",
-            ManyDGWarning,
-            stacklevel=4,
-        )
+        warn("the label '4' is read as stage 4, and no '5' (REM) occurs: if 4 is REM here, say --label 4=REM")
     late = [plan for plan in plans if plan.counts["without_signal"]]
     if late:
         total = sum(plan.counts["without_signal"] for plan in late)
-        warnings.warn(
+        warn(
             f"the labels of {len(late)} recordings go on after the signal ends, by {total:,} windows in all (first: "
-            f"{late[0].recording.path.name}): there is nothing to cut those windows from",
-            ManyDGWarning,
-            stacklevel=4,
+            f"{late[0].recording.path.name}): there is nothing to cut those windows from"
+        )
+    disputed = [plan for plan in plans if plan.counts["disputed"]]
+    if disputed:
+        total = sum(plan.counts["disputed"] for plan in disputed)
+        warn(
+            f"labels overlap: {total:,} windows of {len(disputed)} recordings (first: "
+            f"{disputed[0].recording.path.name}) have a second label in a part of them, and keep the one that covers "
+            "all of them"
         )
     mixed = sum(plan.counts["unlabelled"] for plan in plans) / max(1, sum(plan.counts["windows"] for plan in plans))
     if mixed > 0.5 and options.align == "recording":
-        warnings.warn(
+        warn(
             f"{mixed:.0%} of the windows are covered by no single label: --align labels begins windows where labels "
-            "begin, --window sets their length",
-            ManyDGWarning,
-            stacklevel=4,
+            "begin, --window sets their length"
         )
 
 
@@ -1072,9 +1059,7 @@ def _common_channels(headers: Sequence[EdfHeader]) -> tuple[str, ...]:
         )
     left = sorted({label for labels in voltages for label in labels} - set(common))
     if left:
-        warnings.warn(
-            f"channels that not every recording has are left out: {', '.join(left)}", ManyDGWarning, stacklevel=5
-        )
+        warn(f"channels that not every recording has are left out: {', '.join(left)}")
     return tuple(common)
 
 
@@ -1092,7 +1077,7 @@ def _warn_of_bad_channels(plans: Sequence[Plan], format: SignalFormat) -> None:
         derived = format.montage.derive(plan.header) if marked else []
         bad.update(marked & {label for each in derived for label in (*each.plus, *each.minus)})
     if bad:
-        warnings.warn(f"channels.tsv calls channels bad that are used: {listed(bad)}", ManyDGWarning, stacklevel=4)
+        warn(f"channels.tsv calls channels bad that are used: {listed(bad)}")
 
 
 def _common_rate(headers: Sequence[EdfHeader], montage: Montage) -> float:
@@ -1320,8 +1305,9 @@ def find_recordings(raw: str | Path) -> list[Path]:
     return recordings
 
 
-def _with_kept(recording: Recording, raw: RawRecording, options: NewRecordingOptions) -> Recording:
-    """A recording with the columns to keep beside the number and the onset of each window."""
+def read_new(raw: RawRecording, trained: SignalFormat, options: RecordingOptions) -> Recording:
+    """A new recording, with the columns to keep beside the number and the onset of each window."""
+    recording = read_recording(raw.path, trained, resample=options.resample, name=raw.name)
     if not options.keep:
         return recording
     begin = recording.start

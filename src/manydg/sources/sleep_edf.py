@@ -32,6 +32,7 @@ from manydg.sources._source import (
     option,
 )
 from manydg.sources.edf import (
+    KEPT,
     FlowWords,
     Plan,
     Plans,
@@ -47,7 +48,7 @@ from manydg.sources.edf import (
     limit,
     plan_recording,
     plot_hypnogram,
-    read_recording,
+    read_new,
     survey,
     words_of,
     write_dataset,
@@ -141,7 +142,10 @@ class SleepEdf(Source[SleepEdfOptions, RecordingOptions]):
         """One recording after the other, cut into the epochs the model knows; hypnograms are not needed."""
         self.check_trained_on(trained)
         for path in find_recordings(raw):
-            yield read_recording(path, format_of(trained.settings, options), resample=options.resample)
+            match = _NAME.fullmatch(path.name)
+            patient, session = (match["study"].upper() + match["subject"], match["night"]) if match else ("", "")
+            night = RawRecording(path.stem, patient, session, path)
+            yield read_new(night, format_of(trained.settings, options), options)
 
     def write_predictions(self, folder: Path, samples: NewSamples, predictions: SamplePredictions) -> list[Path]:
         """Write stages as ``NAME.csv``, as EDF+ annotations ``NAME-Hypnogram.edf`` and as a plot ``NAME.png``."""
@@ -152,7 +156,9 @@ class SleepEdf(Source[SleepEdfOptions, RecordingOptions]):
                 f"{len(samples.patients)} epochs and {len(names)} stages, but probabilities of {probabilities.shape}"
             )
         table, notes, plot = (folder / f"{samples.name}{end}" for end in (".csv", "-Hypnogram.edf", ".png"))
-        write_atomically(table, epoch_table(names, probabilities, samples.epoch_seconds, predictions.trust))
+        kept = samples.rows.select(name for name in samples.rows.columns if name in KEPT).to_dict(as_series=False)
+        more = {**kept, **predictions.trust}
+        write_atomically(table, epoch_table(names, probabilities, samples.epoch_seconds, more))
         try:
             write_annotations(notes, words_of(predictions), samples.start, samples.epoch_seconds)
             plot_hypnogram(plot, names, probabilities, samples.name, samples.epoch_seconds)

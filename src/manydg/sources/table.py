@@ -12,8 +12,8 @@ import itertools
 import math
 import re
 import sqlite3
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -26,19 +26,28 @@ import polars as pl
 import torch
 
 from manydg.config import UNITS, duration
-from manydg.data.columns import (
-    Column,
+from manydg.data.columns import Column
+from manydg.data.encoding import (
     FrameEncoding,
+    distinct,
     inputs_of,
     parse_numbers,
     plan_encoding,
     seconds_of,
     sites_of_patients,
 )
-from manydg.data.info import DatasetInfo, EventSpec
-from manydg.errors import ConfigError, DataError, ManyDGWarning, StorageError
+from manydg.data.info import DatasetInfo, EventSpec, SourceFile
+from manydg.errors import ConfigError, DataError, StorageError, warn
 from manydg.files import Json
-from manydg.sources._preparing import MISSING, CohortFlow, check_finite, naming, with_provenance, write_dense
+from manydg.sources._preparing import (
+    MISSING,
+    CohortFlow,
+    check_finite,
+    describe_files,
+    naming,
+    with_provenance,
+    write_dense,
+)
 from manydg.sources._source import KEEP_HELP, NewSamples, Options, RawArgument, Source, SourceDocs, TrainedOn, option
 from manydg.sources._tables import check_unpacked_rows, check_whole, ids_of
 
@@ -191,6 +200,14 @@ class TableFile(Source[TableOptions, PredictionOptions]):
         tables = open_tables(raw, options.patient, *options.categorical, query=options.query)
         roles = _choose(tables[0].columns, raw, options)
         frame = _collect(tables, roles.columns(), raw)
+        with ThreadPoolExecutor(1, thread_name_prefix="checksums") as pool:
+            files = itertools.chain.from_iterable(pool.map(describe_files, [[table.path] for table in tables]))
+            return self._write(out, frame, roles, options, raw, files, overwrite=overwrite)
+
+    def _write(
+        self, out: Path, frame: pl.DataFrame, roles: _Roles, options: TableOptions, raw: Path,
+        files: Iterable[SourceFile], *, overwrite: bool,
+    ) -> Path:  # fmt: skip
         flow = CohortFlow()
         flow.add("rows of the table", patients=frame[roles.patient].n_unique(), samples=frame.height)
         patients = patients_of(frame, roles.patient, raw)
@@ -203,15 +220,13 @@ class TableFile(Source[TableOptions, PredictionOptions]):
         beside = _Beside(event, groups, _sites(frame, roles.site, patients, raw))
         encoding, texts = _encoding(frame, roles, patients, raw)
         _question(frame, encoding, labels, roles, raw, numeric=options.kind == "regression")
-        values = encoding.numbers(frame)
-        options = replace(options, missing=_missing(options.missing, values, raw))
+        options = replace(options, missing=_missing(options.missing, frame, encoding, raw))
         settings = encoding.settings() | ({} if gap is None else {"session_gap": gap})
         described = options.to_json() | {"left_out_of_features": roles.left_out}
         described |= {"text_left_out": list(texts)} if texts else {}
-        files = [table.path for table in tables]
         return write_dense(
             out,
-            values,
+            _Encoded(frame, encoding),
             labels,
             patients,
             position_name=lambda position: f"feature '{encoding.features[position[0]].name}'",
@@ -258,6 +273,21 @@ class TableFile(Source[TableOptions, PredictionOptions]):
             for reason, names in named.items()
             if isinstance(names, list) and names
         ]
+
+
+@dataclass(frozen=True, eq=False)
+class _Encoded:
+    """The numbers of a table ``(rows, features)``, of which a slice is computed when it is asked for."""
+
+    frame: pl.DataFrame
+    encoding: FrameEncoding
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.frame.height, len(self.encoding.features)
+
+    def __getitem__(self, rows: slice, /) -> npt.NDArray[np.float32]:
+        return self.encoding.numbers(self.frame[rows])
 
 
 # Which column is what
@@ -621,7 +651,7 @@ def times_of(frame: pl.DataFrame, name: str, path: Path) -> npt.NDArray[np.float
 
 # What is odd about a table, as warnings
 
-_ROWS_FOR_A_LOOK, _FEWEST_OF_A_CLASS = 20_000, 10
+_ROWS_FOR_A_LOOK, _COLUMNS_FOR_A_LOOK, _FEWEST_OF_A_CLASS = 2_000, 8, 10
 _IDENTIFIER = re.compile(r"(?:^|[_ .-])(?:id|mrn)$|[a-z]I[dD]$", re.IGNORECASE)
 
 
@@ -629,20 +659,21 @@ def _question(
     frame: pl.DataFrame, encoding: FrameEncoding, labels: npt.NDArray[Any], roles: _Roles, path: Path, *, numeric: bool
 ) -> None:
     """Warn of rows that are there twice, of features that give the target away, and of identifiers among them."""
-    # Rows with different hashes are different; only if some are alike are the rows themselves compared.
-    alike = frame.height - frame.hash_rows().n_unique()
+    # Rows that differ in some columns, or in their hash, are different; only if some are alike are all cells compared.
+    some = frame.select(frame.columns[-_COLUMNS_FOR_A_LOOK:])
+    alike = all(columns.hash_rows().n_unique() < frame.height for columns in (some, frame))
     if alike and (repeated := frame.height - frame.n_unique()):
-        _warn(
+        warn(
             f"{path}: {repeated:,} of {frame.height:,} rows repeat an earlier row in every column that is used: were "
             "tables joined twice?"
         )
     if labels.ndim == 1 and (telling := _telling(frame, encoding, labels, ordered=numeric)):
-        _warn(
+        warn(
             f"{path}: each of these features alone tells the target exactly: {', '.join(telling[:5])}. Is it known "
             "before the target is? If not, leave it out"
         )
     if ids := [name for name in roles.optional if _IDENTIFIER.search(name) and name not in roles.categorical]:
-        _warn(
+        warn(
             f"{path}: features that are named like identifiers: {', '.join(ids[:5])}. A model may learn people by them"
         )
 
@@ -656,25 +687,22 @@ def _warn_of_text(frame: pl.DataFrame, encoding: FrameEncoding, path: Path) -> N
         text = cells.filter(cells.is_not_null() & cells.cast(pl.Float64, strict=False).is_null())
         lost = text.filter(parse_numbers(text).is_null())
         others = f", {len(lost):,} others such as '{lost[0]}' as missing" if len(lost) else ""
-        _warn(f"{path}: {len(text) - len(lost):,} limits or ranges in '{feature.name}' count as numbers{others}")
+        warn(f"{path}: {len(text) - len(lost):,} limits or ranges in '{feature.name}' count as numbers{others}")
 
 
-def _missing(wanted: str, values: npt.NDArray[np.float32], raw: Path) -> str:
+def _missing(wanted: str, frame: pl.DataFrame, encoding: FrameEncoding, raw: Path) -> str:
     """What to do with empty values: ``auto`` keeps them, with a warning, where there are any."""
     if wanted != "auto":
         return wanted
-    empty = np.isnan(values)
-    if not empty.any():
+    gaps = np.array([feature.gaps(frame) for feature in encoding.features])
+    if not gaps.any():
         return "refuse"
-    _warn(
-        f"{raw}: {int(empty.any(axis=0).sum())} of {values.shape[1]} features have empty values ({empty.mean():.1%} of "
-        "all); they are kept as measurements not taken ('--missing refuse' makes them an error)"
+    warn(
+        f"{raw}: {np.count_nonzero(gaps)} of {len(gaps)} features have empty values "
+        f"({gaps.mean() / frame.height:.1%} of all); they are kept as measurements not taken "
+        "('--missing refuse' makes them an error)"
     )
     return "keep"
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, ManyDGWarning, stacklevel=5)
 
 
 def _telling(
@@ -684,15 +712,15 @@ def _telling(
 
     With ``ordered`` the labels are numbers, and a feature tells them that rises or falls with them throughout.
     """
-    _, classes = np.unique(labels, return_inverse=True)
+    _, classes = distinct(labels)
     if ordered:
         return [feature.name for feature in encoding.features if _rises_with(feature.values(frame), classes)]
     if np.bincount(classes).min() < _FEWEST_OF_A_CLASS:
         return []
-    some = np.arange(0, frame.height, max(1, frame.height // _ROWS_FOR_A_LOOK))
-    telling = []
-    for feature, glance in zip(encoding.features, encoding.numbers(frame[some]).T, strict=True):
-        if _splits_into(glance, classes[some]) and _splits_into(feature.values(frame), classes):
+    every = max(1, frame.height // _ROWS_FOR_A_LOOK)
+    telling, look = [], encoding.numbers(frame.gather_every(every)).T
+    for feature, glance in zip(encoding.features, look, strict=True):
+        if _splits_into(glance, classes[::every]) and _splits_into(feature.values(frame), classes):
             telling.append(feature.name)
     codes = encoding.codes(frame)
     for name, column in zip(encoding.levels, () if codes is None else codes.T, strict=True):

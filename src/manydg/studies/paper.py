@@ -14,8 +14,9 @@ from manydg.data.storage import read_description
 from manydg.errors import DataError, ManyDGError, StorageError, unknown_name
 from manydg.sources import SOURCES, TWINS, find_source, find_twin, recognize
 from manydg.studies.conduct import conduct, fitting, make_request, plan_experiment
+from manydg.studies.experiment import Request
 from manydg.studies.settings import Options, changed, preset_names, read_preset
-from manydg.studies.study import Board, Request, Study
+from manydg.studies.study import Board, Study
 
 # Finding datasets in a folder by what is in it, and making dataset folders of raw files
 
@@ -29,8 +30,12 @@ Report = Callable[[str], None]
 class DataFolder:
     """A dataset in a folder.
 
-    - ``name``: What to call it: the source's name for raw files, the folder's for a dataset folder.
-    - ``state`` {"prepared", "raw"}
+    Parameters
+    ----------
+    name : str
+        What to call it: the source's name for raw files, the folder's for a dataset folder.
+    state : {"prepared", "raw"}
+    path : Path
     """
 
     name: str
@@ -81,7 +86,10 @@ def _source(folder: Path) -> str | None:
 def prepare_folder(entry: DataFolder, raw: Path, out: Path, *, workers: int, report: Report) -> Path:
     """The dataset folder of an entry: itself, or made from raw files in ``out`` unless it was made before.
 
-    - ``raw``: Where else to look for what the files alone do not tell: a mapping of drugs, for one.
+    Parameters
+    ----------
+    raw : Path
+        Where else to look for what the files alone do not tell: a mapping of drugs, for one.
     """
     if entry.state == PREPARED:
         return entry.path
@@ -129,13 +137,20 @@ def compared() -> tuple[str, ...]:
 class Scale:
     """How much of everything.
 
-    - ``name``: By which synthetic twins know how much to write.
-    - ``seeds``: Patient splits of the main table; ``varied_seeds`` those of the other experiments.
-    - ``epochs``, ``timed_epochs``: Training epochs, the settings' own where ``None``; epochs of the running-time
-      experiment.
-    - ``patients``: Most patients of a dataset, drawn at random.
-    - ``rivals``: Algorithms of the experiments that compare some; the paper's if not given.
-    - ``training``: Other training options.
+    Parameters
+    ----------
+    name : str
+        By which synthetic twins know how much to write.
+    seeds : int
+        Patient splits of the main table; ``varied_seeds`` those of the other experiments.
+    epochs, timed_epochs : int
+        Training epochs, the settings' own where ``None``; epochs of the running-time experiment.
+    patients : int or None
+        Most patients of a dataset, drawn at random.
+    rivals : tuple of str, optional
+        Algorithms of the experiments that compare some; the paper's if not given.
+    training : dict
+        Other training options.
     """
 
     name: str
@@ -266,7 +281,10 @@ def run_paper(
 ) -> Path:
     """Run every experiment on every dataset.
 
-    - returns: The results folder, for the report.
+    Returns
+    -------
+    Path
+        The results folder, for the report.
     """
     results = out / "results"
     for chapter in chapters:

@@ -40,9 +40,15 @@ class PaperCell:
 class PaperTable:
     """One table.
 
-    - ``number``: As numbered in the paper; None for figures that stand in its text.
-    - ``label``: The label in the paper's source.
-    - ``format``: Format of a value, as printed.
+    Attributes
+    ----------
+    number : int or None
+        As numbered in the paper; None for figures that stand in its text.
+    slug, title, note : str
+    label : str
+        The label in the paper's source.
+    format : str
+        Format of a value, as printed.
     """
 
     number: int | None
@@ -82,8 +88,12 @@ class PaperTable:
 class PaperTask:
     """One of the paper's four tasks, and the data it ran on.
 
-    - ``source``: The source here that reads the same data.
-    - ``patients``, ``samples``: As the paper counts them; with ``counts`` "at least", it says "more than".
+    Attributes
+    ----------
+    source : str
+        The source here that reads the same data.
+    patients, samples : int or None
+        As the paper counts them; with ``counts`` "at least", it says "more than".
     """
 
     slug: str
@@ -151,7 +161,12 @@ def data_difference(task: str, *, source: str | None, patients: int | None, samp
     They count as the same only if they come from the same source and have the paper's numbers of patients and samples;
     whatever is not known counts as different.
 
-    - ``source``: What the dataset was prepared from (``provenance`` of the dataset).
+    Parameters
+    ----------
+    task : str
+    source : str or None
+        What the dataset was prepared from (``provenance`` of the dataset).
+    patients, samples : int or None
     """
     theirs = paper_tasks()[task]
     reasons = []
@@ -178,7 +193,12 @@ def _alike(ours: int | None, paper: int, counts: str) -> bool:
 class Beside:
     """Our table and the paper's, cell by cell.
 
-    - ``rows``: Algorithm, metric, our text, the paper's text, and the name of the paper's table.
+    Attributes
+    ----------
+    task : str
+    difference : Difference
+    rows : tuple
+        Algorithm, metric, our text, the paper's text, and the name of the paper's table.
     """
 
     task: str
@@ -201,8 +221,13 @@ def beside(summary: Summary, *, task: str | None = None, source: str | None = No
     None where the paper did not use the data or has no figure for any row, and for synthetic data, which are not to be
     compared with real patients.
 
-    - ``task``: The paper's task; by default that on the data of the source.
-    - ``source``: What the dataset was prepared from.
+    Parameters
+    ----------
+    summary : Summary
+    task : str, optional
+        The paper's task; by default that on the data of the source.
+    source : str, optional
+        What the dataset was prepared from.
     """
     chosen = task or task_on(source)
     if chosen is None or summary.synthetic:
