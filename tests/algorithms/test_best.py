@@ -166,3 +166,10 @@ def test_a_table_says_what_best_is_made_of_on_average() -> None:
     }
     notes = composition(Selection("compare", "d", TARGET, {"base": {0: record}, "best": runs}, (0, 1), ()))
     assert notes == ["best weighs its candidates, on average over the splits: lightgbm 70%, ema 30%"]
+
+
+def test_of_many_samples_each_tree_sees_a_share() -> None:
+    few, many = (Candidate("lightgbm").configured(CONFIG, rows).settings for rows in (100_000, 400_000))
+    assert few == {}
+    assert many == {"sample_share": 0.25}
+    assert "sample_share" not in Candidate("ema").configured(CONFIG, 400_000).settings

@@ -41,6 +41,8 @@ _LARGE_LEAVES: Mapping[str, Json] = {
     "rounds": 300, "learning_rate": 0.05, "leaves": 16, "leaf_samples": 200, "l2": 10.0, "feature_share": 0.3,
 }  # fmt: skip
 """Trees for patients with many samples, of whom twenty in a leaf may be one person."""
+_ROWS_OF_A_TREE = 100_000
+"""Of more training samples than these, LightGBM grows each tree on a random share: several trees cover all."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +70,11 @@ class Candidate:
         algorithm, *options = label.split("+")
         return Candidate(algorithm, frozenset(options))
 
-    def configured(self, config: TrainingConfig) -> TrainingConfig:
-        """The options of its training."""
-        settings = _LARGE_LEAVES if "large-leaves" in self.options else {}
+    def configured(self, config: TrainingConfig, rows: int = 0) -> TrainingConfig:
+        """The options of its training on so many samples."""
+        settings = dict(_LARGE_LEAVES) if "large-leaves" in self.options else {}
+        if self.algorithm == "lightgbm" and rows > _ROWS_OF_A_TREE:
+            settings["sample_share"] = _ROWS_OF_A_TREE / rows
         return config.replace(algorithm=self.algorithm, settings=settings)
 
     def reads(self, column: str) -> bool:

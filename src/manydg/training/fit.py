@@ -190,7 +190,7 @@ def _with_others(
         views = candidate.view(train), None if val is None else candidate.view(val)
         own = copy.deepcopy(backbone)
         trained[candidate.label] = fit(
-            candidate.configured(config), *views, device, backbone=own, folder=part, reporter=reporter
+            candidate.configured(config, len(train)), *views, device, backbone=own, folder=part, reporter=reporter
         ).algorithm.to(device)
     if val is None:
         even = 1 / len(trained)
