@@ -18,7 +18,7 @@ from typing import Any
 # What every command would otherwise import anew; an optimiser's first step alone needs seconds for torch._dynamo.
 MODULES = (
     "manydg.cli",
-    "manydg.cli._progress",
+    "manydg.cli._options",
     "manydg.studies.conduct",
     "manydg.studies.summary",
     "manydg.training.run",

@@ -15,8 +15,8 @@ from manydg import ManyDGClassifier, from_arrays, open_run, train
 from manydg.data.dataset import DomainDataset
 from manydg.errors import ConfigError, StorageError
 from manydg.predict import predict_raw
-from manydg.training.checkpoint import write_tensors
 from manydg.training.export import export_run
+from manydg.training.record import write_tensors
 
 PATIENTS = np.repeat([f"patient-{number:02d}" for number in range(16)], 8)
 NAMES = [f"lab {number}" for number in range(5)]

@@ -28,17 +28,9 @@ def code_version() -> str:
 def source_digest(parts: Sequence[str], root: Path | None = None) -> str:
     """Hash what modules do: their names and their syntax trees without docstrings.
 
-    Parameters
-    ----------
-    parts : sequence of str
-        Modules and folders of modules, relative to ``root``.
-    root : Path, optional
-        The folder of a package; this package's own if not given.
-
-    Returns
-    -------
-    str
-        Ten hexadecimal digits.
+    - ``parts``: Modules and folders of modules, relative to ``root``.
+    - ``root``: The folder of a package; this package's own if not given.
+    - returns: Ten hexadecimal digits.
     """
     root = root or Path(__file__).parent
     digest = hashlib.blake2b(digest_size=5)

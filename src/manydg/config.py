@@ -42,13 +42,9 @@ def duration(text: str, name: str) -> float:
 class DecisionRule:
     """What a decision threshold has to keep on validation patients.
 
-    Parameters
-    ----------
-    kind : {"sensitivity", "precision", "alarms"}
-    value : float
-        At least this sensitivity or precision; at most so many false alarms per patient-day.
-    text : str
-        As it was written.
+    - ``kind`` {"sensitivity", "precision", "alarms"}
+    - ``value``: At least this sensitivity or precision; at most so many false alarms per patient-day.
+    - ``text``: As it was written.
     """
 
     kind: str
@@ -80,13 +76,8 @@ class DecisionRule:
 class Range:
     """Numbers that a search draws from, both ends included.
 
-    Parameters
-    ----------
-    low, high : float
-    log : bool
-        Whether the logarithm is drawn evenly, rather than the number.
-    whole : bool
-        Whether only whole numbers are drawn.
+    - ``log``: Whether the logarithm is drawn evenly, rather than the number.
+    - ``whole``: Whether only whole numbers are drawn.
     """
 
     low: float
@@ -108,12 +99,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Choices:
-    """The few values that a search draws from.
-
-    Parameters
-    ----------
-    options : tuple
-    """
+    """The few values that a search draws from."""
 
     options: tuple[str | int | float, ...]
 
@@ -182,7 +168,7 @@ class TrainingConfig:
         ``none``, or the network behind the backbone that reads a patient's samples in the order of time:
         ``gru``, ``transformer`` or ``conv``.
     sequence_options : dict
-        Options of :class:`manydg.data.timeline.SequenceOptions`.
+        Options of :class:`manydg.data.sampling.SequenceOptions`.
     precision : {"auto", "float32", "tf32", "bf16"}
         Arithmetic of the training steps; ``auto`` is float32 on a CPU and what is fastest for the backbone on a GPU.
     execution : {"auto", "plain", "captured", "compiled", "deterministic"}

@@ -41,17 +41,17 @@ from torch import nn
 from manydg.algorithms import Algorithm
 from manydg.code_version import code_version
 from manydg.config import TrainingConfig, pick_device
+from manydg.data.columns import CATEGORIES, FrameEncoding, as_frame, encode_patients
 from manydg.data.dataset import DomainDataset, InputSchema, from_arrays, unlabelled
-from manydg.data.encoding import CATEGORIES, FrameEncoding, as_frame, encode_patients
 from manydg.data.info import DatasetInfo, TargetSpec
 from manydg.data.splits import rank_patients, split_patients
 from manydg.errors import ConfigError, DataError, ManyDGWarning
-from manydg.evaluation.predictions import DEFAULT_THRESHOLD, decide
+from manydg.evaluation.metrics import DEFAULT_THRESHOLD, decide
 from manydg.files import JsonObject, fingerprint
-from manydg.training.checkpoint import checksum
 from manydg.training.fit import fit, trust_named
 from manydg.training.inference import NONE, embed_dataset, predict_probabilities, with_context
 from manydg.training.personal import fit_population
+from manydg.training.record import checksum
 from manydg.training.run import Run, context_of, open_run, save_model, training_record
 
 Array = npt.NDArray[Any]
@@ -432,7 +432,7 @@ class ManyDGClassifier(ClassifierMixin, PatientEstimator):  # type: ignore[misc]
     sequence : {"none", "gru", "transformer", "conv"}
         The network behind the backbone that reads each patient's samples in the order of ``times``.
     sequence_options : dict, optional
-        Options of :class:`manydg.data.timeline.SequenceOptions`; ``{"direction": "causal"}`` reads up to each sample.
+        Options of :class:`manydg.data.sampling.SequenceOptions`; ``{"direction": "causal"}`` reads up to each sample.
     class_weight : dict, "balanced" or None
         Weights of the classes, as everywhere in scikit-learn; they multiply ``sample_weight``.
     n_jobs : int, optional

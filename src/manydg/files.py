@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import errno
 import hashlib
 import json
+import math
 import os
 import shutil
 import sys
@@ -22,13 +24,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol, TypeVar, Union
+from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar, Union, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from manydg.errors import DataError, StorageError
 from manydg.machine import locked
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 Json = Union[None, bool, int, float, str, Sequence["Json"], Mapping[str, "Json"]]  # noqa: UP007 - recursive
 """A value that JSON can hold."""
@@ -142,18 +147,9 @@ def write_json(path: Path, value: Mapping[str, object], *, indent: int | None = 
 def read_json(path: Path, *, remedy: str, missing: str | None = None) -> dict[str, Any]:
     """The object in a JSON file, for a typed reader to take apart.
 
-    Parameters
-    ----------
-    path : path
-    remedy : str
-        What to do about a file that is missing or damaged: the end of the message.
-    missing : str, optional
-        The whole message for a file that does not exist.
-
-    Raises
-    ------
-    StorageError
-        If the file is missing, unreadable, not JSON, or JSON but not an object.
+    - ``remedy``: What to do about a file that is missing or damaged: the end of the message.
+    - ``missing``: The whole message for a file that does not exist.
+    - raises StorageError: If the file is missing, unreadable, not JSON, or JSON but not an object.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -166,6 +162,29 @@ def read_json(path: Path, *, remedy: str, missing: str | None = None) -> dict[st
     if not isinstance(content, dict):
         raise StorageError(f"{path} is damaged: {remedy}")
     return content
+
+
+def as_json(value: object) -> Json:
+    """JSON values of dataclasses, mappings and sequences; a number that is not finite is null."""
+    if hasattr(value, "to_json"):
+        return cast("Json", value.to_json())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return fields_as_json(value)
+    if isinstance(value, Mapping):
+        return {str(key): as_json(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else cast("Json", value)
+
+
+def fields_as_json(value: DataclassInstance, *optional: str) -> dict[str, Json]:
+    """A dataclass by its fields, in their order; the optional ones only where they hold something."""
+    known = {entry.name: getattr(value, entry.name) for entry in dataclasses.fields(value)}
+    return {name: as_json(entry) for name, entry in known.items() if name not in optional or _holds(entry)}
+
+
+def _holds(value: object) -> bool:
+    return bool(value) if isinstance(value, bool | str | tuple | Mapping) else value is not None
 
 
 def fingerprint(*values: object) -> str:
@@ -189,15 +208,8 @@ def with_checksum(content: Mapping[str, Json], files: Mapping[str, str] | None =
 def verify_checksum(content: ParsedJson, source: str | Path, remedy: str) -> Mapping[str, str]:
     """Raise if a JSON object is not as :func:`with_checksum` made it.
 
-    Returns
-    -------
-    mapping
-        The checksums of the files it covers, by name.
-
-    Raises
-    ------
-    StorageError
-        The message names ``source`` and ends in the remedy.
+    - returns: The checksums of the files it covers, by name.
+    - raises StorageError: The message names ``source`` and ends in the remedy.
     """
     given = content.get(INTEGRITY)
     integrity: ParsedJson = given if isinstance(given, dict) else {}
@@ -254,10 +266,7 @@ def claimed(path: Path) -> Iterator[None]:
 
     What killed processes left beside it is cleared first.
 
-    Raises
-    ------
-    StorageError
-        If another process is writing it.
+    - raises StorageError: If another process is writing it.
     """
     with locked(path):
         with disk_errors(path):

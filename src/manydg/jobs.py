@@ -47,14 +47,9 @@ class WorkerLostError(ManyDGError):
 class Job(Generic[A]):
     """One piece of work.
 
-    Parameters
-    ----------
-    name : str
-        Unique among the jobs.
-    files : tuple of Path
-        What it needs to see, as absolute paths.
-    argument
-        What the function is given; can be pickled.
+    - ``name``: Unique among the jobs.
+    - ``files``: What it needs to see, as absolute paths.
+    - ``argument``: What the function is given; can be pickled.
     """
 
     name: str
@@ -76,24 +71,13 @@ class Engine(Protocol):
     ) -> Iterator[tuple[Job[A], R]]:
         """Each job with the function's result, as they end.
 
-        Parameters
-        ----------
-        function : callable
-            From a job's argument to its result; importable by name, for other processes to find it.
-        jobs : iterable of Job
-            Each is taken when a worker is free, so that an iterator may decide on it by the results so far. A job that
-            is started again after the loss of a worker goes on from what it left in its files.
-        workers : int
-            Most jobs at a time.
-        device : str
-            Where the jobs compute: ``cpu``, ``cuda`` or ``auto``.
-        started : callable, optional
-            Called with each job that begins.
-
-        Raises
-        ------
-        WorkerLostError
-            If the process of a job was killed.
+        - ``function``: From a job's argument to its result; importable by name, for other processes to find it.
+        - ``jobs``: Each is taken when a worker is free, so that an iterator may decide on it by the results so far. A
+          job that is started again after the loss of a worker goes on from what it left in its files.
+        - ``workers``: Most jobs at a time.
+        - ``device``: Where the jobs compute: ``cpu``, ``cuda`` or ``auto``.
+        - ``started``: Called with each job that begins.
+        - raises WorkerLostError: If the process of a job was killed.
         """
         ...
 
@@ -187,13 +171,10 @@ class RayEngine:
     Data and results must be on a disk that every node sees under the same path, and every node must run the same
     version of the program.
 
-    Parameters
-    ----------
-    address : str, optional
-        Of the cluster; ``auto`` for the one this machine is part of. Without it, one is started on this machine alone.
-    cpus, gpus : float, optional
-        What each job needs. By default one CPU, and one GPU where the device asks for one or may be one and the cluster
-        has some; a quarter lets four jobs share a GPU.
+    - ``address``: Of the cluster; ``auto`` for the one this machine is part of. Without it, one is started on this
+      machine alone.
+    - ``cpus``, ``gpus``: What each job needs. By default one CPU, and one GPU where the device asks for one or may be
+      one and the cluster has some; a quarter lets four jobs share a GPU.
     """
 
     address: str | None = None

@@ -96,15 +96,9 @@ def locked(path: Path) -> Iterator[None]:
     may be, so that a file left by a killed process is in nobody's way; the next owner takes it over and deletes it.
     Where no lock can be had (a folder that cannot be written to, a file system without locks) there is none.
 
-    Parameters
-    ----------
-    path : path
-        A file or folder, which need not exist. Folders made around it for the lock are deleted again if they are empty.
-
-    Raises
-    ------
-    StorageError
-        If another process has it.
+    - ``path``: A file or folder, which need not exist. Folders made around it for the lock are deleted again if they
+      are empty.
+    - raises StorageError: If another process has it.
     """
     output = Path(os.path.realpath(path))
     lock = output.with_name(f".{output.name}.lock") if output.name else None

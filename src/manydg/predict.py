@@ -21,13 +21,13 @@ import numpy.typing as npt
 import polars as pl
 import torch
 
+from manydg.data.columns import encode_patients
 from manydg.data.dataset import DomainDataset, open_dataset
-from manydg.data.encoding import encode_patients
 from manydg.data.info import DatasetInfo
 from manydg.data.timeline import Timeline
 from manydg.errors import ConfigError, DataError, ManyDGWarning, StorageError
 from manydg.evaluation.clinical import raise_alarms
-from manydg.evaluation.predictions import decide, read_predictions
+from manydg.evaluation.metrics import decide, read_predictions
 from manydg.evaluation.trust import SetRule, prediction_interval, prediction_sets, scale_temperature
 from manydg.files import JsonObject, new_folder, write_through
 from manydg.sources import (
@@ -39,9 +39,8 @@ from manydg.sources import (
     find_source,
     write_prediction_table,
 )
-from manydg.training.inference import CAUSAL, predict_probabilities
+from manydg.training.inference import CAUSAL, Calibration, distances_so_far, patient_embeddings, predict_probabilities
 from manydg.training.personal import needed
-from manydg.training.reliability import Calibration, distances_so_far, patient_embeddings
 from manydg.training.run import PREDICTIONS, Run, context_of, open_run, silence_of
 
 Columns = dict[str, Sequence[Any]]
@@ -137,19 +136,11 @@ def personalise_raw(
 ) -> list[Path]:
     """Predict new raw files of patients of whom a few samples are labelled; all or nothing.
 
-    Parameters
-    ----------
-    run_folder, raw, out, backbone, algorithm, **options
-        As :func:`predict_raw` takes them.
-    labels : path
-        CSV or Parquet: the column ``label`` (several labels separated by ``|``), and one or more columns of
-        ``predictions.csv`` that say which sample it is of, such as ``row``, or ``recording`` and ``row``.
-    learner : {"effects", "prototypes", "intercept", "fine-tune"}
-
-    Returns
-    -------
-    list of path
-        ``predictions.csv``, with the samples that are not labelled. Beside it is ``about.json``.
+    - ``run_folder``, ``raw``, ``out``, ``backbone``, ``algorithm``, ``**options``: As :func:`predict_raw` takes them.
+    - ``labels``: CSV or Parquet: the column ``label`` (several labels separated by ``|``), and one or more columns of
+      ``predictions.csv`` that say which sample it is of, such as ``row``, or ``recording`` and ``row``.
+    - ``learner``: {"effects", "prototypes", "intercept", "fine-tune"}
+    - returns: ``predictions.csv``, with the samples that are not labelled. Beside it is ``about.json``.
     """
     run, folder, path = open_run(run_folder, backbone=backbone, algorithm=algorithm), Path(out), Path(raw)
     if folder.exists():
@@ -434,13 +425,9 @@ def trust_columns(run: Run, data: DomainDataset, probabilities: npt.NDArray[np.f
     in place of these. ``unlike_training`` is whether the sample's patient is farther from the training
     patients than nearly all validation patients, and ``distance`` how far, one being the limit.
 
-    Parameters
-    ----------
-    data : DomainDataset
-        The samples, with the patient of each.
-    probabilities : array ``(samples, K)``
-        As the model gives them; where they are not finite there are no sets, and the sample counts as unlike the
-        training.
+    - ``data``: The samples, with the patient of each.
+    - ``probabilities`` ``(samples, K)``: As the model gives them; where they are not finite there are no sets, and the
+      sample counts as unlike the training.
     """
     calibration = run.calibration
     if calibration is None:

@@ -29,14 +29,9 @@ T = TypeVar("T")
 class Registry(Generic[T]):
     """The classes of one kind by name; a module is imported when its class is first used.
 
-    Parameters
-    ----------
-    kind : str
-        What messages call an entry.
-    package : str
-        The package whose modules are the entries, and the entry-point group of plug-ins.
-    base : type
-        The class every entry derives from.
+    - ``kind``: What messages call an entry.
+    - ``package``: The package whose modules are the entries, and the entry-point group of plug-ins.
+    - ``base``: The class every entry derives from.
     """
 
     def __init__(self, kind: str, package: str, base: Callable[..., T]) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import polars as pl
 
-from manydg.data.encoding import times_in
+from manydg.data.columns import times_in
 from manydg.errors import ConfigError, DataError, ManyDGError
 from manydg.files import JsonObject, reading_errors
 from manydg.predict import about, predict_samples

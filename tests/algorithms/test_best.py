@@ -14,7 +14,7 @@ from manydg.algorithms.best import Best, Candidate, candidates, stack
 from manydg.data.dataset import DomainDataset, InputSchema
 from manydg.data.info import TargetSpec
 from manydg.errors import ConfigError
-from manydg.evaluation.predictions import read_predictions
+from manydg.evaluation.metrics import read_predictions
 from manydg.studies.summary import Selection, composition
 from manydg.targets import target_of
 from manydg.training import fit as fitting

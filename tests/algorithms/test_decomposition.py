@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from manydg.algorithms._simple_decomposition import SimpleDecomposition
+from manydg.algorithms._families import SimpleDecomposition
 from manydg.algorithms.simd1 import SimD1, SimD1Settings
 from manydg.algorithms.simd2 import SimD2
 from manydg.backbones import Backbone

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from manydg.algorithms import ALGORITHMS, Algorithm, build_algorithm
-from manydg.algorithms._environments import SAMPLES_OF_AN_ENVIRONMENT, environments_of
+from manydg.algorithms._families import SAMPLES_OF_AN_ENVIRONMENT, environments_of
 from manydg.algorithms.irm import IRM, IRMSettings
 from manydg.backbones import Backbone
 from manydg.config import TrainingConfig

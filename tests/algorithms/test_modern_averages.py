@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from manydg.algorithms import Algorithm
-from manydg.algorithms._averaging import Average
+from manydg.algorithms._families import Average
 from manydg.algorithms.ema import EMA
 from manydg.algorithms.swad import SWAD
 from manydg.data.dataset import DomainDataset

@@ -13,7 +13,7 @@ from scipy import optimize, stats
 from torch import Tensor
 
 from manydg.algorithms import Algorithm
-from manydg.algorithms._environments import cluster_patients, patient_means
+from manydg.algorithms._families import cluster_patients, patient_means
 from manydg.algorithms.coral import CORAL, CORALSettings, spread_of_moments
 from manydg.algorithms.eqrm import EQRM, EQRMSettings, kernel_quantile
 from manydg.algorithms.groupdro import GroupDRO, GroupDROSettings
@@ -22,7 +22,7 @@ from manydg.backbones import Backbone
 from manydg.data.dataset import Batch, DomainDataset, from_arrays
 from manydg.data.info import TargetSpec
 from manydg.targets import target_of
-from manydg.training.checkpoint import pack_optimizer, unpack_optimizer
+from manydg.training.record import pack_optimizer, unpack_optimizer
 
 Given = Callable[[int], Backbone]
 TARGET = target_of(TargetSpec("classes", ("a", "b", "c")))

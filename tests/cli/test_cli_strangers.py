@@ -21,9 +21,8 @@ from manydg.errors import ConfigError
 from manydg.files import with_checksum
 from manydg.predict import predict_raw
 from manydg.studies.settings import read_settings
-from manydg.training.checkpoint import read_tensors, write_tensors
 from manydg.training.export import export_run
-from manydg.training.record import RunRecord
+from manydg.training.record import RunRecord, read_tensors, write_tensors
 
 EVIL = """
 from pathlib import Path

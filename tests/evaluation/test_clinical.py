@@ -28,7 +28,7 @@ from manydg.evaluation.clinical import (
     rates_at_threshold,
     threshold_for,
 )
-from manydg.evaluation.predictions import Predictions, Timing, read_predictions, write_predictions
+from manydg.evaluation.metrics import Predictions, Timing, read_predictions, write_predictions
 from manydg.evaluation.statistics import PatientResampling
 from manydg.targets import target_of
 

@@ -13,8 +13,7 @@ from sklearn import metrics as sk
 
 from manydg.data.info import TargetSpec
 from manydg.errors import DataError
-from manydg.evaluation.metrics import choose_threshold, null_for_nan, score, score_patients
-from manydg.evaluation.predictions import decide
+from manydg.evaluation.metrics import choose_threshold, decide, null_for_nan, score, score_patients
 from manydg.targets import Target, target_of
 
 KINDS = ["classes", "binary", "multilabel"]

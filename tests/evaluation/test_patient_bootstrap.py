@@ -10,8 +10,7 @@ from scipy import stats
 
 from manydg.data.info import TargetSpec
 from manydg.errors import DataError
-from manydg.evaluation.metrics import PatientMetrics, score
-from manydg.evaluation.predictions import Predictions
+from manydg.evaluation.metrics import PatientMetrics, Predictions, score
 from manydg.evaluation.statistics import (
     PatientResampling,
     bca_interval,

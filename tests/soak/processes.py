@@ -36,7 +36,7 @@ LIBRARIES = (
 # What commands import of the package itself.
 PACKAGE = (
     "manydg.cli",
-    "manydg.cli._progress",
+    "manydg.cli._options",
     "manydg.estimator",
     "manydg.predict",
     "manydg.report",

@@ -22,8 +22,8 @@ from manydg.data.dataset import DomainDataset, open_dataset
 from manydg.errors import ConfigError, DataError, StorageError
 from manydg.sources import Options, TrainedOn, eicu
 from manydg.sources._preparing import CohortFlow
+from manydg.sources._stays import EventReader
 from manydg.sources._tables import Table, open_table
-from manydg.sources.eicu import EventReader
 
 HEADER = (
     "patientunitstayid,patienthealthsystemstayid,gender,age,ethnicity,hospitaladmitoffset,unitdischargeoffset,"
@@ -370,7 +370,7 @@ def test_the_demo_gives_the_same_in_batches_of_any_size(
 ) -> None:
     folder = shared_data / "eicu_demo_with_lab"
     whole = open_dataset(sources.prepare("eicu", folder, tmp_path / "whole"))
-    monkeypatch.setattr("manydg.sources.eicu._BATCH", 600)
+    monkeypatch.setattr("manydg.sources._stays._BATCH", 600)
     assert open_dataset(sources.prepare("eicu", folder, tmp_path / "pieces")).content_hash() == whole.content_hash()
 
 

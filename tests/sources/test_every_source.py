@@ -30,8 +30,6 @@ from tools import source_tables
 
 PACKAGE = Path(__file__).resolve().parents[2] / "src" / "manydg"
 CLINICAL = ("eicu", "iiic", "meds", "mimic3", "mimic4", "sleep-edf")
-BUILT_ON = {"mimic3": "mimic4", "eicu": "mimic4"}
-"""Which source reads its files as which other does."""
 
 
 def strings_and_imports(file: Path) -> Iterator[str]:
@@ -54,11 +52,7 @@ def strings_and_imports(file: Path) -> Iterator[str]:
 @pytest.mark.parametrize("name", CLINICAL)
 def test_a_sources_name_stands_in_its_own_file_and_its_twins_and_nowhere_else(name: str) -> None:
     module = name.replace("-", "_")
-    own = {
-        PACKAGE / folder / f"{owner}.py"
-        for folder in ("sources", "synthetic")
-        for owner in (module, BUILT_ON.get(name, module))
-    }
+    own = {PACKAGE / folder / f"{module}.py" for folder in ("sources", "synthetic")}
     word = re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])|manydg\.(sources|synthetic)\.{module}\b")
     others = [
         f"{file.relative_to(PACKAGE)}: {text[:80]}"

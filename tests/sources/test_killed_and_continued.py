@@ -17,7 +17,7 @@ import pytest
 from manydg import sources
 from manydg.data.storage import read_description
 from manydg.errors import StorageError
-from manydg.sources import edf, eicu, meds, mimic3
+from manydg.sources import _stays, _visits, edf, meds
 
 # Dies by SIGKILL when it begins its n-th piece of work.
 PROGRAM = """
@@ -35,10 +35,10 @@ from manydg import sources
 sources.prepare(source, raw, out, **options)
 """
 WORK: dict[str, tuple[ModuleType, str, int]] = {
-    "mimic3": (mimic3, "keep_table", 3),
+    "mimic3": (_visits, "keep_table", 3),
     "meds": (meds, "_read_file", 3),
-    "eicu": (eicu, "read_table", 5),
-    "mimic4": (eicu, "read_table", 6),
+    "eicu": (_stays, "read_table", 5),
+    "mimic4": (_stays, "read_table", 6),
     "edf": (edf, "survey", 4),
 }
 

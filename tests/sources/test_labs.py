@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manydg.data.encoding import parse_numbers
+from manydg.data.columns import parse_numbers
 from manydg.sources._tables import parse_doses
 
 

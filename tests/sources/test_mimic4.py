@@ -16,7 +16,7 @@ from manydg.data.columns import Ragged
 from manydg.data.dataset import DomainDataset, open_dataset
 from manydg.errors import ConfigError, DataError
 from manydg.sources import NewSamples, TrainedOn, mimic4, recognize
-from manydg.sources.eicu import STATIC_NAMES
+from manydg.sources._stays import STATIC_NAMES
 
 DEMO = Path(__file__).resolve().parents[3] / "shared" / "data" / "mimic3_demo"
 MAP = "ndc,atc\n00002323560,N06AX\n00002323561,A12CA01\n"

@@ -157,7 +157,7 @@ def test_no_column_of_a_causal_run_looks_ahead(commands: Any, causal: Path, tmp_
 
 
 def test_the_last_distance_of_a_causal_run_is_that_of_the_whole_patient(causal: Path) -> None:
-    from manydg.training.reliability import distances_so_far, patient_embeddings, read_calibration
+    from manydg.training.inference import distances_so_far, patient_embeddings, read_calibration
 
     run = open_run(causal / "run")
     new = frame_of(1)

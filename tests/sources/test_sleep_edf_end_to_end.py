@@ -18,7 +18,7 @@ from manydg.sources._edf import SignalFormat, read_annotations, read_header
 from manydg.sources._scorings import LabelMap, label_windows, spans_of
 from manydg.sources.edf import read_recording
 from manydg.sources.sleep_edf import SleepEdf
-from manydg.synthetic._signals import draw_factors
+from manydg.synthetic._twins import draw_factors
 from manydg.synthetic.sleep_edf import _draw_recording, _write_psg
 from manydg.training.run import open_run, train
 

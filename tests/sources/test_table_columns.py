@@ -11,8 +11,8 @@ import numpy as np
 import polars as pl
 import pytest
 
+from manydg.data.columns import EMPTY, UNSEEN
 from manydg.data.dataset import DomainDataset, open_dataset
-from manydg.data.encoding import EMPTY, UNSEEN
 from manydg.errors import ConfigError, DataError, ManyDGWarning, StorageError
 from manydg.predict import predict_raw
 from manydg.sources import prepare

@@ -15,10 +15,9 @@ from manydg.data.splits import load_split
 from manydg.evaluation.probes import identify_samples, identify_sessions
 from manydg.report.sections.representation import Representation
 from manydg.studies.catalogue.audit import Audit, IdentityAudit, audit_run
-from manydg.studies.experiment import Request
 from manydg.studies.figure_data import parse_figure
 from manydg.studies.settings import Options
-from manydg.studies.study import Study
+from manydg.studies.study import Request, Study
 from manydg.training.run import Run, train
 
 PATIENTS, NIGHT = 40, 20

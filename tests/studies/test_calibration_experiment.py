@@ -10,12 +10,12 @@ import pytest
 
 from manydg.config import TrainingConfig
 from manydg.data.dataset import DomainDataset, open_dataset
-from manydg.evaluation.predictions import read_predictions
+from manydg.evaluation.metrics import read_predictions
 from manydg.studies.catalogue.trustworthiness import COLUMNS, check_promises
 from manydg.studies.conduct import conduct, make_request
 from manydg.studies.figure_data import CellTable, Curve, read_figures
 from manydg.studies.settings import Options
-from manydg.training.reliability import read_calibration
+from manydg.training.inference import read_calibration
 from manydg.training.run import open_run
 
 QUICK = Options(

@@ -20,10 +20,9 @@ from manydg.studies.catalogue import EXPERIMENTS
 from manydg.studies.catalogue.context_value import TimeBins, elapsed, scores_by_count, scores_by_elapsed
 from manydg.studies.catalogue.embeddings import retrieval_rates, sessions_apart, sessions_of
 from manydg.studies.conduct import fitting
-from manydg.studies.experiment import Request
 from manydg.studies.figure_data import parse_figure
 from manydg.studies.settings import Options
-from manydg.studies.study import Study
+from manydg.studies.study import Request, Study
 from manydg.studies.summary import summarize_folder
 from manydg.training.run import Run, open_run, train
 

@@ -14,7 +14,7 @@ import pytest
 from manydg.data.dataset import DomainDataset
 from manydg.data.storage import read_description as read_dataset
 from manydg.errors import ManyDGWarning, StorageError
-from manydg.evaluation.predictions import read_predictions
+from manydg.evaluation.metrics import read_predictions
 from manydg.report.results_folder import read_results_folder
 from manydg.studies.conduct import compare
 from manydg.studies.records import read_description, read_results, read_runs

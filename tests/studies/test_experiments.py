@@ -17,11 +17,10 @@ from manydg.errors import ConfigError
 from manydg.report import write_report
 from manydg.studies.catalogue import EXPERIMENTS
 from manydg.studies.conduct import compare, conduct, fitting, make_request
-from manydg.studies.experiment import Request
 from manydg.studies.figure_data import CellTable, Curve, Similarity, read_figures
-from manydg.studies.procedures import fewer_patients
 from manydg.studies.records import read_results, views
 from manydg.studies.settings import Options
+from manydg.studies.study import Request, fewer_patients
 from manydg.studies.summary import summarize_folder
 from manydg.training.record import EpochEntry, RunRecord, Use
 

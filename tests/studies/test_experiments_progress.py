@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from manydg.cli import _progress
-from manydg.cli._progress import LiveBoard, RunLines, described, study_board
+from manydg.cli import _options
+from manydg.cli._options import LiveBoard, RunLines, described, study_board
 from manydg.config import TrainingConfig
 from manydg.data.dataset import DomainDataset
 from manydg.studies.records import RUNS, RunStatus, StatusFile, read_status
@@ -131,7 +131,7 @@ def test_the_live_board_shows_what_is_under_way_and_a_line_for_what_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     screen = Console(file=io.StringIO(), force_terminal=True, width=160, highlight=False, markup=False)
-    monkeypatch.setattr(_progress, "console", screen)
+    monkeypatch.setattr(_options, "console", screen)
     board = study_board()
     assert isinstance(board, LiveBoard)
     run = PlannedRun("weights", QUICK.of("manydg", 3), {"changed": "mmd", "weight": 0.1})
@@ -159,7 +159,7 @@ def test_the_live_board_shows_what_is_under_way_and_a_line_for_what_ended(
 
 
 def test_lines_instead_of_a_table_where_nobody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_progress, "console", Console(file=io.StringIO()))
+    monkeypatch.setattr(_options, "console", Console(file=io.StringIO()))
     assert type(study_board()) is RunLines
 
 

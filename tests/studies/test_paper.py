@@ -15,7 +15,7 @@ from manydg.algorithms import paper_methods
 from manydg.data.dataset import DomainDataset, open_dataset
 from manydg.data.info import Provenance
 from manydg.errors import ConfigError, DataError, StorageError
-from manydg.sources.mimic3 import find_drug_mapping
+from manydg.sources._visits import find_drug_mapping
 from manydg.studies import paper
 from manydg.studies.figure_data import read_figures
 from manydg.studies.paper import PREPARED, RAW, find_datasets, prepare_folder

@@ -12,10 +12,9 @@ from manydg.config import TrainingConfig
 from manydg.data.dataset import DomainDataset, from_arrays
 from manydg.data.splits import load_split
 from manydg.studies.catalogue.personalisation import EARLIER, PROTOCOLS, Personalise, Unseen, evaluate
-from manydg.studies.experiment import Request
 from manydg.studies.figure_data import parse_figure
 from manydg.studies.settings import Options
-from manydg.studies.study import Study
+from manydg.studies.study import Request, Study
 from manydg.training.run import open_run
 
 

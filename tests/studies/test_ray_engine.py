@@ -15,7 +15,7 @@ from manydg.data.dataset import DomainDataset
 from manydg.errors import ConfigError
 from manydg.jobs import Job, LocalEngine, RayEngine, WorkerLostError, engine_named, using
 from manydg.studies.conduct import compare
-from manydg.training.checkpoint import read_tensors
+from manydg.training.record import read_tensors
 
 ray = pytest.importorskip("ray", reason="the Ray engine needs ray: pip install 'manydg[ray]'")
 PASSING = ("integrity", "seconds", "first_use_seconds", "predict_seconds", "peak_memory_mb", "history")

@@ -8,8 +8,7 @@ import pytest
 
 from manydg.config import TrainingConfig
 from manydg.data.info import TargetSpec
-from manydg.studies.recommendation import Cost, recommend
-from manydg.studies.summary import summarize
+from manydg.studies.summary import Cost, recommend, summarize
 from manydg.training.record import Counts, RunRecord
 
 CHEAP = Cost(10.0, 100, 1.0, "none", "cpu")

@@ -12,12 +12,11 @@ import torch
 
 from manydg.data.dataset import DomainDataset, from_arrays, open_dataset
 from manydg.errors import StorageError
-from manydg.evaluation.predictions import read_predictions
+from manydg.evaluation.metrics import read_predictions
 from manydg.evaluation.trust import fit_on_average, fit_temperature, prediction_sets, scale_temperature
 from manydg.predict import predict_raw
 from manydg.sources import prepare
-from manydg.training.record import RunRecord
-from manydg.training.reliability import (
+from manydg.training.inference import (
     CALIBRATION,
     SAMPLES_OF_A_PATIENT,
     fit_calibration,
@@ -25,6 +24,7 @@ from manydg.training.reliability import (
     read_calibration,
     write_calibration,
 )
+from manydg.training.record import RunRecord
 from manydg.training.run import open_run, train
 
 RATIOS = (0.5, 0.35, 0.15)
@@ -77,7 +77,7 @@ def test_test_patients_are_not_looked_at(run_folder: Path) -> None:
 
 
 def test_no_patient_can_be_recognised_in_the_file(run_folder: Path) -> None:
-    from manydg.training.checkpoint import read_tensors
+    from manydg.training.record import read_tensors
 
     tensors, meta = read_tensors(run_folder / CALIBRATION)
     data = _many()

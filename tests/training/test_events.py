@@ -16,7 +16,7 @@ from manydg.data.dataset import DomainDataset, from_arrays
 from manydg.data.info import DatasetInfo, EventSpec
 from manydg.errors import ConfigError
 from manydg.evaluation.clinical import rates_at_threshold, threshold_for
-from manydg.evaluation.predictions import Predictions, read_predictions
+from manydg.evaluation.metrics import Predictions, read_predictions
 from manydg.predict import about, predict_samples
 from manydg.studies.conduct import compare
 from manydg.studies.summary import summarize_folder

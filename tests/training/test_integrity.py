@@ -21,9 +21,8 @@ from manydg.errors import ManyDGError, StorageError
 from manydg.files import file_checksum, with_checksum
 from manydg.predict import predict_raw
 from manydg.targets import target_of
-from manydg.training.checkpoint import read_tensors, write_tensors
 from manydg.training.fit import rebuild
-from manydg.training.record import COVERED, RunRecord
+from manydg.training.record import COVERED, RunRecord, read_tensors, write_tensors
 
 Change = Callable[[dict[str, Any]], object]
 

@@ -17,7 +17,7 @@ import pytest
 
 from manydg.data.dataset import DomainDataset
 from manydg.errors import StorageError
-from manydg.training.checkpoint import read_tensors
+from manydg.training.record import read_tensors
 from manydg.training.run import train
 
 FILES = {

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.optim import Adam
 
-from manydg.training.checkpoint import pack_optimizer, unpack_optimizer
+from manydg.training.record import pack_optimizer, unpack_optimizer
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])

@@ -15,7 +15,6 @@ from manydg.data.info import TargetSpec
 from manydg.errors import ConfigError, DataError, StorageError
 from manydg.estimator import EstimatorError, ManyDGClassifier
 from manydg.targets import target_of
-from manydg.training.checkpoint import read_tensors, write_tensors
 from manydg.training.personal import (
     DEFAULTS,
     LEARNERS,
@@ -26,6 +25,7 @@ from manydg.training.personal import (
     fit_population,
     personal_logits,
 )
+from manydg.training.record import read_tensors, write_tensors
 from manydg.training.run import Run, open_run, train
 
 PATIENTS, SAMPLES = 40, 30

@@ -237,7 +237,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_epoch(
         train(small_dataset, algorithm=algorithm, epochs=4, batch_size=40, out=tmp_path)
     assert "a batch of 40 samples of" in str(caught.value)
     assert "epoch 2 is kept in" in str(caught.value)
-    from manydg.training.checkpoint import read_tensors
+    from manydg.training.record import read_tensors
 
     tensors, meta = read_tensors(tmp_path / "checkpoint.safetensors")
     assert len(meta["history"]) == 2

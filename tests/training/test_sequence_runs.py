@@ -20,8 +20,7 @@ from manydg.errors import ConfigError, ManyDGWarning
 from manydg.estimator import ManyDGClassifier
 from manydg.training import fit as fitting
 from manydg.training.export import export_run
-from manydg.training.inference import embed_dataset
-from manydg.training.reliability import read_calibration
+from manydg.training.inference import embed_dataset, read_calibration
 from manydg.training.run import Run, open_run, train
 
 SMALL = {"crop": 10, "width": 8, "layers": 1}

@@ -20,9 +20,8 @@ from torch import Tensor, nn
 from manydg.algorithms import Algorithm, Hyperparameters, Optimizers, Rounds, Sampling, setting
 from manydg.backbones import Backbone, Inputs
 from manydg.backbones._tables import Levels, TableBackbone, feature_names, note_left_out
-from manydg.data.columns import Ragged
+from manydg.data.columns import CATEGORIES, Ragged
 from manydg.data.dataset import TRUST, Batch, DomainDataset, InputSchema
-from manydg.data.encoding import CATEGORIES
 from manydg.errors import ConfigError, DataError
 from manydg.targets import Regression, Target
 
@@ -55,13 +54,9 @@ NODE = np.dtype(
 class Tree:
     """One tree of a fitted model.
 
-    Parameters
-    ----------
-    nodes : structured array
-        With the fields of :data:`NODE` and maybe more. Values at or below a threshold go left. The first is the root;
-        its depth is 0.
-    output : int
-        The score that the tree adds to.
+    - ``nodes``: With the fields of :data:`NODE` and maybe more. Values at or below a threshold go left. The first is
+      the root; its depth is 0.
+    - ``output``: The score that the tree adds to.
     """
 
     nodes: npt.NDArray[Any]
@@ -74,12 +69,8 @@ def split_by_codes(nodes: Array, goes_left: Mapping[int, Array]) -> Array:
     Neighbouring codes that go the same way are one stretch, and the stretch of a code is searched for by bisection.
     Several nodes then have the same child.
 
-    Parameters
-    ----------
-    nodes : structured array
-        With the fields of :data:`NODE` at least.
-    goes_left : dict of int to array ``(codes,)`` of bool
-        For the number of a node, which codes go left.
+    - ``nodes``: With the fields of :data:`NODE` at least.
+    - ``goes_left`` ``(codes,)``: For the number of a node, which codes go left.
     """
     table = [row.copy() for row in nodes[list(NODE.names or ())].astype(NODE)]
     for number, left in goes_left.items():
@@ -121,18 +112,13 @@ RoundsOfTrees = list[list[Tree]]
 class Table:
     """What a library learns from.
 
-    Parameters
-    ----------
-    values : array ``(rows, features)`` float32
-        NaN where missing; no feature is missing everywhere.
-    classes : array ``(rows,)``
-        Whole numbers from 0 to ``n_classes - 1``, each of them present; or, with a ``loss``, the values to predict.
-    weights : array ``(rows,)``, optional
-    categorical : dict of int to int
-        The features that are codes of categories, from 0 to fewer than the number here; code 0 is for all levels that
-        training patients do not share.
-    loss : {"", "squared", "huber"}
-        Of values; empty for classes.
+    - ``values`` ``(rows, features)``: NaN where missing; no feature is missing everywhere.
+    - ``classes`` ``(rows,)``: Whole numbers from 0 to ``n_classes - 1``, each of them present; or, with a ``loss``, the
+      values to predict.
+    - ``weights`` ``(rows,)``
+    - ``categorical``: The features that are codes of categories, from 0 to fewer than the number here; code 0 is for
+      all levels that training patients do not share.
+    - ``loss`` {"", "squared", "huber"}: Of values; empty for classes.
     """
 
     values: Array
@@ -154,19 +140,10 @@ class Table:
 class Watch:
     """Scores some samples after some of the rounds of a model.
 
-    Parameters
-    ----------
-    values : Tensor ``(rows, features)``
-        The samples.
-    schedule : sequence of int
-        The numbers of rounds to score after, in ascending order.
-    tell : callable
-        Gets each number with the scores ``(rows, outputs)`` after it.
-
-    Attributes
-    ----------
-    done : int
-        Rounds that are in the scores.
+    - ``values`` ``(rows, features)``: The samples.
+    - ``schedule``: The numbers of rounds to score after, in ascending order.
+    - ``tell``: Gets each number with the scores ``(rows, outputs)`` after it.
+    - ``done``: Rounds that are in the scores.
     """
 
     def __init__(self, values: Tensor, schedule: Sequence[int], tell: Callable[[int, Array], None]) -> None:
@@ -254,19 +231,9 @@ class BoostedTrees(Algorithm):
     def grow(self, table: Table, seed: int, watch: Watch) -> tuple[RoundsOfTrees, Array]:
         """Grow the trees of one model.
 
-        Parameters
-        ----------
-        table : Table
-        seed : int
-        watch : Watch
-            May be told of the trees while they grow.
-
-        Returns
-        -------
-        rounds : list of list of Tree
-            One tree a round for two classes or a value, else one for each class.
-        baseline : array ``(outputs,)``
-            The scores before the first tree.
+        - ``watch``: May be told of the trees while they grow.
+        - returns ``rounds``: One tree a round for two classes or a value, else one for each class.
+        - returns ``baseline`` ``(outputs,)``: The scores before the first tree.
         """
 
     def fit_whole(self, train: DomainDataset, seed: int, rounds: Rounds | None = None) -> None:
@@ -361,12 +328,8 @@ class _Model:
 class _Watched:
     """Puts the scores of all models together and tells of them when those of every model are there.
 
-    Attributes
-    ----------
-    start : array ``(K,)``
-        The scores before any tree.
-    columns : list of int
-        The scores that some model adds to.
+    - ``start`` ``(K,)``: The scores before any tree.
+    - ``columns``: The scores that some model adds to.
     """
 
     def __init__(
@@ -475,10 +438,6 @@ class Forest(nn.Module):
     The nodes of all trees are in one table. A leaf is its own child, so that every row can take as many steps as the
     deepest tree needs; the children of node ``n`` are ``child[2 * n]`` (right) and ``child[2 * n + 1]`` (left). The
     tables' lengths are whatever was fitted or loaded.
-
-    Parameters
-    ----------
-    outputs : int
     """
 
     threshold: Tensor
@@ -504,11 +463,7 @@ class Forest(nn.Module):
     def set_trees(self, trees: Sequence[Tree], baseline: npt.NDArray[np.float64]) -> None:
         """Replace the trees by fitted ones.
 
-        Parameters
-        ----------
-        trees : sequence of Tree
-        baseline : array ``(outputs,)``
-            The scores before any tree.
+        - ``baseline`` ``(outputs,)``: The scores before any tree.
         """
         device = self.baseline.device
         self.baseline = torch.as_tensor(baseline, dtype=torch.float64, device=device)

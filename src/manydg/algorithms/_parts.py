@@ -46,13 +46,8 @@ def first_scale(logits: Tensor) -> Tensor:
 class PrototypeHead(nn.Module):
     """Similarity of features to one learned prototype per class, over a temperature.
 
-    Parameters
-    ----------
-    classes, width : int
-        K prototypes of the features' width.
-    temperature : float
-    similarity : {"cosine", "inner"}
-        The paper writes an inner product; its authors' code normalises both sides.
+    - ``classes``, ``width``: K prototypes of the features' width.
+    - ``similarity`` {"cosine", "inner"}: The paper writes an inner product; its authors' code normalises both sides.
     """
 
     def __init__(self, classes: int, width: int, temperature: float, similarity: str) -> None:
@@ -91,10 +86,7 @@ class ValueHead(nn.Module):
 
     What a decoder gets of the label is a learned embedding of the standardised value.
 
-    Parameters
-    ----------
-    width : int
-        Of the features.
+    - ``width``: Of the features.
     """
 
     def __init__(self, width: int) -> None:
@@ -176,14 +168,9 @@ def domain_entropy(domains: Tensor) -> Tensor:
 def group_sums(values: Tensor, groups: Tensor, n_groups: int) -> Tensor:
     """Sum of the rows of each group.
 
-    Parameters
-    ----------
-    values : Tensor ``(batch, ...)``
-    groups : Tensor ``(batch,)`` int64, from 0 to ``n_groups - 1``
-
-    Returns
-    -------
-    Tensor ``(n_groups, ...)``
+    - ``values`` ``(batch, ...)``
+    - ``groups``: Tensor ``(batch,)`` int64, from 0 to ``n_groups - 1``
+    - returns ``(n_groups, ...)``
     """
     return values.new_zeros(n_groups, *values.shape[1:]).index_add(0, groups, values)
 
@@ -196,17 +183,10 @@ def group_counts(groups: Tensor, n_groups: int, dtype: torch.dtype = torch.float
 def group_risks(losses: Tensor, groups: Tensor, n_groups: int) -> tuple[Tensor, Tensor]:
     """Risk of each group, R_e: the mean loss of its rows.
 
-    Parameters
-    ----------
-    losses : Tensor ``(batch,)``
-    groups : Tensor ``(batch,)`` int64
-
-    Returns
-    -------
-    risks : Tensor ``(n_groups,)``
-        Zero for a group without a row.
-    present : Tensor ``(n_groups,)``
-        1 for the groups that have a row, else 0.
+    - ``losses`` ``(batch,)``
+    - ``groups`` ``(batch,)``
+    - returns ``risks`` ``(n_groups,)``: Zero for a group without a row.
+    - returns ``present`` ``(n_groups,)``: 1 for the groups that have a row, else 0.
     """
     counts = group_counts(groups, n_groups, losses.dtype)
     return group_sums(losses, groups, n_groups) / counts.clamp_min(1), (counts > 0).to(losses.dtype)

@@ -51,7 +51,6 @@ class Candidate:
 
     Parameters
     ----------
-    algorithm : str
     options : frozenset of {"large-leaves", "context", "sequence"}
         ``context`` and ``sequence``: it reads the columns of patient context, and samples in order.
     """
@@ -102,10 +101,7 @@ class Candidate:
 def candidates(schema: InputSchema) -> list[Candidate]:
     """The learners that make sense for a dataset; the first is the network that reads everything there is.
 
-    Parameters
-    ----------
-    schema : InputSchema
-        With the columns of context and order, where there are any.
+    - ``schema``: With the columns of context and order, where there are any.
     """
     contexts = [frozenset(("context",)), frozenset()] if "context" in schema.settings else [frozenset[str]()]
     orders = [frozenset(("sequence",)), frozenset()] if "sequence" in schema.settings else [frozenset[str]()]
@@ -122,8 +118,6 @@ class Member(nn.Module):
 
     Parameters
     ----------
-    algorithm : Algorithm
-    candidate : Candidate
     weight : float
         What its log-probabilities are multiplied by.
     """
@@ -220,13 +214,9 @@ def stack(target: Target, logits: Sequence[Tensor], targets: Tensor, patients: T
     were not fitted on; for the outputs out of fold it is chosen without the fold, too. With one patient the weights are
     equal.
 
-    Parameters
-    ----------
-    logits : sequence of Tensor ``(rows, K)``
-        Of each candidate.
-    targets, patients : Tensor ``(rows, ...)``, ``(rows,)``
-    seed : int
-        Of the folds.
+    - ``logits`` ``(rows, K)``: Of each candidate.
+    - ``targets``, ``patients``: Tensor ``(rows, ...)``, ``(rows,)``
+    - ``seed``: Of the folds.
     """
     outputs = torch.stack([_normalised(target, one.to(torch.float64)) for one in logits])
     equal = torch.full((len(outputs),), 1 / len(outputs), dtype=torch.float64)
@@ -262,11 +252,8 @@ def _weighed(outputs: Tensor, weights: Tensor) -> Tensor:
 def _fit_weights(target: Target, outputs: Tensor, targets: Tensor, pull: float) -> Tensor:
     """Weights with the smallest loss plus ``pull`` times their distance from equal ones, times a scale.
 
-    Parameters
-    ----------
-    outputs : Tensor ``(candidates, rows, K)``
-    pull : float
-        Of the Kullback-Leibler divergence; infinite for equal weights, so that the scale alone is fitted.
+    - ``outputs``: Tensor ``(candidates, rows, K)``
+    - ``pull``: Of the Kullback-Leibler divergence; infinite for equal weights, so that the scale alone is fitted.
     """
     step = max(1, outputs.shape[1] // _MOST_ROWS)
     outputs, targets = outputs[:, ::step], targets[::step]

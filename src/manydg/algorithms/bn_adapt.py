@@ -78,12 +78,8 @@ def batch_norms(module: nn.Module) -> list[_BatchNorm]:
 def adapted(module: nn.Module, groups: Tensor, prior: float) -> Iterator[None]:
     """Within the block, batch normalisation uses statistics of each row's group, mixed with the running ones.
 
-    Parameters
-    ----------
-    module : nn.Module
-    groups : Tensor ``(batch,)`` int64, from 0
-    prior : float
-        Number of rows that the running statistics count for.
+    - ``groups``: Tensor ``(batch,)`` int64, from 0
+    - ``prior``: Number of rows that the running statistics count for.
     """
     number = int(groups.max()) + 1 if len(groups) else 0
     hook = partial(_normalise_groups, groups=groups, n_groups=number, prior=prior)

@@ -98,7 +98,6 @@ class CondAdv(Base):
         features : Tensor ``(batch, width)``, detached
         logits : Tensor ``(batch, K)``, detached
         domains : Tensor ``(batch,)``
-        optimizer : Optimizer of the discriminator
         """
         bound = domain_entropy(domains)
         for taken in range(self.settings.inner_steps):

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from manydg.algorithms import setting
-from manydg.algorithms._environments import OverEnvironments
+from manydg.algorithms._families import OverEnvironments
 from manydg.algorithms.base import BaseSettings
 from manydg.data.dataset import Batch
 
@@ -54,11 +54,8 @@ def spread_of_moments(features: Tensor, groups: Tensor) -> Tensor:
     It takes products between the rows of a batch instead of a covariance for each group: memory does not grow with the
     number of groups, and a step is the same whatever that number is. Zero where fewer than two groups have two rows.
 
-    Parameters
-    ----------
-    features : Tensor ``(batch, dim)``
-    groups : Tensor ``(batch,)`` int64
-        Any codes.
+    - ``features`` ``(batch, dim)``
+    - ``groups`` ``(batch,)``: Any codes.
     """
     dim = features.shape[1]
     same = (groups.unsqueeze(0) == groups.unsqueeze(1)).to(features.dtype)

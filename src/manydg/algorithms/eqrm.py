@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from manydg.algorithms import Optimizers, setting
-from manydg.algorithms._environments import OverEnvironments
+from manydg.algorithms._families import OverEnvironments
 from manydg.algorithms._parts import group_risks, mean_and_variance
 from manydg.algorithms.base import BaseSettings
 from manydg.data.dataset import Batch
@@ -80,14 +80,9 @@ class EQRM(OverEnvironments):
 def kernel_quantile(risks: Tensor, present: Tensor, variance: Tensor, alpha: float) -> Tensor:
     """Quantile of a Gaussian kernel estimate, with its gradient in the risks.
 
-    Parameters
-    ----------
-    risks, present : Tensor ``(n,)``
-        Values, and 1 where a value takes part, else 0.
-    variance : Tensor
-        Of the values that take part.
-    alpha : float
-        Between 0 and 1.
+    - ``risks``, ``present`` ``(n,)``: Values, and 1 where a value takes part, else 0.
+    - ``variance``: Of the values that take part.
+    - ``alpha``: Between 0 and 1.
     """
     number = present.sum().clamp_min(1)
     bandwidth = 1.06 * (variance + _NARROWEST**2).sqrt() * number**-0.2

@@ -117,20 +117,13 @@ class Erasure(Base):
 def patient_directions(features: Tensor, patients: Tensor, labels: Tensor, directions: int) -> tuple[Tensor, Tensor]:
     """The centre of features and the matrix that takes the patients' directions out of what is centred.
 
-    Parameters
-    ----------
-    features : Tensor ``(samples, dim)`` float64
-    patients : Tensor ``(samples,)`` int64, from 0
-    labels : Tensor ``(samples, K)`` float64
-    directions : int
-        At most so many directions, and no more than half of ``dim``; only those in which samples of one patient are
-        alike.
-
-    Returns
-    -------
-    centre : Tensor ``(dim,)``
-    removed : Tensor ``(dim, dim)``
-        Of lower rank; zero where no patient has two samples.
+    - ``features``: Tensor ``(samples, dim)`` float64
+    - ``patients``: Tensor ``(samples,)`` int64, from 0
+    - ``labels``: Tensor ``(samples, K)`` float64
+    - ``directions``: At most so many directions, and no more than half of ``dim``; only those in which samples of one
+      patient are alike.
+    - returns ``centre`` ``(dim,)``
+    - returns ``removed`` ``(dim, dim)``: Of lower rank; zero where no patient has two samples.
     """
     count, dim = features.shape
     centre = features.mean(dim=0)

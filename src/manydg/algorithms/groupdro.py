@@ -11,7 +11,7 @@ q                       ``emphasis``: weight of each group, raised by exp(eta_q 
 eta_q                   ``speed``
 ======================  =====================================================================================
 
-The groups are made before training and without labels (:mod:`manydg.algorithms._environments`).
+The groups are made before training and without labels (:mod:`manydg.algorithms._families`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from manydg.algorithms import setting
-from manydg.algorithms._environments import cluster_patients, patient_means
+from manydg.algorithms._families import cluster_patients, patient_means
 from manydg.algorithms._parts import group_risks
 from manydg.algorithms.base import Base, BaseSettings
 from manydg.backbones import Backbone

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from manydg.algorithms import Optimizers, setting
-from manydg.algorithms._environments import Annealed
+from manydg.algorithms._families import Annealed
 from manydg.algorithms.base import BaseSettings
 from manydg.data.dataset import Batch
 from manydg.targets import Target
@@ -75,17 +75,11 @@ def scale_gradients(target: Target, logits: Tensor, targets: Tensor) -> Tensor:
 def squared_means(values: Tensor, groups: Tensor, n_groups: int) -> tuple[Tensor, Tensor]:
     """Unbiased estimate of each group's squared mean.
 
-    Parameters
-    ----------
-    values : Tensor ``(batch,)``
-    groups : Tensor ``(batch,)`` int64
-
-    Returns
-    -------
-    squared : Tensor ``(n_groups,)``
-        Mean of ``values[i] * values[j]`` over the pairs i != j of the group; zero where it has no pair.
-    counted : Tensor ``(n_groups,)`` bool
-        Which groups have a pair.
+    - ``values`` ``(batch,)``
+    - ``groups`` ``(batch,)``
+    - returns ``squared`` ``(n_groups,)``: Mean of ``values[i] * values[j]`` over the pairs i != j of the group; zero
+      where it has no pair.
+    - returns ``counted`` ``(n_groups,)``: Which groups have a pair.
     """
     empty = values.new_zeros(n_groups)
     count = empty.index_add(0, groups, torch.ones_like(values))

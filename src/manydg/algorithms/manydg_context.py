@@ -184,11 +184,9 @@ def project_out(v: Tensor, factors: Tensor) -> Tensor:
 def patient_contrast(factors: Tensor, domains: Tensor, pairs: int, temperature: float) -> Tensor:
     """Cross-entropy of identifying each sample's partner among the samples of other patients, by cosine of z.
 
-    Parameters
-    ----------
-    factors : Tensor ``(batch, dim)``
-        Row ``i`` and row ``i + pairs`` are partners; rows from ``2 * pairs`` on have none and are left out.
-    domains : Tensor ``(batch,)``
+    - ``factors`` ``(batch, dim)``: Row ``i`` and row ``i + pairs`` are partners; rows from ``2 * pairs`` on have none
+      and are left out.
+    - ``domains`` ``(batch,)``
     """
     units, who = functional.normalize(factors[: 2 * pairs], dim=-1), domains[: 2 * pairs]
     index = torch.arange(2 * pairs, device=factors.device)

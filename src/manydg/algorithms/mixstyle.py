@@ -68,13 +68,9 @@ class MixStyle(Base):
 def mix_styles(maps: Tensor, order: Tensor, own: Tensor) -> Tensor:
     """Maps with their own content, in a style between their own and another sample's.
 
-    Parameters
-    ----------
-    maps : Tensor ``(batch, channels, ...)``
-    order : Tensor ``(batch,)`` int64
-        Which sample lends its style to each.
-    own : Tensor ``(batch,)``
-        Share lambda of a sample's own style.
+    - ``maps``: Tensor ``(batch, channels, ...)``
+    - ``order`` ``(batch,)``: Which sample lends its style to each.
+    - ``own`` ``(batch,)``: Share lambda of a sample's own style.
     """
     _, mean, deviation = content_and_style(maps.detach())
     share = own.reshape(-1, *[1] * (maps.ndim - 1))

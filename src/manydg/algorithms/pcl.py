@@ -83,12 +83,9 @@ class PCL(Algorithm):
 def proxy_contrast(samples: Tensor, proxies: Tensor, classes: Tensor, scale: float) -> Tensor:
     """Cross-entropy of a sample's own proxy among all proxies and the samples of other classes.
 
-    Parameters
-    ----------
-    samples : Tensor ``(batch, width)``, of unit length
-    proxies : Tensor ``(K, width)``, of unit length
-    classes : Tensor ``(batch,)`` int64
-    scale : float
+    - ``samples``: Tensor ``(batch, width)``, of unit length
+    - ``proxies``: Tensor ``(K, width)``, of unit length
+    - ``classes`` ``(batch,)``
     """
     to_proxies = scale * samples @ proxies.T
     same_class = classes[:, None] == classes[None, :]

@@ -131,11 +131,8 @@ class _StyleNetwork(nn.Module):
 def randomise_style(maps: Tensor, others: Tensor, mix: Tensor) -> Tensor:
     """SR: content of ``maps``, style between theirs and the others'.
 
-    Parameters
-    ----------
-    maps, others : Tensor ``(batch, channels, ...)``
-    mix : Tensor ``(batch,)``
-        Share of the maps' own style, alpha, one per sample.
+    - ``maps``, ``others``: Tensor ``(batch, channels, ...)``
+    - ``mix`` ``(batch,)``: Share of the maps' own style, alpha, one per sample.
     """
     content, mean, deviation = content_and_style(maps)
     _, other_mean, other_deviation = content_and_style(others)

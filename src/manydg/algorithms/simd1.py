@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from manydg.algorithms import setting
-from manydg.algorithms._simple_decomposition import DecompositionSettings, SimpleDecomposition, squared_frobenius
+from manydg.algorithms._families import DecompositionSettings, SimpleDecomposition, squared_frobenius
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional
 
-from manydg.algorithms._simple_decomposition import DecompositionSettings, SimpleDecomposition, squared_frobenius
+from manydg.algorithms._families import DecompositionSettings, SimpleDecomposition, squared_frobenius
 
 
 class SimD2(SimpleDecomposition):

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from manydg.algorithms import setting
-from manydg.algorithms._averaging import AveragedBase
+from manydg.algorithms._families import AveragedBase
 from manydg.algorithms.base import BaseSettings
 from manydg.backbones import Backbone
 from manydg.targets import Target

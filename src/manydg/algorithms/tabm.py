@@ -79,7 +79,6 @@ class SharedLinear(nn.Module):
 
     Parameters
     ----------
-    members, wide, narrow : int
     signs : bool
         Whether the scales of the inputs start as random signs instead of 1.
     """

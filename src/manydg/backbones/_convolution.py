@@ -26,11 +26,8 @@ class Convolution(nn.Conv2d):
     It has a bias, as the paper's networks have, which is counted but never added: the batch norm takes off whatever is
     the same at every position. Maps may have more channels than it has inputs; the last ones are ignored.
 
-    Parameters
-    ----------
-    inputs, outputs : int
-        Channels.
-    stride : {1, 2}
+    - ``inputs``, ``outputs``: Channels.
+    - ``stride`` {1, 2}
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
@@ -93,10 +90,7 @@ class Stem(nn.Sequential):
 
     In training on a CPU it gives maps of eight channels at least, the last ones zero.
 
-    Parameters
-    ----------
-    inputs, outputs : int
-        Channels.
+    - ``inputs``, ``outputs``: Channels.
     """
 
     def __init__(self, inputs: int, outputs: int) -> None:
@@ -116,12 +110,8 @@ class Stem(nn.Sequential):
 class ResidualBlock(nn.Module):
     """Two 3x3 convolutions beside a strided one, their sum pooled and dropped out.
 
-    Parameters
-    ----------
-    inputs, outputs : int
-        Channels; height and width are halved by the stride, then again by the pool if there is one.
-    pool : nn.Module
-    dropout : float
+    - ``inputs``, ``outputs``: Channels; height and width are halved by the stride, then again by the pool if there is
+      one.
     """
 
     def __init__(self, inputs: int, outputs: int, pool: nn.Module, dropout: float) -> None:
@@ -169,13 +159,10 @@ def folded_convolution(maps: Tensor, weight: Tensor, stride: int, columns: int) 
     memory, folding columns into channels is only another view; the weights are laid out with zeros between them, and
     the additional products cost nothing beside their being computed by those units.
 
-    Parameters
-    ----------
-    maps : Tensor ``(batch, inputs, height, width)``
-    weight : Tensor ``(outputs, inputs, 3, 3)``
-    stride : {1, 2}
-    columns : int
-        Even, for a stride of 2.
+    - ``maps``: Tensor ``(batch, inputs, height, width)``
+    - ``weight``: Tensor ``(outputs, inputs, 3, 3)``
+    - ``stride`` {1, 2}
+    - ``columns``: Even, for a stride of 2.
     """
     width = -(-maps.shape[3] // stride)
     padded = functional.pad(maps, (0, -maps.shape[3] % columns))

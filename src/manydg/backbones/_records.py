@@ -45,11 +45,7 @@ class PatientFeatures(nn.Module):
 
     The features are standardised over training patients and go through a small net; a missing one counts as average.
 
-    Parameters
-    ----------
-    schema : InputSchema
-    width : int
-        Of the sequence's vector and of the output.
+    - ``width``: Of the sequence's vector and of the output.
     """
 
     def __init__(self, schema: InputSchema, width: int) -> None:
@@ -101,10 +97,7 @@ def two_levels(name: str, column: object) -> tuple[Tensor, Tensor, Tensor]:
 class KnownCodes(nn.Module):
     """Maps codes that no training patient has, or that are outside the vocabulary, to code 0, unknown.
 
-    Parameters
-    ----------
-    size : int
-        Size of the vocabulary, code 0 included.
+    - ``size``: Size of the vocabulary, code 0 included.
     """
 
     known: Tensor
@@ -132,11 +125,7 @@ class KnownCodes(nn.Module):
 class CodeMeans(nn.Module):
     """Mean embedding of the codes of each item (a visit); zero for an item without any.
 
-    Parameters
-    ----------
-    size, width : int
-    reach : float
-        The embeddings start between minus and plus this number.
+    - ``reach``: The embeddings start between minus and plus this number.
     """
 
     def __init__(self, size: int, width: int, reach: float = 1.0) -> None:
@@ -155,10 +144,7 @@ class CodeValues(nn.Module):
     A value that is missing, of a code that never varies there, or of the unknown code, becomes 0; one further than ten
     deviations from the mean counts as ten, since most such are typing errors.
 
-    Parameters
-    ----------
-    size : int
-        Size of the vocabulary.
+    - ``size``: Size of the vocabulary.
     """
 
     mean: Tensor
@@ -223,16 +209,10 @@ class _PooledSum(torch.autograd.Function):
 def pooled_sum(table: Tensor, codes: Tensor, offsets: Tensor, weights: Tensor | None = None) -> Tensor:
     """Sum of the codes' vectors in each bag, each times its weight; zero for an empty bag.
 
-    Parameters
-    ----------
-    table : Tensor ``(codes, width)``
-    codes, weights : Tensor ``(items,)``
-        No gradient reaches the weights.
-    offsets : Tensor ``(bags + 1,)``
-
-    Returns
-    -------
-    Tensor ``(bags, width)``
+    - ``table`` ``(codes, width)``
+    - ``codes``, ``weights`` ``(items,)``: No gradient reaches the weights.
+    - ``offsets``: Tensor ``(bags + 1,)``
+    - returns ``(bags, width)``
     """
     weights = None if weights is None else weights.to(table.dtype)
     pooled: Tensor = _PooledSum.apply(table, codes, offsets, weights)  # type: ignore[no-untyped-call]
@@ -242,12 +222,7 @@ def pooled_sum(table: Tensor, codes: Tensor, offsets: Tensor, weights: Tensor | 
 class VisitCodes(nn.Module):
     """Mean embeddings of the diagnoses and of the procedures of each visit.
 
-    Parameters
-    ----------
-    schema : InputSchema
-    width : int
-    reach : float
-        The embeddings start between minus and plus this number.
+    - ``reach``: The embeddings start between minus and plus this number.
     """
 
     def __init__(self, schema: InputSchema, width: int, reach: float = 1.0) -> None:
@@ -277,13 +252,7 @@ class VisitCodes(nn.Module):
 
 
 class VisitSteps(nn.Module):
-    """One vector a visit: its diagnoses, its procedures, and the drugs of the visit before.
-
-    Parameters
-    ----------
-    schema : InputSchema
-    width : int
-    """
+    """One vector a visit: its diagnoses, its procedures, and the drugs of the visit before."""
 
     def __init__(self, schema: InputSchema, width: int) -> None:
         super().__init__()
@@ -346,14 +315,10 @@ class EventSteps(nn.Module):
     vectors times the standardised values. For laboratory results that is a linear layer on the vector of all tests'
     results together with one on which tests were done. The fields of a kind are joined and go through two layers.
 
-    Parameters
-    ----------
-    schema : InputSchema
-        ``settings["event_kinds"]`` names the kinds and ``settings["code_fields"]`` the fields: each has a name, its
-        kind, and the range ``start`` to ``stop`` of its codes. Without them all events are of one kind with one field.
-    width : int
-    max_events : int
-        A stay's last events that are kept.
+    - ``schema``: ``settings["event_kinds"]`` names the kinds and ``settings["code_fields"]`` the fields: each has a
+      name, its kind, and the range ``start`` to ``stop`` of its codes. Without them all events are of one kind with one
+      field.
+    - ``max_events``: A stay's last events that are kept.
     """
 
     slot_of_code: Tensor

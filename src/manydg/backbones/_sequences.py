@@ -33,20 +33,11 @@ class Layout:
 
     The rows' lengths are asked of the device once; everything else follows from them without waiting for it.
 
-    Parameters
-    ----------
-    offsets : Tensor ``(rows + 1,)``
-        Where each row's steps begin in the flat list.
-    host_lengths : list of int, optional
-        Number of steps of each row, where it is known already.
-
-    Attributes
-    ----------
-    lengths : Tensor ``(rows,)``
-    longest : int
-        At least 1.
-    row, position : Tensor ``(steps,)``
-        Row of each step and its position there, from 0.
+    - ``offsets`` ``(rows + 1,)``: Where each row's steps begin in the flat list.
+    - ``host_lengths``: Number of steps of each row, where it is known already.
+    - ``lengths`` ``(rows,)``
+    - ``longest``: At least 1.
+    - ``row``, ``position`` ``(steps,)``: Row of each step and its position there, from 0.
     """
 
     def __init__(self, offsets: Tensor, host_lengths: list[int] | None = None) -> None:
@@ -119,11 +110,7 @@ class Layout:
 class Group:
     """Rows of similar length, cut out of a flat list in which rows are ordered by length.
 
-    Parameters
-    ----------
-    steps : slice
-        The group's steps in that list.
-    layout : Layout
+    - ``steps``: The group's steps in that list.
     """
 
     steps: slice
@@ -134,13 +121,8 @@ class Group:
 class ByLength:
     """Rows in the order of their lengths, in groups, so that no short row is padded to a long one's length.
 
-    Parameters
-    ----------
-    steps : Tensor ``(steps,)``
-        The steps of the rows in that order, as positions in the flat list.
-    back : Tensor ``(rows,)``
-        Where each row went.
-    groups : list of Group
+    - ``steps`` ``(steps,)``: The steps of the rows in that order, as positions in the flat list.
+    - ``back`` ``(rows,)``: Where each row went.
     """
 
     steps: Tensor
@@ -185,13 +167,9 @@ class FixedLayout(Layout):
 
     Leftover steps are in no rectangle and no sum, so that they influence nothing and get no gradient.
 
-    Parameters
-    ----------
-    offsets : Tensor ``(rows + 1,)``
-    longest : int
-        No row has more steps.
-    steps : int
-        Length of the flat list.
+    - ``offsets``: Tensor ``(rows + 1,)``
+    - ``longest``: No row has more steps.
+    - ``steps``: Length of the flat list.
     """
 
     def __init__(self, offsets: Tensor, longest: int, steps: int) -> None:
@@ -231,10 +209,7 @@ class FixedLayout(Layout):
 def layout_of(column: Ragged, host_lengths: list[int] | None = None) -> Layout:
     """The layout of a column's items, fixed where the column is.
 
-    Parameters
-    ----------
-    host_lengths : list of int, optional
-        Number of items of each row, where it is known already.
+    - ``host_lengths``: Number of items of each row, where it is known already.
     """
     if column.longest is not None:
         return FixedLayout(column.offsets, column.longest, len(column.values))
@@ -247,11 +222,7 @@ class SequenceBackbone(Backbone):
     Rows of a batch whose numbers in the column ``context_order`` follow one another are one sequence; every other row
     begins a new one. Nothing passes from one sequence to another.
 
-    Parameters
-    ----------
-    backbone : Backbone
-        Sees each sample alone, or with its patient's context.
-    options : SequenceOptions
+    - ``backbone``: Sees each sample alone, or with its patient's context.
     """
 
     def __init__(self, backbone: Backbone, options: SequenceOptions) -> None:
@@ -314,10 +285,8 @@ def sequences_in(order: Tensor) -> Layout:
 class Steps:
     """Where each row of a batch is in its sequence, found without waiting for the device.
 
-    Attributes
-    ----------
-    sequence, before, after : Tensor ``(rows,)``
-        Number of its sequence, and how many rows of it lie before and after.
+    - ``sequence``, ``before``, ``after`` ``(rows,)``: Number of its sequence, and how many rows of it lie before and
+      after.
     """
 
     sequence: Tensor

@@ -32,15 +32,10 @@ class LogSpectrogram(nn.Module):
     operations that every exporter knows. The energy is divided by that of the taper, so that white noise of variance s
     has energy s in every frequency whatever the window, and is floored before the logarithm.
 
-    Parameters
-    ----------
-    window, hop : int
-        Length of a frame and distance between frames, in samples.
-    centred : bool
-        Whether the signal is extended by half a window at both ends, by reflection.
-    taper : {"rectangular", "hann"}
-    floor : float
-        Lowest energy, in squared units of the signal (microvolts).
+    - ``window``, ``hop``: Length of a frame and distance between frames, in samples.
+    - ``centred``: Whether the signal is extended by half a window at both ends, by reflection.
+    - ``taper`` {"rectangular", "hann"}
+    - ``floor``: Lowest energy, in squared units of the signal (microvolts).
     """
 
     basis: Tensor
@@ -126,11 +121,6 @@ class SpectrogramCNN(Backbone):
     :meth:`spectrogram`, the column ``spectrogram`` ``(rows, channels, frequencies, frames)``, which is used as it is. A
     dataset with a single column of such a shape may call it what it likes. ``forward`` is
     ``features_of(maps(inputs))``, for methods that work on feature maps between the two.
-
-    Parameters
-    ----------
-    schema : InputSchema
-    transform : LogSpectrogram
     """
 
     early: nn.Module

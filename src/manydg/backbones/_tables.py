@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from manydg.backbones import Backbone, Inputs
-from manydg.data.columns import take
+from manydg.data.columns import CATEGORIES, take
 from manydg.data.dataset import DomainDataset, InputSchema
-from manydg.data.encoding import CATEGORIES
 from manydg.errors import ConfigError, ManyDGWarning
 
 _VALUES_OF_A_PIECE = 2**20
@@ -23,20 +22,10 @@ _FEATURES_NAMED = 5
 class TableBackbone(Backbone):
     """A backbone of a table of measurements: all dense columns, flattened and joined.
 
-    Parameters
-    ----------
-    schema : InputSchema
-    **options
-        Whatever else the subclass was given, to build another like it.
-
-    Attributes
-    ----------
-    names : tuple of str
-        The columns that are joined.
-    features : int
-        How many numbers they hold.
-    levels : Levels or None
-        Of the categorical features, where there are any.
+    - ``**options``: Whatever else the subclass was given, to build another like it.
+    - ``names``: The columns that are joined.
+    - ``features``: How many numbers they hold.
+    - ``levels``: Of the categorical features, where there are any.
     """
 
     def __init__(self, schema: InputSchema, **options: Any) -> None:
@@ -108,10 +97,7 @@ class Levels(nn.Module):
     A level of a single training patient counts as unseen: it says who the patient is and nothing of others, and it
     shows in training what becomes of new levels.
 
-    Parameters
-    ----------
-    sizes : tuple of int
-        Number of levels of each categorical feature.
+    - ``sizes``: Number of levels of each categorical feature.
     """
 
     known: Tensor
@@ -145,13 +131,7 @@ class Levels(nn.Module):
 
 
 class LevelEmbeddings(nn.Module):
-    """A learned vector for each level of each categorical feature; that of unseen levels starts at zero.
-
-    Parameters
-    ----------
-    levels : Levels
-    width : int
-    """
+    """A learned vector for each level of each categorical feature; that of unseen levels starts at zero."""
 
     def __init__(self, levels: Levels, width: int) -> None:
         super().__init__()
@@ -196,10 +176,7 @@ class RunningMoments:
 
     Pieces are merged by the update of Chan, Golub and LeVeque, which loses no digits where the mean is large.
 
-    Parameters
-    ----------
-    like : Tensor
-        Has the shape and the device of the mean.
+    - ``like``: Has the shape and the device of the mean.
     """
 
     def __init__(self, like: Tensor) -> None:

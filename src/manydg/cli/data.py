@@ -97,7 +97,7 @@ class _SynthesizeGroup(_RegistryGroup):
         twin = find_twin(name)
 
         def run(out: Path, **values: Any) -> None:
-            from manydg.cli._progress import show_line
+            from manydg.cli._options import show_line
             from manydg.files import claimed
 
             options = _options(twin.options_class, values)
@@ -182,7 +182,7 @@ def _all_prediction_parameters() -> list[inspect.Parameter]:
 def _predict(
     predict: Callable[..., list[Path]], run: Path, raw: Path, out: Path, as_json: bool = False, **options: Any
 ) -> None:
-    from manydg.cli._progress import console, show_json
+    from manydg.cli._options import console, show_json
     from manydg.files import claimed
     from manydg.predict import ABOUT
 
@@ -297,7 +297,7 @@ def _prepare(
 
 def _show_prepared(source: AnySource, out: Path, *, as_json: bool) -> None:
     """Print what a new dataset holds."""
-    from manydg.cli._progress import show_json, show_line
+    from manydg.cli._options import show_json, show_line
     from manydg.data.storage import read_description
 
     if as_json:

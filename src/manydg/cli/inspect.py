@@ -5,7 +5,6 @@ A dataset's inputs are not read, so that its size does not matter.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -52,7 +51,7 @@ def inspect(
         flow = [step.to_json() for step in summary.cohort_flow]
         typer.echo(dumps(asdict(summary) | {"cohort_flow": flow}, indent=1))
         return
-    from manydg.cli._progress import PlainConsole
+    from manydg.cli._options import PlainConsole
 
     _show(PlainConsole(soft_wrap=True), summary)
 
@@ -79,7 +78,7 @@ def clinical(
     On test patients, with 95% intervals over patients: rates at the threshold; of an event, what a budget of false
     alarms buys; and each group of the columns that were named when the dataset was prepared (--subgroup).
     """
-    from manydg.cli._progress import PlainConsole, show_json
+    from manydg.cli._options import PlainConsole, show_json
     from manydg.studies.summary import clinical_results
 
     results = clinical_results(folder, at=at, silence=silence)
@@ -148,8 +147,8 @@ class LabelsPerSample:
 
 
 @dataclass(frozen=True)
-class ValueSummary:
-    """Quantiles of a regression target; of patients with several samples, the share of its variance between them."""
+class Quantiles:
+    """How values are spread."""
 
     least: float
     first_quartile: float
@@ -157,19 +156,19 @@ class ValueSummary:
     third_quartile: float
     most: float
     mean: float
+
+
+@dataclass(frozen=True)
+class ValueSummary(Quantiles):
+    """Of a regression target; of patients with several samples, the share of its variance between them."""
+
     between_patients: float | None
 
 
 @dataclass(frozen=True)
-class PatientSizes:
-    """Quantiles of the number of samples a patient has, and how many patients have but one."""
+class PatientSizes(Quantiles):
+    """Of the number of samples a patient has, and how many patients have but one."""
 
-    least: float
-    first_quartile: float
-    median: float
-    third_quartile: float
-    most: float
-    mean: float
     patients_with_one: int
 
 
@@ -261,7 +260,7 @@ def summarize(folder: str | Path) -> DatasetSummary:
             published.edition if published else None,
             dict(published.labels_per_sample) if published else {},
             dict(published.notes) if published else {},
-            compare_counts(published, counts, flow, options) if published else [],
+            compare_counts(published, counts, options) if published else [],
         ),
     )
 
@@ -316,12 +315,19 @@ def value_summary(data: DomainDataset) -> ValueSummary | None:
     if data.target.kind != "regression":
         return None
     values, who = data.targets.numpy().astype(float), data.domains.numpy()
-    low, first, median, third, high = np.quantile(values, [0, 0.25, 0.5, 0.75, 1]).tolist()
     counts = np.bincount(who)
     means, several = np.bincount(who, weights=values) / np.maximum(counts, 1), counts[who] > 1
     spread = float(values[several].var()) if several.any() else 0.0
     between = float(means[who[several]].var()) / spread if spread > 0 else None
-    return ValueSummary(low, first, median, third, high, float(values.mean()), between)
+    return ValueSummary(*_spread(values), between)
+
+
+def _spread(values: npt.NDArray[Any]) -> tuple[float, float, float, float, float, float]:
+    """Quartiles and mean, as the fields of :class:`Quantiles`."""
+    import numpy as np
+
+    low, first, median, third, high = np.quantile(values, [0, 0.25, 0.5, 0.75, 1]).tolist()
+    return low, first, median, third, high, float(values.mean())
 
 
 def samples_per_patient(data: DomainDataset) -> PatientSizes:
@@ -329,103 +335,28 @@ def samples_per_patient(data: DomainDataset) -> PatientSizes:
     import numpy as np
 
     counts = np.bincount(data.domains.numpy(), minlength=data.n_patients)
-    low, first, median, third, high = np.quantile(counts, [0, 0.25, 0.5, 0.75, 1]).tolist()
-    return PatientSizes(low, first, median, third, high, float(counts.mean()), int((counts == 1).sum()))
-
-
-# What explains a difference from the paper's counts
+    return PatientSizes(*_spread(counts), int((counts == 1).sum()))
 
 
 def compare_counts(
-    published: PublishedCounts, counts: Mapping[str, int], flow: Sequence[CohortStep], options: Mapping[str, Json]
+    published: PublishedCounts, counts: Mapping[str, int], options: Mapping[str, Json]
 ) -> list[CountRow]:
     """Each count that the paper states beside the dataset's; those the dataset lacks are left out.
 
-    Parameters
-    ----------
-    published : PublishedCounts
-    counts : dict of str to int
-        The dataset's, by the same names.
-    flow : sequence of CohortStep
-        Its cohort flow.
-    options : dict
-        The options it was prepared with.
+    - ``counts``: The dataset's, by the same names.
+    - ``options``: The options it was prepared with.
     """
-    return [
-        CountRow(
-            name,
-            counts[name],
-            count,
-            name in published.at_least,
-            counts[name] - count,
-            _explain(name, counts, published, flow, options),
-        )
-        for name, count in published.counts.items()
-        if name in counts
-    ]
-
-
-def _explain(
-    name: str,
-    counts: Mapping[str, int],
-    published: PublishedCounts,
-    flow: Sequence[CohortStep],
-    options: Mapping[str, Json],
-) -> str:
-    difference = counts[name] - published.counts[name]
-    if difference == 0 or (name in published.at_least and difference > 0):
-        return "as expected"
-    reasons = []
-    if options.get("limit_patients"):
-        reasons.append(f"limited to {options['limit_patients']} patients")
-    steps = [step for step in flow if name in step.counts]
-    if difference > 0:
-        reasons.append(f"{difference:,} more: the paper filtered further, or counts other files")
-    elif steps:
-        reasons.append(_responsible_filter(name, published.counts[name], -difference, steps, flow))
-    else:
-        reasons.append(_smaller_vocabulary(counts, published))
-    if name in published.notes:
-        reasons.append(published.notes[name])
-    return "; ".join(reasons)
-
-
-def _smaller_vocabulary(counts: Mapping[str, int], published: PublishedCounts) -> str:
-    """Why a vocabulary is smaller: fewer people use fewer codes, or else a filter on codes."""
-    for name in ("samples", "patients"):
-        if name in published.counts and counts.get(name, 0) < published.counts[name]:
-            return f"fewer {name} ({counts[name]:,} of {published.counts[name]:,}) use fewer codes"
-    return "as many people, but fewer codes: filtered, or not in the raw files"
-
-
-def _responsible_filter(
-    name: str, expected: int, missing: int, steps: Sequence[CohortStep], flow: Sequence[CohortStep]
-) -> str:
-    """Which filter, or which few together, took away what is missing."""
-    left = [step.counts[name] for step in steps]
-    drops = {
-        after.step: had - has
-        for after, (had, has) in zip(steps[1:], itertools.pairwise(left), strict=True)
-        if had > has
-    }
-    first = steps[0]
-    if name == "samples" and first.counts.get("left_out", 0) and "recordings" not in first.counts:
-        drops[first.step] = first.counts["left_out"]
-    for size in (1, 2, 3):
-        for names in itertools.combinations(drops, size):
-            if sum(drops[step] for step in names) == missing:
-                return f"exactly what '{' and '.join(names)}' left out ({missing:,})"
-    if left[0] < expected:
-        beginning = "" if first is flow[0] else f" ({flow[0].step}: {_figures(flow[0])})"
-        return f"the raw files hold fewer from the start: {left[0]:,} at '{first.step}'{beginning}"
-    for after, (had, has) in zip(steps[1:], itertools.pairwise(left), strict=True):
-        if had >= expected > has:
-            return f"falls below at '{after.step}' ({has:,} left, {drops[after.step]:,} out)"
-    return f"{missing:,} fewer"
-
-
-def _figures(step: CohortStep) -> str:
-    return ", ".join(f"{name} {count:,}" for name, count in step.counts.items() if name != "left_out")
+    limit = options.get("limit_patients")
+    limited = [f"limited to {limit} patients"] if limit else []
+    rows = []
+    for name, count in published.counts.items():
+        if name not in counts:
+            continue
+        difference, at_least = counts[name] - count, name in published.at_least
+        expected = difference == 0 or (at_least and difference > 0)
+        reasons = ["as expected"] if expected else [*limited, *filter(None, [published.notes.get(name)])]
+        rows.append(CountRow(name, counts[name], count, at_least, difference, "; ".join(reasons)))
+    return rows
 
 
 # Tables for the terminal

@@ -62,7 +62,7 @@ def train(
     test patients are scored once. If the command is stopped, run it again: it goes on where it was.
     Several processes share the work of each step when started as 'torchrun --nproc-per-node N -m manydg train ...'.
     """
-    from manydg.cli._progress import EpochLines
+    from manydg.cli._options import EpochLines
     from manydg.data.dataset import open_dataset
     from manydg.files import claimed
     from manydg.studies.tracking import Tracker
@@ -90,14 +90,14 @@ def train(
 
 def _show_record(record: RunRecord, out: Path) -> None:
     """Print the record of a run as JSON."""
-    from manydg.cli._progress import show_json
+    from manydg.cli._options import show_json
 
     show_json(record.to_json())
 
 
 def _show_result(record: RunRecord, out: Path) -> None:
     """Print which epoch was chosen, how it did on the test patients, and what was written."""
-    from manydg.cli._progress import console, show_line
+    from manydg.cli._options import console, show_line
     from manydg.studies.summary import cautions
     from manydg.targets import target_of
 
@@ -137,7 +137,7 @@ def show(
     """
     import tomllib
 
-    from manydg.cli._progress import show_json
+    from manydg.cli._options import show_json
     from manydg.studies.settings import shown
 
     text = shown(name)
@@ -163,7 +163,7 @@ def export(
     number of rows at a time, and gives probabilities. The file is checked against the model before it is written.
     A model trained with patient context takes the context as further inputs, which manydg has to make.
     """
-    from manydg.cli._progress import console, show_json, show_line
+    from manydg.cli._options import console, show_json, show_line
     from manydg.data.dataset import TRUST
     from manydg.files import claimed
     from manydg.training.export import export_run
@@ -192,7 +192,7 @@ def card(
 
     Everything comes from records; what they do not know is left open for a person to fill in.
     """
-    from manydg.cli._progress import show_line
+    from manydg.cli._options import show_line
     from manydg.report.card import write_card
 
     show_line(f"wrote {write_card(run, out)}")
@@ -220,7 +220,7 @@ def serve(
     A model with patient context is shown the patient's earlier samples, which are kept in memory alone: a restart loses
     them, and each answer says how many there were. The OpenAPI page is at /docs, Prometheus metrics at /metrics.
     """
-    from manydg.cli._progress import console
+    from manydg.cli._options import console
     from manydg.serve import Limits, Predictor, check_address, read_token, run_server
     from manydg.training.run import open_run
 
@@ -245,7 +245,7 @@ def audit(
     """
     from json import dumps
 
-    from manydg.cli._progress import console, show_line
+    from manydg.cli._options import console, show_line
     from manydg.data.dataset import open_dataset
     from manydg.data.splits import load_split
     from manydg.studies.catalogue.audit import audit_run
@@ -280,7 +280,7 @@ def evaluate(
     """
     from json import dumps
 
-    from manydg.cli._progress import console, show_json, show_line
+    from manydg.cli._options import console, show_json, show_line
     from manydg.data.dataset import open_dataset
     from manydg.errors import unknown_name
     from manydg.files import write_atomically

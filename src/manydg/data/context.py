@@ -61,16 +61,11 @@ def add_context(
     weight of the patient's statistics (:data:`manydg.data.dataset.TRUST`). Context is 0 where nothing is known, so that
     it grows smoothly with the samples of the patient.
 
-    Parameters
-    ----------
-    dataset : DomainDataset
-        Dense columns of numbers; NaN is ignored. Order does not matter, times do. Without times, samples have no
-        neighbours: offline context is then the ``relative`` part alone, and causal context an error.
-    mode : {"offline", "causal"}
-    spectrum : callable, optional
-        From signals ``(rows, channels, samples)`` to log spectrograms; needed where there are signals.
-    **options
-        Of :class:`ContextOptions`.
+    - ``dataset``: Dense columns of numbers; NaN is ignored. Order does not matter, times do. Without times, samples
+      have no neighbours: offline context is then the ``relative`` part alone, and causal context an error.
+    - ``mode`` {"offline", "causal"}
+    - ``spectrum``: From signals ``(rows, channels, samples)`` to log spectrograms; needed where there are signals.
+    - ``**options``: Of :class:`ContextOptions`.
 
     Examples
     --------
@@ -248,17 +243,10 @@ def spectral_context(
 ) -> dict[str, Tensor]:
     """Mean and scale of the patient's log spectrogram per channel and frequency, and their weight.
 
-    Parameters
-    ----------
-    signal : Tensor ``(rows, channels, samples)``, or spectrograms ``(rows, channels, frequencies, frames)``
-    spectrum : callable
-        From signals to log spectrograms.
-
-    Returns
-    -------
-    dict of str to Tensor
-        ``context_mean`` and ``context_scale`` ``(rows, channels, frequencies)``, the latter one over the standard
-        deviation, and ``context_weight`` ``(rows, 1)``; all are 0 where nothing is known.
+    - ``signal``: Tensor ``(rows, channels, samples)``, or spectrograms ``(rows, channels, frequencies, frames)``
+    - ``spectrum``: From signals to log spectrograms.
+    - returns: ``context_mean`` and ``context_scale`` ``(rows, channels, frequencies)``, the latter one over the
+      standard deviation, and ``context_weight`` ``(rows, 1)``; all are 0 where nothing is known.
     """
     firsts, seconds, shape = _moments(signal, spectrum)
     mean, square = (_mean_over_context(moment, timeline, mode) for moment in (firsts, seconds))

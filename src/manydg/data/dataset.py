@@ -16,21 +16,26 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from manydg.data.columns import Column, Ragged, check_column, nest, take, unnest
-from manydg.data.encoding import (
+from manydg.data.columns import (
     CATEGORIES,
     ArrayLike,
+    Column,
     Frame,
     FrameEncoding,
+    Ragged,
     TableRoles,
     as_frame,
+    check_column,
     encode_column,
     encode_patients,
     encode_targets,
     inputs_of,
+    nest,
     plan_encoding,
     signal_settings,
+    take,
     times_in,
+    unnest,
 )
 from manydg.data.info import DatasetInfo, Provenance, TargetSpec, combine_checksums
 from manydg.data.storage import METADATA, DatasetWriter, Verify, offsets_file, read_arrays, read_description
@@ -360,14 +365,9 @@ def unlabelled(
 ) -> DomainDataset:
     """New samples for a model of a schema; their targets mean nothing.
 
-    Parameters
-    ----------
-    inputs : array, dict of arrays, or DataFrame
-        As :func:`from_arrays` takes them.
-    roles : dict of str to str
-        Columns of a table by what they are for: ``patient``, ``time``, ``session``.
-    patients, times : arrays ``(rows,)``, optional
-        Instead of those columns; without any patients each sample is one of its own.
+    - ``inputs``: As :func:`from_arrays` takes them.
+    - ``roles``: Columns of a table by what they are for: ``patient``, ``time``, ``session``.
+    - ``patients``, ``times`` ``(rows,)``: Instead of those columns; without any patients each sample is one of its own.
     """
     missing, frame = bool(schema.settings.get("missing")), as_frame(inputs)
     if frame is not None:

@@ -73,17 +73,12 @@ class EventSpec:
 
     When it begins is the dataset's metadata ``onset``, at most once in a session.
 
-    Parameters
-    ----------
-    name : str
-        The column of the table it was read from.
-    horizon : float
-        How long before the onset an alarm counts as a warning of it, in the unit of the dataset's times.
-    day : float
-        The length of a day in that unit.
-    foresee : bool
-        Whether the labels were made from the event: positive within the horizon before onset. Then samples from the
-        onset on are not trained on, and are scored apart. Otherwise the labels are the user's, and every sample trains.
+    - ``name``: The column of the table it was read from.
+    - ``horizon``: How long before the onset an alarm counts as a warning of it, in the unit of the dataset's times.
+    - ``day``: The length of a day in that unit.
+    - ``foresee``: Whether the labels were made from the event: positive within the horizon before onset. Then samples
+      from the onset on are not trained on, and are scored apart. Otherwise the labels are the user's, and every sample
+      trains.
     """
 
     name: str
@@ -123,17 +118,11 @@ class SourceFile:
 class Provenance:
     """Where a dataset came from.
 
-    Parameters
-    ----------
-    source : str
-        The name of the raw format, as in ``manydg prepare NAME``.
-    program : str
-        The program that prepared it, with its version.
-    files : tuple of SourceFile
-    options : dict
-        The options that decided the content, as JSON values.
-    synthetic : bool
-        Whether the patients were made up. Tables and reports say so; an unmarked dataset may be of either kind.
+    - ``source``: The name of the raw format, as in ``manydg prepare NAME``.
+    - ``program``: The program that prepared it, with its version.
+    - ``options``: The options that decided the content, as JSON values.
+    - ``synthetic``: Whether the patients were made up. Tables and reports say so; an unmarked dataset may be of either
+      kind.
     """
 
     source: str
@@ -158,12 +147,8 @@ class Provenance:
 class CohortStep:
     """What one filter left, as in the flow chart of a clinical paper.
 
-    Parameters
-    ----------
-    step : str
-        The filter in words.
-    counts : dict of str to int
-        Any counts: ``patients``, ``samples``, ``recordings``, ``left_out``, ...
+    - ``step``: The filter in words.
+    - ``counts``: Any counts: ``patients``, ``samples``, ``recordings``, ``left_out``, ...
     """
 
     step: str
@@ -288,17 +273,9 @@ class DatasetInfo:
 class DatasetDescription:
     """The content of ``dataset.json``.
 
-    Parameters
-    ----------
-    samples, patients : int
-    target : TargetSpec
-    columns : dict of str to int
-        How many ragged levels each input column has above its items.
-    pseudonym_key : str
-        Secret key, in hexadecimal digits, of the patients' pseudonyms.
-    files : dict of str to ArrayFile
-        The ``.npy`` files by their names without ending.
-    info : DatasetInfo
+    - ``columns``: How many ragged levels each input column has above its items.
+    - ``pseudonym_key``: Secret key, in hexadecimal digits, of the patients' pseudonyms.
+    - ``files``: The ``.npy`` files by their names without ending.
     """
 
     samples: int

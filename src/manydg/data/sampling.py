@@ -86,15 +86,10 @@ def lone_samples(domains: Domains) -> Domains:
 class EpochPlan:
     """The rows of every step of an epoch, one after the other.
 
-    Parameters
-    ----------
-    indices : Tensor ``(rows,)``
-        Positions in the training set, step after step. A step of pairs lists the first samples of its pairs, then their
-        partners in the same order, then the unpaired samples.
-    bounds : tuple of int
-        Where each step begins, and where the last one ends.
-    pairs : tuple of int
-        How many pairs each step holds.
+    - ``indices`` ``(rows,)``: Positions in the training set, step after step. A step of pairs lists the first samples
+      of its pairs, then their partners in the same order, then the unpaired samples.
+    - ``bounds``: Where each step begins, and where the last one ends.
+    - ``pairs``: How many pairs each step holds.
     """
 
     indices: Tensor
@@ -117,11 +112,8 @@ class EpochPlan:
 class Crops:
     """The order in which a network reads samples, and how many of them it reads at a time in training.
 
-    Parameters
-    ----------
-    order : array ``(samples,)``
-        The column of :func:`manydg.data.timeline.add_order`: numbers of one session follow one another.
-    length : int
+    - ``order`` ``(samples,)``: The column of :func:`manydg.data.context.add_order`: numbers of one session follow one
+      another.
     """
 
     order: Indices
@@ -173,20 +165,13 @@ def plan_epoch(
     of a single step leans towards what samples of one length have in common. Epochs of fewer than eight steps are not
     sorted.
 
-    Parameters
-    ----------
-    sampling : {"samples", "pairs", "random-pairs", "episodes", "environments"}
-    domains : Tensor ``(samples,)``
-        Patient codes of the training samples, or codes of their environments.
-    batch_size : int
-        Rows of a step: ``batch_size / 2`` pairs, or ``batch_size`` single samples.
-    seed, epoch : int
-    lengths : array ``(samples,)``, optional
-        How long each sample is: its number of visits or events.
-    crops : Crops, optional
-        Steps are made of crops then, about eight at least; where a step is full, a crop is cut in two. Episodes and
-        environments are crops of several patients. Pairs are two crops of one patient, sample by sample; where one is
-        longer, the rest of it is unpaired. A patient with a single crop has its two halves paired.
+    - ``sampling``: {"samples", "pairs", "random-pairs", "episodes", "environments"}
+    - ``domains`` ``(samples,)``: Patient codes of the training samples, or codes of their environments.
+    - ``batch_size``: Rows of a step: ``batch_size / 2`` pairs, or ``batch_size`` single samples.
+    - ``lengths`` ``(samples,)``: How long each sample is: its number of visits or events.
+    - ``crops``: Steps are made of crops then, about eight at least; where a step is full, a crop is cut in two.
+      Episodes and environments are crops of several patients. Pairs are two crops of one patient, sample by sample;
+      where one is longer, the rest of it is unpaired. A patient with a single crop has its two halves paired.
     """
     if batch_size < 2:
         raise ConfigError(f"batch_size is {batch_size}; a step needs at least two samples")

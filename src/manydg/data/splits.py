@@ -19,9 +19,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from manydg.data.columns import Column, Ragged
+from manydg.data.columns import Column, Ragged, encode_patients
 from manydg.data.dataset import DomainDataset
-from manydg.data.encoding import encode_patients
 from manydg.errors import ConfigError, DataError, ManyDGWarning, StorageError
 from manydg.files import read_json, write_json
 
@@ -162,11 +161,7 @@ def patient_labels(dataset: DomainDataset) -> Indices:
 def split_named(domains: Domains, *, train: Iterable[Any], val: Iterable[Any], test: Iterable[Any]) -> Split:
     """The split with these patients for training, validation and test; all others are left out.
 
-    Parameters
-    ----------
-    domains : array, Tensor or DomainDataset
-        One patient id per sample.
-    train, val, test : sequences of patient ids
+    - ``domains``: One patient id per sample.
     """
     codes, names = _patients_of(domains)
     rows = []
@@ -393,16 +388,10 @@ class Occurrence:
 class Overlap:
     """Samples that two sides of a split share; false if there are none.
 
-    Attributes
-    ----------
-    samples : int
-        Samples whose inputs also occur on another side.
-    contents : int
-        How many distinct inputs these are.
-    examples : tuple of pairs of Occurrence
-        The first few, each with a sample of another side.
-    patients : tuple of str
-        Pseudonyms of the patients concerned.
+    - ``samples``: Samples whose inputs also occur on another side.
+    - ``contents``: How many distinct inputs these are.
+    - ``examples``: The first few, each with a sample of another side.
+    - ``patients``: Pseudonyms of the patients concerned.
     """
 
     samples: int
@@ -429,15 +418,7 @@ def find_overlap(dataset: DomainDataset, split: Split) -> Overlap:
     Rows are compared by a 64-bit hash of all their input columns, and rows with equal hashes value by value, so that a
     hash collision is never reported. Two missing values (NaN) are equal.
 
-    Parameters
-    ----------
-    dataset : DomainDataset
-    split : Split
-        Of that dataset.
-
-    Returns
-    -------
-    Overlap
+    - ``split``: Of that dataset.
     """
     rows = np.concatenate(list(split))
     sides = np.repeat(np.arange(len(SIDES)), [len(side) for side in split])

@@ -19,8 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from manydg.data.columns import Column, Ragged, unnest
-from manydg.data.encoding import as_stored, encode_patients
+from manydg.data.columns import Column, Ragged, as_stored, encode_patients, unnest
 from manydg.data.info import DatasetDescription, DatasetInfo, TargetSpec
 from manydg.errors import DataError, StorageError
 from manydg.files import (
@@ -301,14 +300,9 @@ def refuse_dataset_folder(folder: Path) -> None:
 def read_arrays(folder: Path, files: Mapping[str, ArrayFile], verify: Verify) -> dict[str, Array]:
     """A folder's arrays by name, memory-mapped and checked.
 
-    Parameters
-    ----------
-    folder : path
-    files : dict of str to ArrayFile
-        From the folder's description.
-    verify : {"auto", "full", "sizes"}
-        ``full`` reads every byte against its checksum; ``sizes`` only compares file sizes and headers; ``auto`` is
-        ``full`` up to one gigabyte.
+    - ``files``: From the folder's description.
+    - ``verify`` {"auto", "full", "sizes"}: ``full`` reads every byte against its checksum; ``sizes`` only compares file
+      sizes and headers; ``auto`` is ``full`` up to one gigabyte.
     """
     total = sum(file.bytes for file in files.values())
     content = verify == "full" or (verify == "auto" and total < VERIFY_CONTENT_BELOW)

@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, cast
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +18,10 @@ import numpy.typing as npt
 from manydg.config import DecisionRule
 from manydg.data.info import EventSpec
 from manydg.errors import DataError
-from manydg.evaluation.metrics import divide, group_sums
-from manydg.evaluation.predictions import Predictions, Timing
+from manydg.evaluation.metrics import Predictions, Timing, divide, group_sums
 from manydg.evaluation.statistics import Interval, PatientResampling, holm, mean_over_runs
 from manydg.evaluation.trust import statements
-from manydg.files import Json
+from manydg.files import Json, fields_as_json
 
 FloatArray = npt.NDArray[np.float64]
 Values = dict[str, FloatArray]
@@ -47,17 +45,13 @@ def _scores(run: Predictions) -> FloatArray:
 class AlarmCounts:
     """What alarms at some thresholds do for each patient.
 
-    Attributes
-    ----------
-    thresholds : (T,)
-    events : (P,)
-        Events with a sample within the horizon before their onset, so that they could be caught.
-    days : (P,)
-        Time under watch before an onset, or to the end.
-    caught, warnings, false_alarms : (P, T)
-        Events with an alarm within the horizon before onset; alarms within it; and all other alarms before onset.
-    lead : (P, T)
-        Time from the first alarm within the horizon to the onset, summed over the events caught, in hours.
+    - ``thresholds`` (T,)
+    - ``events`` (P,): Events with a sample within the horizon before their onset, so that they could be caught.
+    - ``days`` (P,): Time under watch before an onset, or to the end.
+    - ``caught``, ``warnings``, ``false_alarms`` (P, T): Events with an alarm within the horizon before onset; alarms
+      within it; and all other alarms before onset.
+    - ``lead`` (P, T): Time from the first alarm within the horizon to the onset, summed over the events caught, in
+      hours.
     """
 
     thresholds: FloatArray
@@ -85,13 +79,9 @@ def count_alarms(run: Predictions, thresholds: npt.ArrayLike, silence: float | N
 
     After an alarm there is silence for a while. Samples from the onset on raise none.
 
-    Parameters
-    ----------
-    run : Predictions
-        With timing.
-    thresholds : (T,)
-    silence : float, optional
-        In the unit of the times; by default the horizon.
+    - ``run``: With timing.
+    - ``thresholds`` (T,)
+    - ``silence``: In the unit of the times; by default the horizon.
     """
     if run.timing is None:
         raise DataError("alarms need an event: prepare the table with --event and --horizon")
@@ -122,14 +112,8 @@ def raise_alarms(
 ) -> npt.NDArray[np.bool_]:
     """Which samples raise an alarm, ``(rows,)``, where nothing is known of onsets yet.
 
-    Parameters
-    ----------
-    event : EventSpec
-    times, session, scores : (rows,)
-        A probability that is NaN raises none.
-    threshold : float
-    silence : float, optional
-        In the unit of the times; by default the horizon.
+    - ``times``, ``session``, ``scores`` (rows,): A probability that is NaN raises none.
+    - ``silence``: In the unit of the times; by default the horizon.
     """
     watch = _Watch(Timing(event, times, np.full(len(times), np.nan), session), np.nan_to_num(scores, nan=-1.0))
     return watch.raised(threshold, event.horizon if silence is None else silence)
@@ -138,10 +122,7 @@ def raise_alarms(
 class _Watch:
     """Samples before onset, in the order of time within their sessions.
 
-    Parameters
-    ----------
-    timing : Timing
-    scores : (rows,)
+    - ``scores`` (rows,)
     """
 
     def __init__(self, timing: Timing, scores: FloatArray) -> None:
@@ -215,13 +196,8 @@ def threshold_for(rule: DecisionRule, val: Predictions, silence: float | None = 
     Of all thresholds that keep it, the one that costs least: the highest for a sensitivity, the one with the highest
     sensitivity (share of events caught) for a precision (a budget of alarms). Where none keeps it, the words say so.
 
-    Parameters
-    ----------
-    rule : DecisionRule
-    val : Predictions
-        Validation patients, never test patients.
-    silence : float, optional
-        After an alarm, in the unit of the times; by default the horizon.
+    - ``val``: Validation patients, never test patients.
+    - ``silence``: After an alarm, in the unit of the times; by default the horizon.
     """
     if rule.kind == "alarms":
         return _threshold_for_alarms(rule, val, silence)
@@ -270,12 +246,8 @@ def _threshold_for_alarms(rule: DecisionRule, val: Predictions, silence: float |
 def rates_at_threshold(run: Predictions, weights: npt.ArrayLike, silence: float | None = None) -> Values:
     """Sensitivity, specificity and predictive values of the samples, and the alarms, at the run's threshold, ``(W,)``.
 
-    Parameters
-    ----------
-    run : Predictions
-        All rows, those after an onset too.
-    weights : (W, P)
-        Of ``run.names``.
+    - ``run``: All rows, those after an onset too.
+    - ``weights`` (W, P): Of ``run.names``.
     """
     each, counted = np.asarray(weights, float), run.scored()
     truth, chosen = np.asarray(counted.truth) != 0, counted.decisions() != 0
@@ -337,13 +309,8 @@ def _within(budget: float, rates: Values) -> int:
 def net_benefit(run: Predictions, thresholds: npt.ArrayLike, weights: npt.ArrayLike) -> Values:
     """Net benefit of acting on a probability from each threshold on, and of acting on everybody, ``(W, T)`` each.
 
-    Parameters
-    ----------
-    run : Predictions
-    thresholds : (T,)
-        Above 0 and below 1: the probability at which acting and not acting are worth the same.
-    weights : (W, P)
-        Of ``run.names``.
+    - ``thresholds`` (T,): Above 0 and below 1: the probability at which acting and not acting are worth the same.
+    - ``weights`` (W, P): Of ``run.names``.
     """
     cuts, each, counted = np.asarray(thresholds, float), np.asarray(weights, float), run.scored()
     truth, scores = np.asarray(counted.truth) != 0, _scores(counted)
@@ -383,19 +350,11 @@ def decision_curve(runs: Sequence[Predictions], plan: PatientResampling) -> dict
 class GroupResult:
     """How a model does in one group of patients.
 
-    Attributes
-    ----------
-    group : str
-    patients, samples : int
-        Of all runs' test patients, each counted once; of their samples, over all runs.
-    positive : float
-        Share of positive samples of a binary target; NaN for others.
-    values : mapping of str to Interval
-        Each metric, and ``calibration``: mean probability minus the share that came true.
-    differences : mapping of str to Interval
-        The same, minus that of the largest group; empty for that group.
-    p : mapping of str to float
-        Two-sided, of no difference, corrected for the number of groups (Holm).
+    - ``patients``, ``samples``: Of all runs' test patients, each counted once; of their samples, over all runs.
+    - ``positive``: Share of positive samples of a binary target; NaN for others.
+    - ``values``: Each metric, and ``calibration``: mean probability minus the share that came true.
+    - ``differences``: The same, minus that of the largest group; empty for that group.
+    - ``p``: Two-sided, of no difference, corrected for the number of groups (Holm).
     """
 
     group: str
@@ -502,20 +461,13 @@ RATE_NAMES = {
 class ClinicalResult:
     """Everything about one model, from the test predictions of its runs.
 
-    Attributes
-    ----------
-    at_threshold : mapping of str to Interval
-        :func:`rates_at_threshold`, each run at its own threshold.
-    events, patient_days : float
-        Events that could be caught and days watched, in the mean over runs; 0 without an event.
-    alarms, decisions : mapping
-        :func:`alarm_curve` and :func:`decision_curve`; the first is empty without an event.
-    subgroups : mapping
-        Column to :func:`compare_groups`.
-    calibration : mapping
-        Quantiles over patients, by level, of :func:`calibration_by_patient`.
-    rule : str
-        How the threshold was chosen, where it is known.
+    - ``at_threshold``: :func:`rates_at_threshold`, each run at its own threshold.
+    - ``events``, ``patient_days``: Events that could be caught and days watched, in the mean over runs; 0 without an
+      event.
+    - ``alarms``, ``decisions``: :func:`alarm_curve` and :func:`decision_curve`; the first is empty without an event.
+    - ``subgroups``: Column to :func:`compare_groups`.
+    - ``calibration``: Quantiles over patients, by level, of :func:`calibration_by_patient`.
+    - ``rule``: How the threshold was chosen, where it is known.
     """
 
     at_threshold: Mapping[str, Interval]
@@ -529,15 +481,7 @@ class ClinicalResult:
 
     def to_json(self) -> dict[str, Json]:
         """JSON values by name; null where a number is undefined."""
-        return {name: _plain(value) for name, value in asdict(self).items()}
-
-
-def _plain(value: Any) -> Json:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else cast("Json", value)
+        return fields_as_json(self)
 
 
 def evaluate(
@@ -545,14 +489,9 @@ def evaluate(
 ) -> ClinicalResult:
     """Alarms, net benefit, calibration and subgroups of a model on the test patients of its runs.
 
-    Parameters
-    ----------
-    runs : sequence of Predictions
-        All rows of the test patients, with each run's threshold.
-    silence : float, optional
-        After an alarm, in the unit of the times; by default the horizon.
-    resamples, seed : int
-        Of the patient bootstrap.
+    - ``runs``: All rows of the test patients, with each run's threshold.
+    - ``silence``: After an alarm, in the unit of the times; by default the horizon.
+    - ``resamples``, ``seed``: Of the patient bootstrap.
     """
     plan = PatientResampling(np.unique(np.concatenate([run.names for run in runs])), resamples=resamples, seed=seed)
     binary, timed = runs[0].target.kind == "binary", all(run.timing is not None for run in runs)

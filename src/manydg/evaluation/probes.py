@@ -42,18 +42,12 @@ ROWS = (
 class DomainSimilarity:
     """Mean cosine similarity of embedding pairs.
 
-    Attributes
-    ----------
-    within : float
-        Over all pairs of samples of one patient, as the paper averages; NaN if no patient has two samples.
-    across : float
-        Over all pairs of samples of two patients; NaN with one patient.
-    within_by_patient : float
-        The mean over patients of each one's mean, so that a patient with many samples does not decide.
-    patients, samples : int
-        How many entered.
-    left_out : int
-        Samples whose embedding is zero and has no direction.
+    - ``within``: Over all pairs of samples of one patient, as the paper averages; NaN if no patient has two samples.
+    - ``across``: Over all pairs of samples of two patients; NaN with one patient.
+    - ``within_by_patient``: The mean over patients of each one's mean, so that a patient with many samples does not
+      decide.
+    - ``patients``, ``samples``: How many entered.
+    - ``left_out``: Samples whose embedding is zero and has no direction.
     """
 
     within: float
@@ -70,10 +64,8 @@ def domain_similarity(embeddings: npt.NDArray[Any], patients: npt.NDArray[Any]) 
     The sum of cosines over the pairs of a group is ``(|s|^2 - n) / 2``, where ``s`` is the sum of the group's ``n``
     unit vectors; pairs across patients are what is left of all pairs.
 
-    Parameters
-    ----------
-    embeddings : (samples, dim)
-    patients : (samples,)
+    - ``embeddings`` (samples, dim)
+    - ``patients`` (samples,)
     """
     sums, sizes, left_out = _unit_sums(np.asarray(embeddings), _codes(patients))
     samples = sizes.sum()
@@ -119,15 +111,10 @@ def _unit_rows(embeddings: npt.NDArray[Any]) -> tuple[FloatArray, npt.NDArray[np
 class Norms:
     """Lengths of the two parts of v, ``(samples,)`` each, and their relation.
 
-    Attributes
-    ----------
-    parallel, orthogonal : (samples,) array
-    parallel_share : float
-        Mean share of the squared length of v that lies along z.
-    parallel_larger : float
-        Share of samples whose parallel part is the longer one (the paper: generally so).
-    correlation : float
-        Pearson correlation of the two lengths; NaN where one does not vary.
+    - ``parallel``, ``orthogonal`` (samples,)
+    - ``parallel_share``: Mean share of the squared length of v that lies along z.
+    - ``parallel_larger``: Share of samples whose parallel part is the longer one (the paper: generally so).
+    - ``correlation``: Pearson correlation of the two lengths; NaN where one does not vary.
     """
 
     parallel: FloatArray
@@ -156,13 +143,8 @@ def norms(parallel: npt.NDArray[Any], orthogonal: npt.NDArray[Any]) -> Norms:
 class Retrieval:
     """How often a nearest neighbour is the same person, beside what chance gives.
 
-    Attributes
-    ----------
-    rate : float
-        NaN if no patient has two sessions.
-    chance : float
-        The expected rate of a neighbour drawn at random among the candidates.
-    queries : int
+    - ``rate``: NaN if no patient has two sessions.
+    - ``chance``: The expected rate of a neighbour drawn at random among the candidates.
     """
 
     rate: float
@@ -174,16 +156,10 @@ class Retrieval:
 class Identification:
     """How well something tells whose a session is, beside the same with the owners of sessions exchanged at random.
 
-    Attributes
-    ----------
-    rate : float
-        Share that is right; NaN if no patient has two sessions.
-    chance : float
-        Mean of that share over random exchanges.
-    p : float
-        One-sided: how often a random exchange is at least as right.
-    patients : int
-        How many there are to tell apart.
+    - ``rate``: Share that is right; NaN if no patient has two sessions.
+    - ``chance``: Mean of that share over random exchanges.
+    - ``p``: One-sided: how often a random exchange is at least as right.
+    - ``patients``: How many there are to tell apart.
     """
 
     rate: float
@@ -201,11 +177,8 @@ def identify_sessions(
 ) -> Identification:
     """How often the nearest other session by mean embedding (cosine) is of the same patient; each patient counts once.
 
-    Parameters
-    ----------
-    embeddings : (samples, dim)
-    patients, sessions : (samples,)
-        As for :func:`patient_retrieval`.
+    - ``embeddings`` (samples, dim)
+    - ``patients``, ``sessions`` (samples,): As for :func:`patient_retrieval`.
     """
     means, owners = _session_means(embeddings, patients, sessions)
     kept = np.bincount(owners, minlength=int(owners.max(initial=-1)) + 1)[owners] > 1
@@ -234,11 +207,8 @@ def identify_samples(
     The model is a linear discriminant in closed form: the patient with the nearest mean, in units of the spread within
     patients. Patients with a single session are left out, and each patient counts once.
 
-    Parameters
-    ----------
-    embeddings : (samples, dim)
-    patients, sessions : (samples,)
-        Sessions are counted within the patient, from 0.
+    - ``embeddings`` (samples, dim)
+    - ``patients``, ``sessions`` (samples,): Sessions are counted within the patient, from 0.
     """
     values, who, first = np.asarray(embeddings, float), _codes(patients), np.asarray(sessions) == 0
     both = np.intersect1d(who[first], who[~first])
@@ -286,14 +256,11 @@ def patient_retrieval(
 ) -> Retrieval:
     """How often the nearest other session by mean embedding (cosine) belongs to the same person.
 
-    Parameters
-    ----------
-    embeddings : (samples, dim)
-    patients : (samples,)
-    sessions : (samples,), optional
-        Night or visit of each sample, counted within the patient; by default each patient's two halves.
-    asks : (samples,) of bool, optional
-        Samples of the patients whose sessions are queries; sessions of all patients are candidates.
+    - ``embeddings`` (samples, dim)
+    - ``patients`` (samples,)
+    - ``sessions`` (samples,): Night or visit of each sample, counted within the patient; by default each patient's two
+      halves.
+    - ``asks`` (samples,): Samples of the patients whose sessions are queries; sessions of all patients are candidates.
     """
     means, owners = _session_means(embeddings, patients, half_sessions(patients) if sessions is None else sessions)
     same = (owners[:, None] == owners[None, :]) & ~np.eye(len(owners), dtype=bool)
@@ -328,22 +295,13 @@ def _codes(names: npt.NDArray[Any]) -> IntArray:
 class WeightCosines:
     """The four rows, and what is needed to read them.
 
-    Attributes
-    ----------
-    mean : dict of str to float
-        Mean cosine of each row of :data:`ROWS`.
-    absolute : dict of str to float
-        Mean absolute cosine of each row.
-    random_absolute : float
-        The mean absolute cosine of two random directions in so many dimensions.
-    accuracy : dict of str to float
-        ``"labels from v"`` and so on: share of held-out samples (of the same patients) a probe gets right; for
-        multi-label the mean over labels.
-    chance : dict of str to float
-        ``labels`` and ``domains``: the share of the commonest class among the held-out samples.
-    samples, domains : int
-        What the probes were fitted on.
-    converged : bool
+    - ``mean``: Mean cosine of each row of :data:`ROWS`.
+    - ``absolute``: Mean absolute cosine of each row.
+    - ``random_absolute``: The mean absolute cosine of two random directions in so many dimensions.
+    - ``accuracy``: ``"labels from v"`` and so on: share of held-out samples (of the same patients) a probe gets right;
+      for multi-label the mean over labels.
+    - ``chance``: ``labels`` and ``domains``: the share of the commonest class among the held-out samples.
+    - ``samples``, ``domains``: What the probes were fitted on.
     """
 
     mean: dict[str, float]
@@ -382,19 +340,11 @@ def weight_cosines(
     Softmax weights sum to zero over the classes, so this signed average is close to zero whatever the embedding is;
     the mean absolute cosine beside it, and what random directions would give, are what can be read.
 
-    Parameters
-    ----------
-    embeddings : mapping
-        ``v``, ``parallel`` and ``orthogonal``, each ``(samples, dim)``.
-    labels : (samples,) class codes, or (samples, K) indicators for multi-label
-    patients : (samples,)
-    max_patients, max_samples : int
-        At most so many, drawn at random: a regression over thousands of patients takes hours for the same answer.
-    seed : int
-
-    Returns
-    -------
-    WeightCosines
+    - ``embeddings``: ``v``, ``parallel`` and ``orthogonal``, each ``(samples, dim)``.
+    - ``labels``: (samples,) class codes, or (samples, K) indicators for multi-label
+    - ``patients`` (samples,)
+    - ``max_patients``, ``max_samples``: At most so many, drawn at random: a regression over thousands of patients takes
+      hours for the same answer.
     """
     rows = _chosen_rows(np.asarray(patients), max_patients, max_samples, seed)
     domains = np.unique(np.asarray(patients)[rows], return_inverse=True)[1].astype(np.int64)

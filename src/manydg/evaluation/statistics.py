@@ -18,8 +18,7 @@ import numpy.typing as npt
 import scipy
 
 from manydg.errors import DataError
-from manydg.evaluation.metrics import PatientMetrics, divide
-from manydg.evaluation.predictions import Predictions
+from manydg.evaluation.metrics import PatientMetrics, Predictions, divide
 
 FloatArray = npt.NDArray[np.float64]
 Statistic = Callable[[npt.NDArray[Any]], dict[str, FloatArray]]
@@ -51,14 +50,8 @@ def site_weights(sites: npt.NDArray[Any], resamples: int, seed: int) -> npt.NDAr
 
     A site of ``n`` patients that is drawn ``c`` times gives ``c * n`` draws of its patients.
 
-    Parameters
-    ----------
-    sites : array ``(patients,)``
-        The site of each patient.
-
-    Returns
-    -------
-    array ``(resamples, patients)``
+    - ``sites`` ``(patients,)``: The site of each patient.
+    - returns ``(resamples, patients)``
     """
     rng = np.random.default_rng(seed)
     names, codes = np.unique(sites, return_inverse=True)
@@ -75,15 +68,9 @@ class PatientResampling:
 
     Test patients of different seeds may be the same people: a person has one weight in all runs.
 
-    Parameters
-    ----------
-    names : array
-        All patients, sorted and distinct.
-    resamples : int
-    seed : int
-    sites : array, optional
-        The site of each patient: then sites are drawn first, and patients within them (:func:`site_weights`), so that
-        intervals are for patients of new sites.
+    - ``names``: All patients, sorted and distinct.
+    - ``sites``: The site of each patient: then sites are drawn first, and patients within them (:func:`site_weights`),
+      so that intervals are for patients of new sites.
 
     Notes
     -----
@@ -125,18 +112,7 @@ def bootstrap(
 ) -> dict[str, Interval]:
     """Bias-corrected and accelerated (BCa) intervals of statistics, resampling patients.
 
-    Parameters
-    ----------
-    statistic : callable
-        From patient weights ``(rows, patients)`` to named values ``(rows,)``.
-    patients : int
-    resamples : int
-    seed : int
-    level : float
-
-    Returns
-    -------
-    dict of str to Interval
+    - ``statistic``: From patient weights ``(rows, patients)`` to named values ``(rows,)``.
     """
     plan = PatientResampling(np.arange(patients), resamples=resamples, seed=seed)
     return {name: plan.interval(values, level) for name, values in statistic(plan.weights).items()}
@@ -221,17 +197,9 @@ def shared_patient_values(
     Whether a metric exists for a patient may depend on what a model predicts, and a model may lack seeds; what does not
     exist for every model is left out for all.
 
-    Parameters
-    ----------
-    models : mapping
-        Model to seed to ``per_patient`` of the run's record (patient to metrics).
-    metric : str
-
-    Returns
-    -------
-    dict of str to dict of str to float
-        Model to patient to the mean over the runs that tested the patient. Every model has the same patients, except
-        one for which the metric exists nowhere, which has none and does not count.
+    - ``models``: Model to seed to ``per_patient`` of the run's record (patient to metrics).
+    - returns: Model to patient to the mean over the runs that tested the patient. Every model has the same patients,
+      except one for which the metric exists nowhere, which has none and does not count.
 
     Examples
     --------
@@ -265,21 +233,15 @@ def _patient_means(values: Mapping[tuple[str, int], float], shared: Sequence[tup
 class PairedComparison:
     """Two models over the same seeds; every p-value is two-sided and NaN where the test cannot be made.
 
-    Attributes
-    ----------
-    pairs : int
-        Seeds at which both have a value.
-    difference : float
-        Mean of first minus second.
-    t_p, wilcoxon_p : float
-        Paired t-test; Wilcoxon signed-rank test (exact for few pairs, ties by mid-ranks, zeros left out).
-    corrected_p : float
-        Corrected resampled t-test of Nadeau and Bengio: seeds share training patients, so that the plain t-test
-        underestimates the variance. NaN when the share of test patients was not given.
-    cohens_d, hedges_g : float
-        Mean difference over the standard deviation of the differences; g corrects the small-sample bias.
-    note : str
-        Why something is missing.
+    - ``pairs``: Seeds at which both have a value.
+    - ``difference``: Mean of first minus second.
+    - ``t_p``, ``wilcoxon_p``: Paired t-test; Wilcoxon signed-rank test (exact for few pairs, ties by mid-ranks, zeros
+      left out).
+    - ``corrected_p``: Corrected resampled t-test of Nadeau and Bengio: seeds share training patients, so that the plain
+      t-test underestimates the variance. NaN when the share of test patients was not given.
+    - ``cohens_d``, ``hedges_g``: Mean difference over the standard deviation of the differences; g corrects the
+      small-sample bias.
+    - ``note``: Why something is missing.
     """
 
     pairs: int
@@ -297,12 +259,8 @@ def compare_paired(
 ) -> PairedComparison:
     """Test the difference of two models' metric over seeds that share their splits.
 
-    Parameters
-    ----------
-    first, second : (seeds,) array
-        Values at the same seeds; a pair with a NaN is left out.
-    test_train_ratio : float, optional
-        Test patients over training patients, for the corrected resampled t-test.
+    - ``first``, ``second`` (seeds,): Values at the same seeds; a pair with a NaN is left out.
+    - ``test_train_ratio``: Test patients over training patients, for the corrected resampled t-test.
 
     Examples
     --------
@@ -401,19 +359,11 @@ def holm(p_values: Sequence[float]) -> list[float]:
 class RankComparison:
     """Several models ranked within each block, a patient or a split, and which of them differ.
 
-    Attributes
-    ----------
-    names : tuple of str
-        Best mean rank first.
-    ranks : tuple of float
-        Mean rank of each, 1 being best.
-    blocks : int
-    friedman_p : float
-        That all models are alike; NaN for two models, which the one pair tests.
-    adjusted : mapping
-        Wilcoxon signed-rank p of each pair of names over the blocks, Holm-corrected over all pairs.
-    groups : tuple of tuple of str
-        Largest runs of neighbours in rank of which no pair differs.
+    - ``names``: Best mean rank first.
+    - ``ranks``: Mean rank of each, 1 being best.
+    - ``friedman_p``: That all models are alike; NaN for two models, which the one pair tests.
+    - ``adjusted``: Wilcoxon signed-rank p of each pair of names over the blocks, Holm-corrected over all pairs.
+    - ``groups``: Largest runs of neighbours in rank of which no pair differs.
     """
 
     names: tuple[str, ...]
@@ -430,10 +380,7 @@ def compare_ranks(values: Mapping[str, npt.ArrayLike], alpha: float = 0.05) -> R
     Pairs are tested by Wilcoxon's test and not by the distance of mean ranks (Nemenyi), which depends on the other
     models in the comparison (Benavoli, Corani and Mangili 2016).
 
-    Parameters
-    ----------
-    values : mapping of str to array ``(blocks,)``
-    alpha : float
+    - ``values``: mapping of str to array ``(blocks,)``
 
     Examples
     --------

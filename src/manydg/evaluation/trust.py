@@ -49,16 +49,12 @@ _ROUNDING, _SMALLEST = 1e-9, 1e-9
 class SetRule:
     """What goes into a prediction set, and what that promises.
 
-    Attributes
-    ----------
-    thresholds : array ``(statements,)``
-        Largest score that is still in the set: one for all of several classes, one for each label of a multi-label
-        target, and one for each class of a binary target (or one for both). Of a regression target, half the width of
-        the interval, in the target's unit.
-    level : float
-        Share of samples covered.
-    share : float
-        Probability with which a new patient has that share; 0 where the level is meant on average over patients.
+    - ``thresholds`` ``(statements,)``: Largest score that is still in the set: one for all of several classes, one for
+      each label of a multi-label target, and one for each class of a binary target (or one for both). Of a regression
+      target, half the width of the interval, in the target's unit.
+    - ``level``: Share of samples covered.
+    - ``share``: Probability with which a new patient has that share; 0 where the level is meant on average over
+      patients.
     """
 
     thresholds: FloatArray
@@ -82,13 +78,9 @@ def fit_on_average(
 ) -> SetRule:
     """The rule whose level holds on average over new patients.
 
-    Parameters
-    ----------
-    truth, probabilities, patients : array ``(rows, ...)``
-        Of calibration patients.
-    coverage : float
-        Level wanted. ``n`` patients can promise ``n / (n + 1)`` at most, and with fewer that is the level; a class of a
-        binary target that too few patients have is never ruled out instead.
+    - ``truth``, ``probabilities``, ``patients`` ``(rows, ...)``: Of calibration patients.
+    - ``coverage``: Level wanted. ``n`` patients can promise ``n / (n + 1)`` at most, and with fewer that is the level;
+      a class of a binary target that too few patients have is never ruled out instead.
     """
     scores, groups, number = _prepare(target, truth, probabilities, patients, coverage)
     if target.kind == "binary":
@@ -217,14 +209,9 @@ class Reference:
 
     Along the axes the patients' means have variance one, and samples around their patient's mean are uncorrelated.
 
-    Attributes
-    ----------
-    mean : array ``(dim,)``
-        Mean of the training patients' mean embeddings.
-    axes : array ``(dim, dim)``
-        ``(embedding - mean) @ axes`` are the coordinates of an embedding.
-    within : array ``(dim,)``
-        Variance of single samples around their patient's mean, along each axis.
+    - ``mean`` ``(dim,)``: Mean of the training patients' mean embeddings.
+    - ``axes`` ``(dim, dim)``: ``(embedding - mean) @ axes`` are the coordinates of an embedding.
+    - ``within`` ``(dim,)``: Variance of single samples around their patient's mean, along each axis.
     """
 
     mean: FloatArray
@@ -236,10 +223,8 @@ class Reference:
 
         Distances are scaled so that a patient like those of the training has about one.
 
-        Parameters
-        ----------
-        embeddings : array ``(samples, dim)``
-        patients : array ``(samples,)``
+        - ``embeddings`` ``(samples, dim)``
+        - ``patients`` ``(samples,)``
         """
         codes, means, counts, _ = _patient_means(np.asarray(embeddings, float), patients)
         return codes, self._distances(means, counts)
@@ -249,11 +234,8 @@ class Reference:
 
         The patient's mean is that of the sample itself and of strictly earlier ones, so that no later sample has a say.
 
-        Parameters
-        ----------
-        embeddings : array ``(samples, dim)``
-        patients, times : array ``(samples,)``
-            Codes of the patients, and when each sample was taken.
+        - ``embeddings`` ``(samples, dim)``
+        - ``patients``, ``times`` ``(samples,)``: Codes of the patients, and when each sample was taken.
         """
         line = Timeline.of(torch.as_tensor(patients), torch.as_tensor(times), None)
         values = torch.as_tensor(np.asarray(embeddings, float))[line.order]
@@ -274,11 +256,8 @@ class Reference:
 def fit_reference(embeddings: Array, patients: Array) -> Reference:
     """The reference of training patients.
 
-    Parameters
-    ----------
-    embeddings : array ``(samples, dim)``
-    patients : array ``(samples,)``
-        Two patients at least.
+    - ``embeddings`` ``(samples, dim)``
+    - ``patients`` ``(samples,)``: Two patients at least.
     """
     from sklearn.covariance import ledoit_wolf
 
@@ -302,18 +281,10 @@ def fit_reference(embeddings: Array, patients: Array) -> Reference:
 def novelty_threshold(distances: Array, false_alarms: float = FALSE_ALARMS) -> tuple[float, float]:
     """The distance from which a patient is flagged, from patients of the same population who were not trained on.
 
-    Parameters
-    ----------
-    distances : array ``(patients,)``
-        Of validation patients.
-    false_alarms : float
-        Wanted probability that a patient of the same population is flagged. ``n`` patients can promise ``1 / (n + 1)``
-        at best, and with fewer that is what the threshold promises.
-
-    Returns
-    -------
-    threshold, false_alarms : float
-        A patient is flagged if the distance is larger.
+    - ``distances`` ``(patients,)``: Of validation patients.
+    - ``false_alarms``: Wanted probability that a patient of the same population is flagged. ``n`` patients can promise
+      ``1 / (n + 1)`` at best, and with fewer that is what the threshold promises.
+    - returns ``threshold``, ``false_alarms``: A patient is flagged if the distance is larger.
     """
     ordered = np.sort(np.asarray(distances, float))
     if not len(ordered):
@@ -345,12 +316,11 @@ _TINY = 1e-12
 class Reliability:
     """A reliability curve: ``(bins,)`` each; NaN where a bin is empty.
 
-    Attributes
-    ----------
-    stated : mean probability of the statements in each bin
-    observed : share of them that came true
-    counts : number of statements
-    error : expected calibration error (ECE), the mean gap between the two, weighted by the counts; NaN without samples
+    - ``stated``: mean probability of the statements in each bin
+    - ``observed``: share of them that came true
+    - ``counts``
+    - ``error``: expected calibration error (ECE), the mean gap between the two, weighted by the counts; NaN without
+      samples
     """
 
     stated: FloatArray
@@ -457,10 +427,7 @@ def scale_temperature(target: Target, probabilities: Array, temperature: float) 
 def fit_temperature(target: Target, truth: Array, probabilities: Array) -> float:
     """The temperature with the lowest log loss; give it validation patients, and apply it to new ones.
 
-    Returns
-    -------
-    float
-        Between 0.05 and 20; 1.0 (leave as is) without samples, and for values, which are no probabilities.
+    - returns: Between 0.05 and 20; 1.0 (leave as is) without samples, and for values, which are no probabilities.
     """
     if len(np.asarray(truth)) == 0 or target.numeric:
         return 1.0

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from manydg.errors import ConfigError, DataError, StorageError
 from manydg.evaluation.clinical import compare_groups
-from manydg.evaluation.predictions import Predictions
+from manydg.evaluation.metrics import Predictions
 from manydg.evaluation.statistics import Interval, PatientResampling, patient_intervals
 from manydg.files import claimed, write_atomically
 from manydg.report.page import ChapterPage, document
@@ -39,8 +39,8 @@ from manydg.report.words import (
 from manydg.studies.records import RESULTS, RUN_RECORD, RUNS, StudiedDataset, read_description
 from manydg.studies.summary import cautions, load_predictions
 from manydg.targets import Target, oriented, target_of
+from manydg.training.inference import Calibration, read_calibration
 from manydg.training.record import RunRecord
-from manydg.training.reliability import Calibration, read_calibration
 
 OPEN = "Open"
 _TO_FILL = (

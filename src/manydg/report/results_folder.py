@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from manydg.errors import DataError, ManyDGWarning
-from manydg.evaluation.predictions import Predictions
+from manydg.evaluation.metrics import Predictions
 from manydg.report.run_statistics import Comparison
 from manydg.studies.figure_data import FIGURES, PSEUDONYM, CosineTable, FigureData, read_figures
 from manydg.studies.paper_figures import task_on

@@ -164,12 +164,8 @@ class CodeField:
 class Vocabulary:
     """All codes of all fields, in one numbering.
 
-    Parameters
-    ----------
-    words : list of str
-        ``<unknown>`` first, then ``field:word`` field by field, each field's words sorted.
-    fields : tuple of CodeField
-        The range of each field; not needed to look words up.
+    - ``words``: ``<unknown>`` first, then ``field:word`` field by field, each field's words sorted.
+    - ``fields``: The range of each field; not needed to look words up.
     """
 
     words: list[str]
@@ -188,11 +184,7 @@ class Piece:
 class EventStore:
     """Collects the events of many samples.
 
-    Parameters
-    ----------
-    fields : sequence of Field
-    samples : int
-        How many samples there are; they are numbered from 0.
+    - ``samples``: How many samples there are; they are numbered from 0.
     """
 
     def __init__(self, fields: Sequence[Field], samples: int) -> None:
@@ -291,14 +283,9 @@ class EventStore:
 class EventBlock:
     """Samples of one block that have enough events.
 
-    Parameters
-    ----------
-    samples : array ``(rows,)``
-        Their numbers.
-    columns : dict
-        ``event_kind``, ``event_time``, ``event_codes`` and ``event_values``.
-    counts : dict
-        Rows and events left out, by reason.
+    - ``samples`` ``(rows,)``: Their numbers.
+    - ``columns``: ``event_kind``, ``event_time``, ``event_codes`` and ``event_values``.
+    - ``counts``: Rows and events left out, by reason.
     """
 
     samples: npt.NDArray[np.int64]
@@ -390,18 +377,11 @@ _COLUMNS = ("local", "time", "word", "value")
 class SavedEvents:
     """What :func:`load_events` needs besides the files that :func:`save_events` wrote.
 
-    Parameters
-    ----------
-    kept : dict of str to int
-        The files' names and sizes.
-    kinds : list of str
-        The type of each column.
-    words : dict of str to list of str
-        The words of each field, in the order of their numbers.
-    pieces : list of (str, int, int)
-        Field, block and number of rows of each piece.
-    counts : dict of str to int
-        How many rows were read, and left out for which reason.
+    - ``kept``: The files' names and sizes.
+    - ``kinds``: The type of each column.
+    - ``words``: The words of each field, in the order of their numbers.
+    - ``pieces`` (str, int, int): Field, block and number of rows of each piece.
+    - ``counts``: How many rows were read, and left out for which reason.
     """
 
     kept: dict[str, int]

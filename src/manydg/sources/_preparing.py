@@ -30,7 +30,7 @@ import numpy.typing as npt
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from manydg.data.encoding import CATEGORIES, encode_patients, encode_targets
+from manydg.data.columns import CATEGORIES, encode_patients, encode_targets
 from manydg.data.info import CohortStep, DatasetInfo, Provenance, SourceFile, TargetSpec
 from manydg.data.storage import DatasetWriter, link_refused
 from manydg.errors import QUIET, ConfigError, DataError, ManyDGError, StorageError, warn
@@ -122,16 +122,9 @@ def with_provenance(
 ) -> DatasetInfo:
     """A dataset's info with its origin.
 
-    Parameters
-    ----------
-    info : DatasetInfo
-    source : str
-        The name of the raw format, as in ``manydg prepare NAME``.
-    files : paths, or what :func:`describe_files` made of them
-        The files the dataset was made from.
-    options : dict
-        The options that decide the content; of paths only the last part is stored.
-    flow : CohortFlow
+    - ``source``: The name of the raw format, as in ``manydg prepare NAME``.
+    - ``files``: The files the dataset was made from.
+    - ``options``: The options that decide the content; of paths only the last part is stored.
     """
     entries = tuple(file if isinstance(file, SourceFile) else describe_files([file])[0] for file in files)
     plain = {key: value.name if isinstance(value, Path) else value for key, value in options.items()}
@@ -206,21 +199,10 @@ def run_jobs(
 ) -> list[R]:
     """Run a function over all jobs that are not done yet, and save each result as soon as it is there.
 
-    Parameters
-    ----------
-    function : callable
-        From a job's argument to a dataclass; importable by name, for other processes to find it.
-    jobs : sequence of Job
-    work : WorkFolder
-    kind : type
-        That dataclass, whose fields JSON can hold.
-    workers : int
-        How many processes; 1 stays in this one. On a cluster (:func:`manydg.jobs.using`) 1 sets no limit.
-
-    Returns
-    -------
-    list
-        The results, in the order of the jobs.
+    - ``function``: From a job's argument to a dataclass; importable by name, for other processes to find it.
+    - ``kind``: That dataclass, whose fields JSON can hold.
+    - ``workers``: How many processes; 1 stays in this one. On a cluster (:func:`manydg.jobs.using`) 1 sets no limit.
+    - returns: The results, in the order of the jobs.
     """
     if workers < 1:
         raise ConfigError(f"the number of workers must be 1 or more, not {workers}")
@@ -258,13 +240,8 @@ def work_folder(out: Path, source: str, options: Mapping[str, object]) -> Iterat
 class WorkFolder:
     """The hidden folder ``.NAME.work`` beside a dataset folder.
 
-    Parameters
-    ----------
-    out : path
-        The dataset folder that is being prepared.
-    source : str
-    options : dict
-        Whatever decides a job's result; one that was done with other options is done again.
+    - ``out``: The dataset folder that is being prepared.
+    - ``options``: Whatever decides a job's result; one that was done with other options is done again.
     """
 
     def __init__(self, out: Path, source: str, options: Mapping[str, object]) -> None:
@@ -275,11 +252,7 @@ class WorkFolder:
     def load(self, job: Job[Any], kind: type[R]) -> R | None:
         """The result of a finished job, or ``None`` if there is none or what it depends on has changed since.
 
-        Parameters
-        ----------
-        job : Job
-        kind : type
-            The dataclass of its result.
+        - ``kind``: The dataclass of its result.
         """
         try:
             piece = json.loads(self._result_file(job).read_text(encoding="utf-8"))
@@ -334,11 +307,7 @@ def _digest(values: object) -> str:
 class Progress:
     """A progress bar on the terminal; where standard error is no terminal it shows nothing.
 
-    Parameters
-    ----------
-    title : str
-    total : int, optional
-        How many steps there will be, where that is known.
+    - ``total``: How many steps there will be, where that is known.
 
     Examples
     --------
@@ -464,22 +433,13 @@ def write_dense(
 ) -> Path:
     """Check dense samples and write them as a dataset folder, in memory of a few pieces.
 
-    Parameters
-    ----------
-    values : array ``(rows, ...)``
-        Numbers of any type, which never change; may be memory-mapped. They are stored as float32.
-    targets, patients : arrays
-        As :func:`manydg.from_arrays` takes them.
-    position_name : callable
-        What messages call a position within a sample.
-    files : dict
-        The files that ``target`` and ``patient`` come from, for messages.
-    missing : {"refuse", "keep"}
-        Whether NaN is an error or a measurement not taken.
-    codes : array ``(rows, n)`` int64, optional
-        Codes of categories, in a column of their own.
-    metadata : dict of str to array
-        Values of each sample that no model sees.
+    - ``values`` ``(rows, ...)``: Numbers of any type that never change; may be memory-mapped. Stored as float32.
+    - ``targets``, ``patients``: As :func:`manydg.from_arrays` takes them.
+    - ``position_name``: What messages call a position within a sample.
+    - ``files``: The files that ``target`` and ``patient`` come from, for messages.
+    - ``missing`` {"refuse", "keep"}: Whether NaN is an error or a measurement not taken.
+    - ``codes`` ``(rows, n)``: Codes of categories, in a column of their own.
+    - ``metadata``: Values of each sample that no model sees.
     """
     with naming(files["target"]):
         labels, target = encode_targets(targets, kind, classes)
@@ -561,14 +521,10 @@ class _Range:
 def check_finite(piece: npt.NDArray[np.float32], start: int, missing: str, position_name: PositionName) -> None:
     """Raise if a value of some samples is infinite or, unless missing values are kept, missing.
 
-    Parameters
-    ----------
-    piece : array ``(rows, ...)``
-    start : int
-        The number of the first of these rows.
-    missing : {"refuse", "keep"}
-    position_name : callable
-        What messages call a position within a sample.
+    - ``piece`` ``(rows, ...)``
+    - ``start``: The number of the first of these rows.
+    - ``missing`` {"refuse", "keep"}
+    - ``position_name``: What messages call a position within a sample.
     """
     bad = np.isinf(piece) if missing == "keep" else ~np.isfinite(piece)
     if not bad.any():

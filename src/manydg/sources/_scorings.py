@@ -52,14 +52,9 @@ _LISTED = 12
 class ScoringFormat:
     """What a table of labels does not say itself.
 
-    Parameters
-    ----------
-    epoch : float
-        Seconds of a scored epoch, where a file has one row or number for each.
-    column : str, optional
-        The column of the label, where its name is not a usual one.
-    event_seconds : float, optional
-        Length of an event that states none.
+    - ``epoch``: Seconds of a scored epoch, where a file has one row or number for each.
+    - ``column``: The column of the label, where its name is not a usual one.
+    - ``event_seconds``: Length of an event that states none.
     """
 
     epoch: float = 30.0
@@ -70,12 +65,7 @@ class ScoringFormat:
 def read_scoring(path: Path, format: ScoringFormat, start: datetime | None = None) -> list[Annotation]:
     """The annotations of a file of labels.
 
-    Parameters
-    ----------
-    path : path
-    format : ScoringFormat
-    start : datetime, optional
-        When the recording began, where times of the day are to be understood.
+    - ``start``: When the recording began, where times of the day are to be understood.
     """
     if path.suffix.lower() in SUFFIXES:
         notes = read_annotations(path)
@@ -310,13 +300,9 @@ PRESETS = {
 class LabelMap:
     """Which texts mean which class.
 
-    Parameters
-    ----------
-    rules : tuple of (str, str)
-        A text, or a pattern such as ``T[12]``, and its class; an empty class leaves those windows out. Case does not
-        matter. The first that fits counts.
-    preset : str, optional
-        ``aasm`` or ``rk``: for texts that no rule fits.
+    - ``rules`` (str, str): A text, or a pattern such as ``T[12]``, and its class; an empty class leaves those windows
+      out. Case does not matter. The first that fits counts.
+    - ``preset``: ``aasm`` or ``rk``: for texts that no rule fits.
     """
 
     rules: tuple[tuple[str, str], ...] = ()
@@ -403,15 +389,9 @@ def merged(spans: Iterable[Span], gap: float) -> list[Span]:
 class WindowLabels:
     """The label of each window.
 
-    Parameters
-    ----------
-    names : tuple of str
-    codes : array ``(windows,)``
-        Positions in ``names``; -1 where no label covers the window.
-    others : array ``(windows,)``
-        Position of a second label that covers it too; -1 where there is none.
-    disputed : array ``(windows,)``
-        Whether another label overlaps a part of the window, by more than a hundredth of it.
+    - ``codes`` ``(windows,)``: Positions in ``names``; -1 where no label covers the window.
+    - ``others`` ``(windows,)``: Position of a second label that covers it too; -1 where there is none.
+    - ``disputed`` ``(windows,)``: Whether another label overlaps a part of the window, by more than a hundredth of it.
     """
 
     names: tuple[str, ...]

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from manydg.data.encoding import parse_numbers
+from manydg.data.columns import parse_numbers
 from manydg.errors import DataError, StorageError, warn
 from manydg.files import UNPACKED_MOST, UNPACKED_RATIO, unpacked_limit
 from manydg.sources._preparing import hint_at_another
@@ -32,13 +32,8 @@ _GZIP = b"\x1f\x8b"
 class Table:
     """One CSV file of a database.
 
-    Parameters
-    ----------
-    name : str
-        The table's name in lower case.
-    path : Path
-    columns : dict of str to str
-        Column names in lower case, and as the file spells them.
+    - ``name``: The table's name in lower case.
+    - ``columns``: Column names in lower case, and as the file spells them.
     """
 
     name: str
@@ -110,18 +105,11 @@ def find_tables(
 ) -> dict[str, Table]:
     """Find a database's tables in a folder.
 
-    Parameters
-    ----------
-    raw : path
-        The folder; file names may be in any case and end in ``.csv`` or ``.csv.gz``.
-    wanted : sequence of str
-        Lower-case table names.
-    source : str
-        The database asked for.
-    optional : sequence of str
-        Tables that one may do without.
-    without : sequence of str
-        Those that the user does without.
+    - ``raw``: The folder; file names may be in any case and end in ``.csv`` or ``.csv.gz``.
+    - ``wanted``: Lower-case table names.
+    - ``source``: The database asked for.
+    - ``optional``: Tables that one may do without.
+    - ``without``: Those that the user does without.
     """
     folder = Path(raw)
     if not folder.is_dir():
@@ -159,10 +147,7 @@ def open_table(path: Path, name: str) -> Table:
 def check_whole(path: Path, fields: int, separator: str = ",") -> None:
     """Raise if a CSV file, plain or gzipped, ends in the middle of a row, or unpacks to more than the limits allow.
 
-    Parameters
-    ----------
-    fields : int
-        The number of columns.
+    - ``fields``: The number of columns.
     """
     with path.open("rb") as file:
         packed = file.read(2) == _GZIP
@@ -306,12 +291,8 @@ _TABLE_LIMIT = 1 << 27
 class CategoryMap:
     """Looks up what each category of a column is converted to, converting every category once.
 
-    Parameters
-    ----------
-    convert : callable
-        From a Series of different texts to an array of the same length.
-    dtype : numpy type
-        Of the result.
+    - ``convert``: From a Series of different texts to an array of the same length.
+    - ``dtype``: Of the result.
     """
 
     def __init__(self, convert: Callable[[pl.Series], Array], dtype: npt.DTypeLike) -> None:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import polars as pl
 import torch
 
-from manydg.data.encoding import signal_settings
+from manydg.data.columns import signal_settings
 from manydg.data.info import DatasetInfo
 from manydg.errors import DataError, StorageError
 from manydg.files import DAMAGED_NPY, Json

@@ -14,7 +14,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +27,13 @@ from manydg.data.info import DatasetInfo, SourceFile, TargetSpec
 from manydg.data.storage import DatasetWriter
 from manydg.errors import ConfigError, DataError, StorageError, warn
 from manydg.files import DAMAGED_NPY, LARGE_FILE, HashingThread, Json, drop_from_cache, reading_errors
-from manydg.jobs import Job, in_this_process
 from manydg.sources._preparing import (
     CohortFlow,
     Progress,
-    WorkFolder,
     describe_files,
     make_ready,
     read_into,
-    run_jobs,
     with_provenance,
-    work_folder,
     wrong_folder,
 )
 from manydg.sources._source import NewSamples, Options, PublishedCounts, Source, SourceDocs, TrainedOn, option
@@ -49,9 +45,8 @@ CHANNELS = (
 )  # fmt: skip
 RATE, SAMPLES = 200.0, 2000
 SETTINGS: dict[str, Json] = {"rate": RATE, "channels": list(CHANNELS), "unit": "uV"}
-KEPT, FEW_VOTES, NOT_FINITE, LOUD, FLAT = range(5)
+KEPT, FEW_VOTES, NOT_FINITE = range(3)
 """What becomes of a row."""
-_LIMITED = 9
 BLOCK = 32
 """Rows at a time: a few megabytes, which stay in the processor's cache between reading, checking and writing."""
 DROP_EVERY = 1 << 27
@@ -73,27 +68,12 @@ class IiicOptions(Options):
     limit_patients: int | None = option(None, help="Take only the first so many patients.", low=1, shown_default="all")
     min_votes: int = option(5, help="Leave out samples with fewer votes.", low=1)
     unvoted: str = option("refuse", help="refuse or skip rows without a single vote.", choices=("refuse", "skip"))
-    max_amplitude: float | None = option(
-        None, help="Leave out samples that exceed this anywhere.", metavar="UV", shown_default="off"
-    )
-    flat_below: float | None = option(
-        None, help="Leave out samples with a channel that varies less.", metavar="UV", shown_default="off"
-    )
     scale: float = option(1.0, help="Microvolts per stored unit; 1e6 for volts.")
-    vote_order: tuple[str, ...] = option(
-        CLASSES, help="Classes of the vote columns.", metavar="A,B,...", shown_default=",".join(CLASSES), commas=True
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "vote_order", tuple(name.upper() for name in self.vote_order))
         if not (np.isfinite(self.scale) and self.scale > 0):
             raise ConfigError(f"the scale must be a positive number, not {self.scale}")
-        if sorted(self.vote_order) != sorted(CLASSES):
-            raise ConfigError(f"the vote order must name each of {', '.join(CLASSES)} once")
-        for name, value in (("amplitude", self.max_amplitude), ("flatness", self.flat_below)):
-            if value is not None and not value > 0:
-                raise ConfigError(f"the {name} limit is a positive number of microvolts, not {value}")
 
 
 class Iiic(Source[IiicOptions, Options]):
@@ -125,39 +105,22 @@ class Iiic(Source[IiicOptions, Options]):
         return _has_arrays(folder) or sum(_has_arrays(path) for path in folder.iterdir() if path.is_dir()) > 1
 
     def prepare(self, raw: Path, out: Path, options: IiicOptions, *, workers: int = 1, overwrite: bool = False) -> Path:
-        raw, rules = raw.absolute(), replace(options, limit_patients=None)
+        raw = raw.absolute()
         make_ready(out, overwrite=overwrite)
         parts = find_parts(raw)
         if not parts:
             raise wrong_folder(raw, "IIIC arrays (signals.npy, votes.npy, patients.npy)")
-        with work_folder(out, self.name, rules.to_json()) as work:
-            self._write(raw, out, parts, options, workers, overwrite, work)
-        return out
-
-    def _write(
-        self,
-        raw: Path,
-        out: Path,
-        parts: Sequence[Part],
-        options: IiicOptions,
-        workers: int,
-        overwrite: bool,
-        work: WorkFolder,
-    ) -> None:
-        rules = replace(options, limit_patients=None)
-        jobs = [Job(part.name, part.files, (part, rules)) for part in parts]
-        patients = [_check_part(part, rules) for part in parts]
-        if not in_this_process(workers):
-            run_jobs(plan_part, jobs, work, PartPlan, workers=workers, title="checking samples")
+        patients = [_check_part(part, options) for part in parts]
         most = options.limit_patients
         chosen = None if most is None else np.unique(np.concatenate(patients))[:most]
         info = DatasetInfo(settings=SETTINGS | {"scale": options.scale})
         with DatasetWriter(out, TargetSpec("votes", CLASSES), info, overwrite=overwrite) as writer:
-            plans = _copy(writer, jobs, patients, chosen, work)
-            limited = [_limit(plan.verdicts, keys, chosen) for plan, keys in zip(plans, patients, strict=True)]
-            flow = _flow(np.concatenate(limited), np.concatenate(patients), rules)
-            files = [file for plan in plans for file in plan.files]
+            readings = _copy(writer, parts, patients, chosen, options)
+            verdicts = np.concatenate([reading.verdicts for reading in readings])
+            flow = _flow(verdicts, np.concatenate(patients), chosen, options)
+            files = [file for reading in readings for file in reading.files()]
             writer.info = with_provenance(writer.info, self.name, files, options.to_json(), flow, raw=raw)
+        return out
 
     def for_prediction(self, raw: Path, trained: TrainedOn, options: Options) -> Iterator[NewSamples]:
         """All samples that are finite throughout; where nothing says whose they are, a set is of one patient."""
@@ -290,7 +253,7 @@ def read_votes(part: Part, rows: int, options: IiicOptions) -> npt.NDArray[np.fl
         votes = np.asarray(_load(path))
     if votes.dtype.kind not in "fiu" or votes.ndim != 2:
         raise DataError(f"{path} has shape {votes.shape} and type {votes.dtype}; expected numbers (rows, 6)")
-    order = _columns(path, header, votes.shape[1], options)
+    order = _columns(path, header, votes.shape[1])
     _check_rows(path, len(votes), rows, part.signals)
     votes = votes[:, order].astype(np.float64)
     bad = ~np.isfinite(votes) | (votes < 0) | (votes != np.round(votes))
@@ -306,7 +269,7 @@ def read_votes(part: Part, rows: int, options: IiicOptions) -> npt.NDArray[np.fl
     return votes.astype(np.float32)
 
 
-def _columns(path: Path, header: Sequence[str], columns: int, options: IiicOptions) -> list[int]:
+def _columns(path: Path, header: Sequence[str], columns: int) -> list[int]:
     if header:
         plain = [name.strip().lower().removesuffix("_vote").removesuffix("_votes") for name in header]
         names = [_ALIASES.get(name, name.upper()) for name in plain]
@@ -315,8 +278,8 @@ def _columns(path: Path, header: Sequence[str], columns: int, options: IiicOptio
             raise DataError(f"{path} has no column {missing[0]}; its columns are {', '.join(header)}")
         return [names.index(name) for name in CLASSES]
     if columns != len(CLASSES):
-        raise DataError(f"{path} has {columns} columns; expected six: {', '.join(options.vote_order)}")
-    return [options.vote_order.index(name) for name in CLASSES]
+        raise DataError(f"{path} has {columns} columns; expected six: {', '.join(CLASSES)}")
+    return list(range(columns))
 
 
 def read_patients(part: Part, rows: int) -> npt.NDArray[np.str_]:
@@ -383,58 +346,17 @@ def _is_number(cell: str) -> bool:
     return True
 
 
-# Which samples are used
-
-
-def check_signals(stored: npt.NDArray[Any], options: IiicOptions) -> npt.NDArray[np.uint8]:
-    """Whether the signals of a block are fit to use, ``(rows,)``: values that are not finite, artefacts, or kept."""
-    verdicts = np.full(len(stored), KEPT, np.uint8)
-    if stored.dtype.kind == "f":
-        # A sum is finite only if every term is: one fast pass finds the few rows that need a closer look.
-        with np.errstate(invalid="ignore", over="ignore"):
-            suspects = np.nonzero(~np.isfinite(stored.sum(axis=(1, 2))))[0]
-        verdicts[suspects[~np.isfinite(stored[suspects]).all(axis=(1, 2))]] = NOT_FINITE
-    usable = np.nonzero(verdicts == KEPT)[0]
-    signals = stored if len(usable) == len(stored) else stored[usable]
-    if options.flat_below is not None:
-        flat = signals.std(axis=2, dtype=np.float32) < options.flat_below / options.scale
-        verdicts[usable[flat.any(axis=1)]] = FLAT
-    if options.max_amplitude is not None:
-        most = options.max_amplitude / options.scale
-        verdicts[usable[(signals.max(axis=(1, 2)) > most) | (signals.min(axis=(1, 2)) < -most)]] = LOUD
-    return verdicts
-
-
 # A part read in blocks: hashed, checked and passed on at once
 
 
-@dataclass(frozen=True)
-class PartPlan:
-    """What becomes of the rows of a part: a digit for each row, and the part's files with their checksums."""
-
-    digits: str
-    files: tuple[SourceFile, ...]
-
-    @property
-    def verdicts(self) -> npt.NDArray[np.uint8]:
-        """The digits as numbers, ``(rows,)``."""
-        return np.frombuffer(self.digits.encode(), np.uint8) - np.uint8(ord("0"))
-
-
 class PartReading:
-    """A part read once from end to end, for its checksum and for what becomes of each row.
-
-    Parameters
-    ----------
-    part : Part
-    options : IiicOptions
-    """
+    """A part read once from end to end, for its checksum and for what becomes of each row."""
 
     def __init__(self, part: Part, options: IiicOptions) -> None:
-        self._part, self._options = part, options
+        self._part, self._scale = part, options.scale
         self._signals = open_signals(part)
-        votes = read_votes(part, len(self._signals), options)
-        self._verdicts = np.where(votes.sum(axis=1) < options.min_votes, FEW_VOTES, KEPT).astype(np.uint8)
+        self.votes = read_votes(part, len(self._signals), options)
+        self.verdicts = np.where(self.votes.sum(axis=1) < options.min_votes, FEW_VOTES, KEPT).astype(np.uint8)
         self._digest = hashlib.sha256()
 
     def blocks(self) -> Iterator[Block]:
@@ -445,9 +367,9 @@ class PartReading:
         with closing(HashingThread()) as hashing:
             for rows, stored in self._stored_blocks(hashing):
                 if rows.start == 0:
-                    check_unit(self._part, stored, self._options.scale)
-                block, checked = self._verdicts[rows], check_signals(stored, self._options)
-                block[block == KEPT] = checked[block == KEPT]
+                    check_unit(self._part, stored, self._scale)
+                block = self.verdicts[rows]
+                block[(block == KEPT) & ~_is_finite(stored)] = NOT_FINITE
                 yield rows, stored, block
             hashing.wait()
 
@@ -476,41 +398,25 @@ class PartReading:
                 yield rows, stored
             hashing.update(self._digest, memoryview(file.read()))
 
-    def plan(self) -> PartPlan:
-        """The outcome, once all blocks are read."""
+    def files(self) -> list[SourceFile]:
+        """The part's files with their checksums, once all blocks are read."""
         path = self._part.signals
         entry = SourceFile(path.name, path.stat().st_size, self._digest.hexdigest())
         if not self._signals.flags.c_contiguous:
             # Rows of a column-major file do not lie one after the other, so its bytes are read by themselves.
             (entry,) = describe_files([path])
-        others = describe_files([file for file in self._part.files if file != path])
-        return PartPlan("".join(map(str, self._verdicts.tolist())), (entry, *others))
+        return [entry, *describe_files([file for file in self._part.files if file != path])]
 
 
-def plan_part(argument: tuple[Part, IiicOptions]) -> PartPlan:
-    """Read a part for its :meth:`PartReading.plan` alone."""
-    reading = PartReading(*argument)
-    for _ in reading.blocks():
-        pass
-    return reading.plan()
-
-
-class PlannedReading:
-    """A part whose plan is known: blocks without a single sample are not read."""
-
-    def __init__(self, part: Part, plan: PartPlan) -> None:
-        self._part, self._plan = part, plan
-
-    def blocks(self) -> Iterator[Block]:
-        """As those of :class:`PartReading`."""
-        verdicts = self._plan.verdicts
-        for start in range(0, len(verdicts), BLOCK):
-            rows = slice(start, start + BLOCK)
-            if (verdicts[rows] == KEPT).any():
-                yield rows, signal_block(self._part, rows), verdicts[rows]
-
-    def plan(self) -> PartPlan:
-        return self._plan
+def _is_finite(stored: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Whether every value of a row is finite, ``(rows,)``."""
+    finite = np.ones(len(stored), bool)
+    if stored.dtype.kind == "f":
+        # A sum is finite only if every term is: one fast pass finds the few rows that need a closer look.
+        with np.errstate(invalid="ignore", over="ignore"):
+            suspects = np.nonzero(~np.isfinite(stored.sum(axis=(1, 2))))[0]
+        finite[suspects] = np.isfinite(stored[suspects]).all(axis=(1, 2))
+    return finite
 
 
 def check_unit(part: Part, stored: npt.NDArray[Any], scale: float) -> None:
@@ -543,29 +449,20 @@ def _check_part(part: Part, options: IiicOptions) -> npt.NDArray[np.str_]:
     return read_patients(part, rows)
 
 
-def _limit(
-    verdicts: npt.NDArray[np.uint8], keys: npt.NDArray[np.str_], chosen: npt.NDArray[np.str_] | None
-) -> npt.NDArray[np.uint8]:
-    return verdicts if chosen is None else np.where(np.isin(keys, chosen), verdicts, _LIMITED).astype(np.uint8)
-
-
-def _flow(verdicts: npt.NDArray[np.uint8], patients: npt.NDArray[np.str_], options: IiicOptions) -> CohortFlow:
+def _flow(
+    verdicts: npt.NDArray[np.uint8],
+    patients: npt.NDArray[np.str_],
+    chosen: npt.NDArray[np.str_] | None,
+    options: IiicOptions,
+) -> CohortFlow:
     flow = CohortFlow()
-    left = np.ones(len(verdicts), bool)
     flow.add("samples found", patients=len(np.unique(patients)), samples=len(verdicts))
-    steps = {
-        "limit on patients": _LIMITED,
-        f"at least {options.min_votes} votes": FEW_VOTES,
-        "finite signal": NOT_FINITE,
-    }
-    if options.flat_below is not None:
-        steps[f"no channel flat (under {options.flat_below:g} uV)"] = FLAT
-    if options.max_amplitude is not None:
-        steps[f"amplitude up to {options.max_amplitude:g} uV"] = LOUD
-    for step, reason in steps.items():
-        if reason == _LIMITED and not (verdicts == _LIMITED).any():
-            continue
-        dropped = verdicts == reason
+    beyond = np.zeros(len(patients), bool) if chosen is None else ~np.isin(patients, chosen)
+    steps = {"limit on patients": beyond} if beyond.any() else {}
+    steps[f"at least {options.min_votes} votes"] = ~beyond & (verdicts == FEW_VOTES)
+    steps["finite signal"] = ~beyond & (verdicts == NOT_FINITE)
+    left = np.ones(len(verdicts), bool)
+    for step, dropped in steps.items():
         left &= ~dropped
         flow.add(step, patients=len(np.unique(patients[left])), samples=int(left.sum()), left_out=int(dropped.sum()))
     return flow
@@ -573,31 +470,27 @@ def _flow(verdicts: npt.NDArray[np.uint8], patients: npt.NDArray[np.str_], optio
 
 def _copy(
     writer: DatasetWriter,
-    jobs: Sequence[Job[tuple[Part, IiicOptions]]],
+    parts: Sequence[Part],
     patients: Sequence[npt.NDArray[np.str_]],
     chosen: npt.NDArray[np.str_] | None,
-    work: WorkFolder,
-) -> list[PartPlan]:
-    """Write the samples, a block at a time; a part that is not planned yet is planned by the way. Returns the plans."""
-    plans = []
+    options: IiicOptions,
+) -> list[PartReading]:
+    """Write the samples, a block at a time; returns what was read."""
+    readings = []
     with Progress("copying signals", total=sum(map(len, patients))) as progress:
-        for job, keys in zip(jobs, patients, strict=True):
-            part, options = job.argument
-            votes = read_votes(part, len(keys), options)
-            plan = work.load(job, PartPlan)
-            reading = PartReading(part, options) if plan is None else PlannedReading(part, plan)
+        for part, keys in zip(parts, patients, strict=True):
+            wanted = np.ones(len(keys), bool) if chosen is None else np.isin(keys, chosen)
+            reading = PartReading(part, options)
             for rows, stored, verdicts in reading.blocks():
-                kept = _limit(verdicts, keys[rows], chosen) == KEPT
+                kept = wanted[rows] & (verdicts == KEPT)
                 if kept.any():
-                    signal = _microvolts(stored, kept, options)
-                    writer.append_immutable({"signal": signal}, votes[rows][kept], keys[rows][kept])
+                    signal = _microvolts(stored, kept, options.scale)
+                    writer.append_immutable({"signal": signal}, reading.votes[rows][kept], keys[rows][kept])
                 progress.advance(len(kept))
-            plans.append(reading.plan())
-            if plan is None:
-                work.save(job, plans[-1])
-    return plans
+            readings.append(reading)
+    return readings
 
 
-def _microvolts(stored: npt.NDArray[Any], kept: npt.NDArray[np.bool_], options: IiicOptions) -> npt.NDArray[np.float32]:
+def _microvolts(stored: npt.NDArray[Any], kept: npt.NDArray[np.bool_], scale: float) -> npt.NDArray[np.float32]:
     values = np.asarray(stored if kept.all() else stored[kept], np.float32)
-    return values if options.scale == 1.0 else values * np.float32(options.scale)
+    return values if scale == 1.0 else values * np.float32(scale)

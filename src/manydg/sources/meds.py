@@ -19,7 +19,7 @@ import numpy.typing as npt
 import polars as pl
 import torch
 
-from manydg.data.encoding import encode_targets
+from manydg.data.columns import encode_targets
 from manydg.data.info import DatasetInfo, TargetSpec
 from manydg.data.storage import DatasetWriter
 from manydg.errors import ConfigError, DataError, StorageError
@@ -259,10 +259,7 @@ def reading(path: str | Path) -> Iterator[None]:
 def read_labels(path: str | Path, flow: CohortFlow) -> pl.DataFrame:
     """A MEDS label file, or a folder of them.
 
-    Returns
-    -------
-    DataFrame
-        ``subject_id``, ``prediction_time`` and ``label`` (boolean, integer or text), by subject and time.
+    - returns: ``subject_id``, ``prediction_time`` and ``label`` (boolean, integer or text), by subject and time.
     """
     rows = _read_times(path)
     present = [name for name in _VALUES if name in rows.columns and rows[name].null_count() < rows.height]
@@ -324,14 +321,10 @@ def label_files(path: str | Path) -> list[Path]:
 class Clock:
     """What is known of the samples' subjects and times; a subject's samples stand together.
 
-    Parameters
-    ----------
-    subjects, begins, counts : array ``(subjects,)``
-        Each subject's id, its first sample, and how many it has.
-    when : array ``(samples,)``
-        The time of each prediction, in microseconds.
-    beginning, birth : array ``(subjects,)``
-        Microseconds of each subject's first event (or prediction, if that is earlier), and of birth.
+    - ``subjects``, ``begins``, ``counts`` ``(subjects,)``: Each subject's id, its first sample, and how many it has.
+    - ``when`` ``(samples,)``: The time of each prediction, in microseconds.
+    - ``beginning``, ``birth`` ``(subjects,)``: Microseconds of each subject's first event (or prediction, if that is
+      earlier), and of birth.
     """
 
     subjects: npt.NDArray[np.int64]
@@ -370,12 +363,8 @@ class Clock:
 def survey(events: pl.LazyFrame, path: str | Path) -> tuple[pl.DataFrame, pl.DataFrame]:
     """What must be known of all events before any of them can be laid out.
 
-    Returns
-    -------
-    prefixes : DataFrame
-        ``prefix`` (what stands before ``//`` in a code) and ``len``, how often.
-    subjects : DataFrame
-        ``subject_id``, and microseconds of the ``first`` event and of ``birth``.
+    - returns ``prefixes``: ``prefix`` (what stands before ``//`` in a code) and ``len``, how often.
+    - returns ``subjects``: ``subject_id``, and microseconds of the ``first`` event and of ``birth``.
     """
     time, code = pl.col("time").dt.epoch("us"), pl.col("code")
     born = time.filter((code == BIRTH) | code.str.starts_with(f"{BIRTH}//")).min()
@@ -389,15 +378,9 @@ def survey(events: pl.LazyFrame, path: str | Path) -> tuple[pl.DataFrame, pl.Dat
 def read_events(store: EventStore, events: pl.LazyFrame, path: str | Path, clock: Clock) -> dict[str, int]:
     """Read the events of the samples' subjects; returns counts by reason.
 
-    Parameters
-    ----------
-    store : EventStore
-        Its fields are the kinds of events; times go in as seconds before the prediction.
-    events : LazyFrame
-        ``subject_id``, ``time``, ``code``, ``numeric_value``.
-    path : path
-        Where they are stored, for messages.
-    clock : Clock
+    - ``store``: Its fields are the kinds of events; times go in as seconds before the prediction.
+    - ``events``: ``subject_id``, ``time``, ``code``, ``numeric_value``.
+    - ``path``: Where they are stored, for messages.
     """
     index = SampleIndex(clock.subjects)
     fields, words = _code_maps(store)
@@ -502,15 +485,9 @@ def _read_file(task: _Read) -> SavedEvents:
 class Shards:
     """The data files of a MEDS dataset.
 
-    Parameters
-    ----------
-    raw : path
-        The root of the dataset.
-    files : sequence of path
-    work : WorkFolder
-        Where finished files are kept.
-    workers : int
-        Processes to read them with.
+    - ``raw``: The root of the dataset.
+    - ``work``: Where finished files are kept.
+    - ``workers``: Processes to read them with.
     """
 
     raw: Path
@@ -521,11 +498,8 @@ class Shards:
     def survey(self, samples: pl.DataFrame, kinds: str) -> tuple[list[Field], Clock]:
         """The kinds of events, and the samples' subjects and times.
 
-        Parameters
-        ----------
-        samples : DataFrame
-            ``subject_id`` and ``prediction_time``, sorted by subject.
-        kinds : {"prefix", "one"}
+        - ``samples``: ``subject_id`` and ``prediction_time``, sorted by subject.
+        - ``kinds`` {"prefix", "one"}
         """
         jobs = [self._job("survey", file, lambda out, file=file: _Look(file, out)) for file in self.files]
         pieces = run_jobs(_look_through, jobs, self.work, _Survey, workers=self.workers, title="looking through files")

@@ -20,9 +20,9 @@ from manydg.errors import ConfigError, DataError
 from manydg.sources._events import EventStore, Field
 from manydg.sources._preparing import CohortFlow, make_ready
 from manydg.sources._source import NewSamples, Reporter, Source, SourceDocs, TrainedOn, option
+from manydg.sources._stays import NO_TIME, EventReader, StayCohort, StayOptions
 from manydg.sources._tables import Array, SampleIndex, Table, find_tables, table_names
-from manydg.sources.eicu import NO_TIME, EventReader, StayCohort, StayOptions
-from manydg.sources.mimic3 import (
+from manydg.sources._visits import (
     TABLES,
     DrugMapOptions,
     IcdColumns,
@@ -153,12 +153,9 @@ def _module(raw: Path, name: str) -> Path:
 def read_stays(tables: Mapping[str, Table], flow: CohortFlow) -> pl.DataFrame:
     """Stays in the order of their patients, and of time within a patient.
 
-    Returns
-    -------
-    DataFrame
-        As :func:`manydg.sources.eicu.read_stays` gives them; ``scope`` is the patient, ``start`` counts the minutes
-        from one moment for all, and ``time`` the hours since the patient's first stay. ``earlier`` and
-        ``earlier_minute`` are the admissions that had ended when the stay began, and when they ended, before it.
+    - returns: As :func:`manydg.sources.eicu.read_stays` gives them; ``scope`` is the patient, ``start`` counts the
+      minutes from one moment for all, and ``time`` the hours since the patient's first stay. ``earlier`` and
+      ``earlier_minute`` are the admissions that had ended when the stay began, and when they ended, before it.
     """
     table = tables["icustays"]
     ids = ["subject_id", "hadm_id", "stay_id"]

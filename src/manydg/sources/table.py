@@ -26,8 +26,8 @@ import polars as pl
 import torch
 
 from manydg.config import UNITS, duration
-from manydg.data.columns import Column
-from manydg.data.encoding import (
+from manydg.data.columns import (
+    Column,
     FrameEncoding,
     distinct,
     inputs_of,

@@ -16,11 +16,10 @@ from manydg.config import TrainingConfig
 from manydg.data.dataset import InputSchema
 from manydg.errors import ConfigError
 from manydg.studies.catalogue import EXPERIMENTS
-from manydg.studies.experiment import Experiment, Record, Request, ok
 from manydg.studies.figure_data import write_figure
 from manydg.studies.records import RESULTS, describe_study, read_results
 from manydg.studies.settings import Options, as_options
-from manydg.studies.study import Board, PlannedRun, Study, open_once
+from manydg.studies.study import Board, Experiment, PlannedRun, Record, Request, Study, ok, open_once
 from manydg.studies.summary import Summary, check_reference, summarize_folder, write_summary
 from manydg.studies.tuning import keep_tuning, with_tuned
 from manydg.targets import target_of
@@ -84,14 +83,9 @@ def scaled_down(name: str, request: Request) -> str:
 class Conducted:
     """Experiments that were run to their end.
 
-    Attributes
-    ----------
-    records : mapping
-        Experiment to the records of its runs.
-    summaries : list of Summary
-        Of everything in the results folder.
-    files : list of Path
-        Where the summaries were written.
+    - ``records``: Experiment to the records of its runs.
+    - ``summaries``: Of everything in the results folder.
+    - ``files``: Where the summaries were written.
     """
 
     records: Mapping[str, list[Record]]
@@ -115,24 +109,14 @@ def conduct(
 ) -> Conducted:
     """Run experiments on one dataset to their end, and write their figures and the summary.
 
-    Parameters
-    ----------
-    requests : mapping
-        Name of each experiment to what is asked of it. A run that several ask for is done once.
-    dataset, out : path
-        Dataset folder, and results folder: what is already there is not run again.
-    title : str, optional
-        What to call the dataset.
-    workers, device, board
-        Of the runs.
-    command : str
-        How to make the results again, for the report.
-    tuned : path, optional
-        Folder of the searches whose choices a comparison's requests have, for the record.
-    reference : str, optional
-        The method that the others are tested against; by default the folder's, which is ManyDG at first.
-    report : callable, optional
-        Called with lines about the experiments that are worth knowing.
+    - ``requests``: Name of each experiment to what is asked of it. A run that several ask for is done once.
+    - ``dataset``, ``out``: Dataset folder, and results folder: what is already there is not run again.
+    - ``title``: What to call the dataset.
+    - ``workers``, ``device``, ``board``: Of the runs.
+    - ``command``: How to make the results again, for the report.
+    - ``tuned``: Folder of the searches whose choices a comparison's requests have, for the record.
+    - ``reference``: The method that the others are tested against; by default the folder's, which is ManyDG at first.
+    - ``report``: Called with lines about the experiments that are worth knowing.
     """
     folder, data_folder = Path(out), Path(dataset)
     name_of_data = title or data_folder.resolve().name

@@ -17,8 +17,8 @@ import html
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, cast
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,14 +26,13 @@ import torch
 
 from manydg.data.dataset import DomainDataset
 from manydg.errors import DataError
-from manydg.evaluation.metrics import choose_threshold, score
-from manydg.evaluation.predictions import Predictions, read_predictions
+from manydg.evaluation.metrics import Predictions, choose_threshold, read_predictions, score
 from manydg.evaluation.statistics import Interval, PatientResampling, percentile_interval
 from manydg.evaluation.trust import brier_score, reliability, statements
-from manydg.files import JsonObject
+from manydg.files import JsonObject, fields_as_json
 from manydg.studies.summary_text import METRIC_NAMES
 from manydg.targets import Target
-from manydg.training.reliability import patient_embeddings, read_calibration
+from manydg.training.inference import patient_embeddings, read_calibration
 from manydg.training.run import PREDICTIONS, Run, predictions_on
 
 STEPS = ("prevalence", "discrimination", "strange patients", "calibration")
@@ -46,18 +45,11 @@ _RIDGE = 1e-3
 class Side:
     """The run's own test patients, or the new ones.
 
-    Attributes
-    ----------
-    patients, samples, sites : int
-        ``sites`` is 0 where they are not known.
-    metrics : mapping of str to Interval
-        With 95% intervals over patients, or over sites and then patients.
-    shares : mapping of str to float
-        Of the samples, by class or label.
-    stated, observed : float
-        Mean probability that the model states (of the positive class, of each label, or of its decision), and how often
-        it is true.
-    calibration_error, brier : float
+    - ``patients``, ``samples``, ``sites``: ``sites`` is 0 where they are not known.
+    - ``metrics``: With 95% intervals over patients, or over sites and then patients.
+    - ``shares``: Of the samples, by class or label.
+    - ``stated``, ``observed``: Mean probability that the model states (of the positive class, of each label, or of its
+      decision), and how often it is true.
     """
 
     patients: int
@@ -85,19 +77,10 @@ class SiteScore:
 class External:
     """A run's model on another dataset.
 
-    Attributes
-    ----------
-    run, algorithm, trained_on, dataset, metric : str
-    own, new : Side
-    change : Interval
-        Of the metric, from the run's test patients to the new ones.
-    steps : mapping of str to Interval
-        What the change is made of; the estimates add up to it.
-    strange : int or None
-        New patients unlike the training patients; ``None`` where the run cannot tell.
-    sites : list of SiteScore
-        The largest first.
-    words : list of str
+    - ``change``: Of the metric, from the run's test patients to the new ones.
+    - ``steps``: What the change is made of; the estimates add up to it.
+    - ``strange``: New patients unlike the training patients; ``None`` where the run cannot tell.
+    - ``sites``: The largest first.
     """
 
     run: str
@@ -115,7 +98,7 @@ class External:
 
     def to_json(self) -> JsonObject:
         """JSON values; what is undefined is null."""
-        return cast("JsonObject", _plain(asdict(self)))
+        return fields_as_json(self)
 
     def to_markdown(self) -> str:
         """A page in Markdown."""
@@ -165,16 +148,11 @@ class External:
 def evaluate_run(run: Run, dataset: DomainDataset, name: str, *, resamples: int = 1000, seed: int = 0) -> External:
     """Score a finished run on another labelled dataset, and take the change of its score apart.
 
-    Parameters
-    ----------
-    run : Run
-        With its folder, whose predictions on test patients are the other side of the comparison.
-    dataset : DomainDataset
-        Prepared like the run's training data, of other patients.
-    name : str
-        What to call the dataset.
-    resamples, seed : int
-        Of the bootstrap over patients, or over sites and then patients where the dataset knows its sites.
+    - ``run``: With its folder, whose predictions on test patients are the other side of the comparison.
+    - ``dataset``: Prepared like the run's training data, of other patients.
+    - ``name``: What to call the dataset.
+    - ``resamples``, ``seed``: Of the bootstrap over patients, or over sites and then patients where the dataset knows
+      its sites.
     """
     target = run.algorithm.target
     _check(run, dataset, name)
@@ -441,11 +419,3 @@ def _number(value: float | None) -> str:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "–"
     return str(value) if isinstance(value, int) else f"{value:.3f}"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

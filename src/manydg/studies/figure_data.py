@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import ClassVar, Self, cast
+from typing import Annotated, ClassVar, cast
+
+from pydantic import AllowInfNan, Field, Strict, TypeAdapter, ValidationError
 
 from manydg.errors import DataError, StorageError, unknown_name
 from manydg.files import Json, JsonObject, write_json
@@ -23,8 +25,14 @@ FIGURES = "figures"
 PSEUDONYM = re.compile(r"P-[0-9a-f]{4,64}")
 """A patient's pseudonym; the report shows patients under no other name."""
 
-Numbers = Sequence[float | None]
-Cell = str | int | float | None
+_SOME, _TWO = Field(min_length=1), Field(min_length=2, max_length=2)
+Number = Annotated[float, Strict(), AllowInfNan(False)]
+Numbers = Annotated[Sequence[Number | None], _SOME]
+Names = Annotated[Sequence[str], _SOME]
+Indices = Annotated[Sequence[Annotated[int, Strict(), Field(ge=0)]], _SOME]
+Interval = Annotated[Sequence[Number | None], _TWO]
+Scale = Annotated[str, Field(pattern="^(linear|log)$")]
+Cell = str | int | Number | None
 
 _MAX_POINTS = 20_000
 
@@ -37,62 +45,43 @@ class EmbeddingPanel:
     """One map: a point ``(x, y)`` per sample, and how well a linear probe tells patients and labels apart in it."""
 
     name: str
-    xy: Sequence[Sequence[float]]
-    patient_accuracy: float | None = None
-    label_accuracy: float | None = None
+    xy: Annotated[Sequence[Annotated[Sequence[Number], _TWO]], _SOME]
+    patient_accuracy: Number | None = None
+    label_accuracy: Number | None = None
 
 
 @dataclass(frozen=True)
 class Embedding:
     """Samples in two dimensions.
 
-    Parameters
-    ----------
-    panels : sequence of EmbeddingPanel
-    patients : sequence of int
-        Each sample's index into ``pseudonyms``.
-    pseudonyms : sequence of str
-    labels : sequence of int
-        Each sample's index into ``label_names``.
-    label_names : sequence of str
-    method : str, optional
-        How two dimensions were made of many.
+    - ``patients``: Each sample's index into ``pseudonyms``.
+    - ``labels``: Each sample's index into ``label_names``.
+    - ``method``: How two dimensions were made of many.
     """
 
     kind: ClassVar[str] = "embedding"
     experiment: ClassVar[str | None] = "embedding"
 
-    panels: Sequence[EmbeddingPanel]
-    patients: Sequence[int]
-    pseudonyms: Sequence[str]
-    labels: Sequence[int]
-    label_names: Sequence[str]
+    panels: Annotated[Sequence[EmbeddingPanel], _SOME]
+    patients: Indices
+    pseudonyms: Annotated[Sequence[Annotated[str, Field(pattern=f"^{PSEUDONYM.pattern}$")]], _SOME]
+    labels: Indices
+    label_names: Names
     method: str | None = None
 
-    @classmethod
-    def parse(cls, data: JsonObject) -> Self:
-        pseudonyms = _list(data, "pseudonyms")
-        if not all(isinstance(name, str) and PSEUDONYM.fullmatch(name) for name in pseudonyms):
-            raise DataError("data.pseudonyms holds a name that is no pseudonym (P- and hex digits)")
-        names = _list(data, "label_names")
-        patients = _indices(data, "patients", len(pseudonyms))
-        if len(patients) > _MAX_POINTS:
-            raise DataError(f"{len(patients)} points are more than the {_MAX_POINTS} a page can carry; draw a sample")
-        labels = _indices(data, "labels", len(names))
-        _check_length("data.labels", labels, len(patients))
-        panels = [_embedding_panel(panel, len(patients)) for panel in _rows(data, "panels", ("name", "xy"))]
-        return cls(panels, patients, [str(name) for name in pseudonyms], labels, [str(name) for name in names],
-                   _optional_text(data, "method"))  # fmt: skip
-
-
-def _embedding_panel(panel: JsonObject, samples: int) -> EmbeddingPanel:
-    points, where = panel["xy"], f"data.panels {panel['name']!r}.xy"
-    _check_length(where, points, samples)
-    pairs = cast("list[list[float]]", points)
-    if not all(isinstance(point, list) and len(point) == 2 and all(map(_is_finite, point)) for point in pairs):
-        raise DataError(f"{where} holds something other than pairs of finite numbers")
-    accuracies = [_number(panel, key) for key in ("patient_accuracy", "label_accuracy")]
-    return EmbeddingPanel(str(panel["name"]), pairs, *accuracies)
+    def check(self) -> None:
+        points = len(self.patients)
+        if points > _MAX_POINTS:
+            raise DataError(f"{points} points are more than the {_MAX_POINTS} a page can carry; draw a sample")
+        _check_length("data.labels", self.labels, points)
+        for key, values, names in (
+            ("patients", self.patients, self.pseudonyms),
+            ("labels", self.labels, self.label_names),
+        ):
+            if max(values) >= len(names):
+                raise DataError(f"data.{key} holds a number that is not from 0 to {len(names) - 1}")
+        for panel in self.panels:
+            _check_length(f"data.panels {panel.name!r}.xy", panel.xy, points)
 
 
 @dataclass(frozen=True)
@@ -111,16 +100,11 @@ class NormPairs:
     kind: ClassVar[str] = "norms"
     experiment: ClassVar[str | None] = "norms"
 
-    splits: Sequence[SplitNorms]
+    splits: Annotated[Sequence[SplitNorms], _SOME]
 
-    @classmethod
-    def parse(cls, data: JsonObject) -> Self:
-        splits = []
-        for split in _rows(data, "splits", ("name", "parallel", "orthogonal")):
-            parallel, orthogonal = _numbers(split, "parallel"), _numbers(split, "orthogonal")
-            _check_length("data.splits.orthogonal", orthogonal, len(parallel))
-            splits.append(SplitNorms(str(split["name"]), parallel, orthogonal))
-        return cls(splits)
+    def check(self) -> None:
+        for split in self.splits:
+            _check_length("data.splits.orthogonal", split.orthogonal, len(split.parallel))
 
 
 @dataclass(frozen=True)
@@ -128,10 +112,10 @@ class SimilarityRow:
     """Mean cosine of z for two samples of one patient and of two patients, each with an optional interval."""
 
     name: str
-    within: float | None
-    across: float | None
-    within_interval: Numbers | None = None
-    across_interval: Numbers | None = None
+    within: Number | None
+    across: Number | None
+    within_interval: Interval | None = None
+    across_interval: Interval | None = None
 
 
 @dataclass(frozen=True)
@@ -141,24 +125,10 @@ class Similarity:
     kind: ClassVar[str] = "similarity"
     experiment: ClassVar[str | None] = "domain-similarity"
 
-    rows: Sequence[SimilarityRow]
+    rows: Annotated[Sequence[SimilarityRow], _SOME]
 
-    @classmethod
-    def parse(cls, data: JsonObject) -> Self:
-        rows = []
-        for row in _rows(data, "rows", ("name", "within", "across")):
-            within, across = _number(row, "within"), _number(row, "across")
-            bounds = [_interval(row, key) for key in ("within_interval", "across_interval")]
-            rows.append(SimilarityRow(str(row["name"]), within, across, *bounds))
-        return cls(rows)
-
-
-def _interval(row: JsonObject, key: str) -> Numbers | None:
-    if row.get(key) is None:
-        return None
-    bounds = _numbers(row, key)
-    _check_length(f"data.rows.{key}", bounds, 2)
-    return bounds
+    def check(self) -> None:
+        """Nothing hangs on anything else."""
 
 
 @dataclass(frozen=True)
@@ -170,10 +140,10 @@ class CosineRow:
 
     first: str
     second: str
-    cosine: float | None
-    sd: float | None = None
-    paper: float | None = None
-    absolute: float | None = None
+    cosine: Number | None
+    sd: Number | None = None
+    paper: Number | None = None
+    absolute: Number | None = None
 
 
 @dataclass(frozen=True)
@@ -183,15 +153,10 @@ class CosineTable:
     kind: ClassVar[str] = "orthogonality"
     experiment: ClassVar[str | None] = "orthogonality"
 
-    rows: Sequence[CosineRow]
+    rows: Annotated[Sequence[CosineRow], _SOME]
 
-    @classmethod
-    def parse(cls, data: JsonObject) -> Self:
-        rows = []
-        for row in _rows(data, "rows", ("first", "second", "cosine")):
-            values = [_number(row, key) for key in ("cosine", "sd", "paper", "absolute")]
-            rows.append(CosineRow(str(row["first"]), str(row["second"]), *values))
-        return cls(rows)
+    def check(self) -> None:
+        """Nothing hangs on anything else."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +164,7 @@ class Axis:
     """An axis: its label and its scale, ``linear`` or ``log``."""
 
     label: str
-    scale: str = "linear"
+    scale: Scale = "linear"
 
 
 @dataclass(frozen=True)
@@ -208,7 +173,8 @@ class XAxis:
 
     label: str
     values: Numbers
-    scale: str
+    # Written even where it is the default.
+    scale: Scale = dataclasses.field(default_factory=lambda: "linear")
 
 
 @dataclass(frozen=True)
@@ -230,33 +196,16 @@ class Curve:
 
     x: XAxis
     y: Axis
-    series: Sequence[Line]
+    series: Annotated[Sequence[Line], _SOME]
 
-    @classmethod
-    def parse(cls, data: JsonObject) -> Self:
-        x, y = (_axis(data, name) for name in ("x", "y"))
-        values = _numbers(_object(data.get("x"), "data.x"), "values")
-        rows = _rows(data, "series", ("name", "mean"))
-        return cls(XAxis(x.label, values, x.scale), y, [_line(row, len(values), y.scale) for row in rows])
-
-
-def _axis(data: JsonObject, name: str) -> Axis:
-    axis = _object(data.get(name), f"data.{name}")
-    label, scale = _text(axis, "label"), axis.get("scale", "linear")
-    if scale not in ("linear", "log"):
-        raise DataError(f"data.{name}.scale is {scale!r}, neither 'linear' nor 'log'")
-    return Axis(label, str(scale))
-
-
-def _line(row: JsonObject, length: int, scale: str) -> Line:
-    columns: dict[str, Numbers] = {}
-    for key in ("mean", "low", "high"):
-        if key in row:
-            columns[key] = values = _numbers(row, key)
-            _check_length(f"data.series.{key}", values, length)
-            if scale == "log" and any(value is not None and value <= 0 for value in values):
-                raise DataError(f"data.series.{key} holds a number that is not above 0, which no log scale shows")
-    return Line(str(row["name"]), **columns)
+    def check(self) -> None:
+        for line in self.series:
+            for key in ("mean", "low", "high"):
+                if (values := getattr(line, key)) is None:
+                    continue
+                _check_length(f"data.series.{key}", values, len(self.x.values))
+                if self.y.scale == "log" and any(value is not None and value <= 0 for value in values):
+                    raise DataError(f"data.series.{key} holds a number that is not above 0, which no log scale shows")
 
 
 @dataclass(frozen=True)
@@ -267,21 +216,15 @@ class Bars:
     experiment: ClassVar[str | None] = None
 
     y: Axis
-    names: Sequence[str]
+    names: Names
     values: Numbers
     low: Numbers | None = None
     high: Numbers | None = None
 
-    @classmethod
-    def parse(cls, data: JsonObject) -> Self:
-        label = _text(_object(data.get("y"), "data.y"), "label")
-        names = _list(data, "names")
-        columns: dict[str, Numbers] = {}
+    def check(self) -> None:
         for key in ("values", "low", "high"):
-            if key == "values" or key in data:
-                columns[key] = _numbers(data, key)
-                _check_length(f"data.{key}", columns[key], len(names))
-        return cls(Axis(label), [str(name) for name in names], **columns)
+            if (values := getattr(self, key)) is not None:
+                _check_length(f"data.{key}", values, len(self.names))
 
 
 @dataclass(frozen=True)
@@ -291,21 +234,12 @@ class CellTable:
     kind: ClassVar[str] = "table"
     experiment: ClassVar[str | None] = None
 
-    columns: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
+    columns: Names
+    rows: Annotated[Sequence[Sequence[Cell]], _SOME]
 
-    @classmethod
-    def parse(cls, data: JsonObject) -> Self:
-        columns = _list(data, "columns")
-        rows: list[Sequence[Cell]] = []
-        for row in _list(data, "rows"):
-            if not isinstance(row, list):
-                raise DataError("data.rows holds something other than lists of cells")
-            _check_length("a row of data.rows", row, len(columns))
-            if not all(cell is None or isinstance(cell, str | int | float) for cell in row):
-                raise DataError("data.rows holds a cell that is neither text, number nor null")
-            rows.append(row)
-        return cls([str(name) for name in columns], rows)
+    def check(self) -> None:
+        for row in self.rows:
+            _check_length("a row of data.rows", row, len(self.columns))
 
 
 AnyData = Embedding | NormPairs | Similarity | CosineTable | Curve | Bars | CellTable
@@ -321,19 +255,11 @@ _KINDS: dict[str, type[AnyData]] = {
 class FigureData:
     """One figure as an experiment leaves it.
 
-    Parameters
-    ----------
-    title : str
-        As a sentence without a full stop.
-    data : Embedding, NormPairs, Similarity, CosineTable, Curve, Bars or CellTable
-    experiment : str
-        The experiment whose section it joins; the first four kinds know theirs.
-    dataset : str, optional
-        Needed where a study has several.
-    note : str
-        Shown under the figure.
-    algorithm : str, optional
-        The algorithm whose model was looked at, where it is not ManyDG.
+    - ``title``: As a sentence without a full stop.
+    - ``experiment``: The experiment whose section it joins; the first four kinds know theirs.
+    - ``dataset``: Needed where a study has several.
+    - ``note``: Shown under the figure.
+    - ``algorithm``: The algorithm whose model was looked at, where it is not ManyDG.
     """
 
     title: str
@@ -370,13 +296,8 @@ class FigureData:
 def write_figure(folder: Path, name: str, figure: FigureData) -> None:
     """Write a figure into a results folder.
 
-    Parameters
-    ----------
-    folder : Path
-        The results folder.
-    name : str
-        Of the file, without its ending.
-    figure : FigureData
+    - ``folder``: The results folder.
+    - ``name``: Of the file, without its ending.
     """
     write_json(folder / FIGURES / f"{name}.json", figure.to_json(), indent=None, allow_nan=False)
 
@@ -384,12 +305,8 @@ def write_figure(folder: Path, name: str, figure: FigureData) -> None:
 def read_figures(folder: Path) -> list[FigureData]:
     """Every figure of a folder, in the order of the files' names.
 
-    Raises
-    ------
-    StorageError
-        If a file is not JSON.
-    DataError
-        If a file is not what ``figures_format.md`` says; the message names the file and the key.
+    - raises StorageError: If a file is not JSON.
+    - raises DataError: If a file is not what ``figures_format.md`` says; the message names the file and the key.
     """
     if not folder.is_dir():
         return []
@@ -422,7 +339,7 @@ def parse_figure(content: Json) -> FigureData:
     kind = _text(figure, "kind")
     if kind not in _KINDS:
         raise DataError(str(unknown_name("kind of figure", kind, _KINDS)))
-    data = _KINDS[kind].parse(_object(figure.get("data"), "data"))
+    data = _parse_data(kind, _object(figure.get("data"), "data"))
     dataset, algorithm = figure.get("dataset"), figure.get("algorithm")
     return FigureData(
         title=_text(figure, "title"),
@@ -432,6 +349,21 @@ def parse_figure(content: Json) -> FigureData:
         note=str(figure.get("note") or ""),
         algorithm=str(algorithm) if algorithm else None,
     )
+
+
+def _parse_data(kind: str, content: JsonObject) -> AnyData:
+    try:
+        data = _reader(kind).validate_python(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise DataError(f"{'.'.join(['data', *map(str, first['loc'])])}: {first['msg']}") from None
+    data.check()
+    return data
+
+
+@cache
+def _reader(kind: str) -> TypeAdapter[AnyData]:
+    return TypeAdapter(_KINDS[kind])
 
 
 def _to_json(value: object) -> Json:
@@ -460,53 +392,6 @@ def _text(content: JsonObject, key: str) -> str:
     return value
 
 
-def _optional_text(content: JsonObject, key: str) -> str | None:
-    value = content.get(key)
-    return str(value) if value else None
-
-
-def _list(data: JsonObject, key: str) -> list[Json]:
-    value = data.get(key)
-    if not isinstance(value, list) or not value:
-        raise DataError(f"data.{key} is missing, empty or no list")
-    return value
-
-
-def _rows(data: JsonObject, key: str, required: Sequence[str]) -> list[JsonObject]:
-    rows = [_object(row, f"an entry of data.{key}") for row in _list(data, key)]
-    for row in rows:
-        for name in required:
-            if name not in row:
-                raise DataError(f"an entry of data.{key} lacks '{name}'")
-    return rows
-
-
-def _is_finite(value: Json) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _number(row: JsonObject, key: str) -> float | None:
-    value = row.get(key)
-    if value is not None and not _is_finite(value):
-        raise DataError(f"'{key}' is {value!r}, neither a finite number nor null")
-    return cast("float | None", value)
-
-
-def _numbers(data: JsonObject, key: str) -> list[float | None]:
-    values = _list(data, key)
-    if not all(value is None or _is_finite(value) for value in values):
-        raise DataError(f"'{key}' holds something other than finite numbers and null")
-    return cast("list[float | None]", values)
-
-
-def _indices(data: JsonObject, key: str, below: int) -> list[int]:
-    values = _list(data, key)
-    if not all(isinstance(value, int) and 0 <= value < below for value in values):
-        raise DataError(f"data.{key} holds something other than whole numbers from 0 to {below - 1}")
-    return cast("list[int]", values)
-
-
-def _check_length(where: str, values: Json, length: int) -> None:
-    if not isinstance(values, Sequence) or len(values) != length:
-        count = len(values) if isinstance(values, Sequence) else "no"
-        raise DataError(f"{where} has {count} entries where {length} are needed")
+def _check_length(where: str, values: Sequence[object], length: int) -> None:
+    if len(values) != length:
+        raise DataError(f"{where} has {len(values)} entries where {length} are needed")

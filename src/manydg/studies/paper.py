@@ -14,9 +14,8 @@ from manydg.data.storage import read_description
 from manydg.errors import DataError, ManyDGError, StorageError, unknown_name
 from manydg.sources import SOURCES, TWINS, find_source, find_twin, recognize
 from manydg.studies.conduct import conduct, fitting, make_request, plan_experiment
-from manydg.studies.experiment import Request
 from manydg.studies.settings import Options, changed, preset_names, read_preset
-from manydg.studies.study import Board, Study
+from manydg.studies.study import Board, Request, Study
 
 # Finding datasets in a folder by what is in it, and making dataset folders of raw files
 
@@ -30,12 +29,8 @@ Report = Callable[[str], None]
 class DataFolder:
     """A dataset in a folder.
 
-    Parameters
-    ----------
-    name : str
-        What to call it: the source's name for raw files, the folder's for a dataset folder.
-    state : {"prepared", "raw"}
-    path : Path
+    - ``name``: What to call it: the source's name for raw files, the folder's for a dataset folder.
+    - ``state`` {"prepared", "raw"}
     """
 
     name: str
@@ -86,10 +81,7 @@ def _source(folder: Path) -> str | None:
 def prepare_folder(entry: DataFolder, raw: Path, out: Path, *, workers: int, report: Report) -> Path:
     """The dataset folder of an entry: itself, or made from raw files in ``out`` unless it was made before.
 
-    Parameters
-    ----------
-    raw : Path
-        Where else to look for what the files alone do not tell: a mapping of drugs, for one.
+    - ``raw``: Where else to look for what the files alone do not tell: a mapping of drugs, for one.
     """
     if entry.state == PREPARED:
         return entry.path
@@ -137,20 +129,13 @@ def compared() -> tuple[str, ...]:
 class Scale:
     """How much of everything.
 
-    Parameters
-    ----------
-    name : str
-        By which synthetic twins know how much to write.
-    seeds : int
-        Patient splits of the main table; ``varied_seeds`` those of the other experiments.
-    epochs, timed_epochs : int
-        Training epochs, the settings' own where ``None``; epochs of the running-time experiment.
-    patients : int or None
-        Most patients of a dataset, drawn at random.
-    rivals : tuple of str, optional
-        Algorithms of the experiments that compare some; the paper's if not given.
-    training : dict
-        Other training options.
+    - ``name``: By which synthetic twins know how much to write.
+    - ``seeds``: Patient splits of the main table; ``varied_seeds`` those of the other experiments.
+    - ``epochs``, ``timed_epochs``: Training epochs, the settings' own where ``None``; epochs of the running-time
+      experiment.
+    - ``patients``: Most patients of a dataset, drawn at random.
+    - ``rivals``: Algorithms of the experiments that compare some; the paper's if not given.
+    - ``training``: Other training options.
     """
 
     name: str
@@ -281,10 +266,7 @@ def run_paper(
 ) -> Path:
     """Run every experiment on every dataset.
 
-    Returns
-    -------
-    Path
-        The results folder, for the report.
+    - returns: The results folder, for the report.
     """
     results = out / "results"
     for chapter in chapters:

@@ -40,15 +40,9 @@ class PaperCell:
 class PaperTable:
     """One table.
 
-    Attributes
-    ----------
-    number : int or None
-        As numbered in the paper; None for figures that stand in its text.
-    slug, title, note : str
-    label : str
-        The label in the paper's source.
-    format : str
-        Format of a value, as printed.
+    - ``number``: As numbered in the paper; None for figures that stand in its text.
+    - ``label``: The label in the paper's source.
+    - ``format``: Format of a value, as printed.
     """
 
     number: int | None
@@ -88,12 +82,8 @@ class PaperTable:
 class PaperTask:
     """One of the paper's four tasks, and the data it ran on.
 
-    Attributes
-    ----------
-    source : str
-        The source here that reads the same data.
-    patients, samples : int or None
-        As the paper counts them; with ``counts`` "at least", it says "more than".
+    - ``source``: The source here that reads the same data.
+    - ``patients``, ``samples``: As the paper counts them; with ``counts`` "at least", it says "more than".
     """
 
     slug: str
@@ -161,12 +151,7 @@ def data_difference(task: str, *, source: str | None, patients: int | None, samp
     They count as the same only if they come from the same source and have the paper's numbers of patients and samples;
     whatever is not known counts as different.
 
-    Parameters
-    ----------
-    task : str
-    source : str or None
-        What the dataset was prepared from (``provenance`` of the dataset).
-    patients, samples : int or None
+    - ``source``: What the dataset was prepared from (``provenance`` of the dataset).
     """
     theirs = paper_tasks()[task]
     reasons = []
@@ -193,12 +178,7 @@ def _alike(ours: int | None, paper: int, counts: str) -> bool:
 class Beside:
     """Our table and the paper's, cell by cell.
 
-    Attributes
-    ----------
-    task : str
-    difference : Difference
-    rows : tuple
-        Algorithm, metric, our text, the paper's text, and the name of the paper's table.
+    - ``rows``: Algorithm, metric, our text, the paper's text, and the name of the paper's table.
     """
 
     task: str
@@ -221,13 +201,8 @@ def beside(summary: Summary, *, task: str | None = None, source: str | None = No
     None where the paper did not use the data or has no figure for any row, and for synthetic data, which are not to be
     compared with real patients.
 
-    Parameters
-    ----------
-    summary : Summary
-    task : str, optional
-        The paper's task; by default that on the data of the source.
-    source : str, optional
-        What the dataset was prepared from.
+    - ``task``: The paper's task; by default that on the data of the source.
+    - ``source``: What the dataset was prepared from.
     """
     chosen = task or task_on(source)
     if chosen is None or summary.synthetic:

@@ -29,6 +29,7 @@ from manydg.files import (
     JsonObject,
     ParsedJson,
     append_line,
+    fields_as_json,
     fingerprint,
     read_json,
     reading_errors,
@@ -147,10 +148,6 @@ class StatusFile:
     """A reporter of training that keeps the last epoch's figures in a file, for a progress board in any process.
 
     A status that cannot be written is skipped: it must not stop a run.
-
-    Parameters
-    ----------
-    file : Path
     """
 
     def __init__(self, file: Path) -> None:
@@ -189,23 +186,13 @@ def read_status(file: Path) -> RunStatus:
 class StudiedDataset:
     """A dataset of a study: what it holds, where it comes from, and the commands that were run on it.
 
-    Attributes
-    ----------
-    hash : str
-        Of the content.
-    label_counts : mapping
-        How often each class or label occurs.
-    samples_per_patient : mapping
-        Quantiles by level, as text: ``{"0.5": 120.0, ...}``.
-    values : mapping
-        Quantiles of a regression target, likewise; empty for other targets.
-    cohort_flow : tuple of CohortStep
-    provenance : Provenance, optional
-        Without the raw files, whose names may hold patients' ids.
-    commands : mapping
-        Experiment to the command that made it.
-    reference : str
-        The method that the others are tested against; empty for the usual one.
+    - ``hash``: Of the content.
+    - ``label_counts``: How often each class or label occurs.
+    - ``samples_per_patient``: Quantiles by level, as text: ``{"0.5": 120.0, ...}``.
+    - ``values``: Quantiles of a regression target, likewise; empty for other targets.
+    - ``provenance``: Without the raw files, whose names may hold patients' ids.
+    - ``commands``: Experiment to the command that made it.
+    - ``reference``: The method that the others are tested against; empty for the usual one.
     """
 
     name: str = ""
@@ -251,20 +238,8 @@ class StudiedDataset:
         )
 
     def to_json(self) -> dict[str, Json]:
-        return {
-            "name": self.name,
-            "hash": self.hash,
-            "samples": self.samples,
-            "patients": self.patients,
-            "target": self.target.to_json() if self.target else None,
-            "label_counts": self.label_counts,
-            "samples_per_patient": self.samples_per_patient,
-            **({"values": self.values} if self.values else {}),
-            "cohort_flow": [step.to_json() for step in self.cohort_flow],
-            "provenance": self.provenance.to_json() if self.provenance else {},
-            "commands": self.commands,
-            **({"reference": self.reference} if self.reference else {}),
-        }
+        content = fields_as_json(self, "values", "reference")
+        return content | {"provenance": content["provenance"] or {}}
 
     @staticmethod
     def from_json(value: ParsedJson, name: str = "") -> StudiedDataset:
@@ -298,14 +273,9 @@ def _parsed_quantiles(value: ParsedJson | None) -> dict[str, float]:
 class StudyDescription:
     """What the results of a folder are of and how they were made.
 
-    Attributes
-    ----------
-    commands : mapping
-        Experiment to the last command that made it, on any dataset.
-    datasets : mapping
-        By name.
-    latest : str
-        The dataset that was last worked on.
+    - ``commands``: Experiment to the last command that made it, on any dataset.
+    - ``datasets``: By name.
+    - ``latest``: The dataset that was last worked on.
     """
 
     commands: Mapping[str, str] = field(default_factory=dict)

@@ -35,18 +35,11 @@ OWN_TRAINING = ("epochs", "batch_size", "lr", "weight_decay")
 class Options:
     """The options of a study.
 
-    Parameters
-    ----------
-    common : TrainingConfig
-        What all algorithms share.
-    own : mapping of str to mapping
-        By algorithm: its settings, and its own values of :data:`OWN_TRAINING`.
-    origin : str
-        Where they come from, in words; empty for the program's defaults.
-    head : mapping
-        Settings of every algorithm that has them; its own come first.
-    tuned : mapping
-        Algorithm and seed to the configuration that a search chose for that split, instead of all the others.
+    - ``common``: What all algorithms share.
+    - ``own``: By algorithm: its settings, and its own values of :data:`OWN_TRAINING`.
+    - ``origin``: Where they come from, in words; empty for the program's defaults.
+    - ``head``: Settings of every algorithm that has them; its own come first.
+    - ``tuned``: Algorithm and seed to the configuration that a search chose for that split, instead of all the others.
     """
 
     common: TrainingConfig = field(default_factory=TrainingConfig)
@@ -152,12 +145,8 @@ def read_preset(name: str) -> Options:
 def read_settings(name: str | Path) -> Options:
     """Settings from a TOML file, or a preset by its name.
 
-    Raises
-    ------
-    ConfigError
-        If a name or value makes no sense, with the nearest that does.
-    StorageError
-        If there is no such file, or it is no TOML.
+    - raises ConfigError: If a name or value makes no sense, with the nearest that does.
+    - raises StorageError: If there is no such file, or it is no TOML.
     """
     path = Path(name)
     if path.suffix != ".toml" and not path.exists():
@@ -276,14 +265,9 @@ def _known_training(name: str) -> None:
 def changed(options: Options, *, training: Settings, backbone: str | None, sets: Settings) -> Options:
     """Options with what was given on the command line.
 
-    Parameters
-    ----------
-    training : mapping
-        Training options for all algorithms: they come before an algorithm's own.
-    backbone : str or None
-        Another backbone, without the options of the one it replaces.
-    sets : mapping
-        ``training.NAME``, ``backbone.NAME`` or ``ALGORITHM.NAME`` to a value.
+    - ``training``: Training options for all algorithms: they come before an algorithm's own.
+    - ``backbone``: Another backbone, without the options of the one it replaces.
+    - ``sets``: ``training.NAME``, ``backbone.NAME`` or ``ALGORITHM.NAME`` to a value.
     """
     same_backbone = backbone is None or backbone == options.common.backbone
     backbone_options = dict(options.common.backbone_options) if same_backbone else {}

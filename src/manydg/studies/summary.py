@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +21,7 @@ from manydg.algorithms import algorithm_order
 from manydg.algorithms.best import LEAST_SHARE
 from manydg.errors import DataError, unknown_name
 from manydg.evaluation.clinical import ClinicalResult, evaluate
-from manydg.evaluation.predictions import Predictions, read_predictions
+from manydg.evaluation.metrics import Predictions, read_predictions
 from manydg.evaluation.statistics import (
     Interval,
     PairedComparison,
@@ -33,7 +34,6 @@ from manydg.evaluation.statistics import (
 from manydg.files import write_atomically
 from manydg.studies import summary_text as tables
 from manydg.studies.paper_figures import beside
-from manydg.studies.recommendation import Cost, Recommendation, recommend
 from manydg.studies.records import REFERENCE, RUN_RECORD, StudyDescription, read_description, read_results, views
 from manydg.studies.tuning import kept_tuning
 from manydg.targets import Target, oriented, target_of
@@ -48,30 +48,18 @@ if TYPE_CHECKING:
 class Entry:
     """One row of the table at one metric, on unseen patients.
 
-    Attributes
-    ----------
-    values : dict of int to float
-        By seed; NaN where undefined.
-    mean, sd : float
-        Over seeds; the standard deviation of a sample, NaN for one seed.
-    interval : Interval, optional
-        Patient bootstrap of the mean over seeds.
-    by_patient : mapping
-        The metric of each patient for whom it exists with every row that has it at all, so that rows are compared on
-        the same patients; each counted once, by the mean over the runs that tested the patient.
-    worst_tenth : float
-        The 10th percentile of these values, or the 90th of an error; NaN where there are none, or where it would
-        mislead.
-    worst_tenth_note : str
-        Why there is none.
-    comparison : PairedComparison, optional
-        The reference minus this row over the seeds they share.
-    difference : Interval, optional
-        Patient bootstrap of the same difference.
-    adjusted : dict of str to float
-        Holm-corrected p of each test (``t``, ``wilcoxon``, ``corrected``) over the rows compared.
-    rank : int
-        1 for the best mean, 2 for the second, 0 for the rest.
+    - ``values``: By seed; NaN where undefined.
+    - ``mean``, ``sd``: Over seeds; the standard deviation of a sample, NaN for one seed.
+    - ``interval``: Patient bootstrap of the mean over seeds.
+    - ``by_patient``: The metric of each patient for whom it exists with every row that has it at all, so that rows are
+      compared on the same patients; each counted once, by the mean over the runs that tested the patient.
+    - ``worst_tenth``: The 10th percentile of these values, or the 90th of an error; NaN where there are none, or where
+      it would mislead.
+    - ``worst_tenth_note``: Why there is none.
+    - ``comparison``: The reference minus this row over the seeds they share.
+    - ``difference``: Patient bootstrap of the same difference.
+    - ``adjusted``: Holm-corrected p of each test (``t``, ``wilcoxon``, ``corrected``) over the rows compared.
+    - ``rank``: 1 for the best mean, 2 for the second, 0 for the rest.
     """
 
     row: str
@@ -93,13 +81,8 @@ class Entry:
 class Pair:
     """Two rows at the primary metric over the seeds they share: ``first`` minus ``second``.
 
-    Attributes
-    ----------
-    comparison : PairedComparison
-    difference : Interval, optional
-        Patient bootstrap of the same difference.
-    adjusted : mapping
-        Holm-corrected p of each test over all pairs of rows.
+    - ``difference``: Patient bootstrap of the same difference.
+    - ``adjusted``: Holm-corrected p of each test over all pairs of rows.
     """
 
     first: str
@@ -113,33 +96,18 @@ class Pair:
 class Summary:
     """The table of one experiment on one dataset.
 
-    Attributes
-    ----------
-    metrics : tuple of str
-    primary : str
-        The metric that chose the epochs.
-    patient_metric : str
-        The metric that patients are compared by.
-    reference : str or None
-        The row the others are tested against; None where it is not among the rows.
-    entries : dict
-        By (row, metric).
-    tested_patients : int
-        How many different patients were tested, in whatever split.
-    synthetic : bool
-        Whether the patients are known to be made up; every table says so.
-    pairs : tuple of Pair
-        Every two rows at the primary metric.
-    costs : mapping of str to Cost
-        Time, size and needs of each row.
-    recommendation : Recommendation, optional
-        The row to use, chosen on validation patients; None where there is nothing to choose from.
-    patients, samples : Counts
-        Training, validation and test patients of the first run, and their samples.
-    rules : tuple of str
-        How epochs and thresholds were chosen.
-    notes : tuple of str
-        Failed runs, missing seeds and whatever else a reader must know.
+    - ``primary``: The metric that chose the epochs.
+    - ``patient_metric``: The metric that patients are compared by.
+    - ``reference``: The row the others are tested against; None where it is not among the rows.
+    - ``entries``: By (row, metric).
+    - ``tested_patients``: How many different patients were tested, in whatever split.
+    - ``synthetic``: Whether the patients are known to be made up; every table says so.
+    - ``pairs``: Every two rows at the primary metric.
+    - ``costs``: Time, size and needs of each row.
+    - ``recommendation``: The row to use, chosen on validation patients; None where there is nothing to choose from.
+    - ``patients``, ``samples``: Training, validation and test patients of the first run, and their samples.
+    - ``rules``: How epochs and thresholds were chosen.
+    - ``notes``: Failed runs, missing seeds and whatever else a reader must know.
     """
 
     experiment: str
@@ -195,15 +163,8 @@ Record = RunRecord
 class Selection:
     """The runs of one experiment on one dataset that count, and what has to be said about the others.
 
-    Parameters
-    ----------
-    experiment, dataset : str
-    target : Target
-    rows : dict
-        Row of the table to seed to record, rows in the order they are shown; at least one row has a record.
-    seeds : tuple of int
-        Every seed that any row was asked to run.
-    notes : tuple of str
+    - ``rows``: Row of the table to seed to record, rows in the order they are shown; at least one row has a record.
+    - ``seeds``: Every seed that any row was asked to run.
     """
 
     experiment: str
@@ -251,10 +212,7 @@ def row_name(record: Record) -> str:
 def select(records: Sequence[Record]) -> Selection:
     """Choose the runs that count among the records of one experiment on one dataset.
 
-    Raises
-    ------
-    DataError
-        If the records are of several experiments or datasets, or no run ended well.
+    - raises DataError: If the records are of several experiments or datasets, or no run ended well.
     """
     groups = group_records(records)
     if len(groups) > 1:
@@ -346,10 +304,7 @@ def same_patients(first: Record, second: Record) -> bool:
 def load_predictions(folder: str | Path, record: Record, side: str = "test") -> Predictions | None:
     """Predictions of a run of a results folder on its test (or ``val``) patients; None where they are not here.
 
-    Raises
-    ------
-    StorageError
-        If a file is damaged or was changed.
+    - raises StorageError: If a file is damaged or was changed.
     """
     path = Path(folder) / record.folder / "predictions.npz"
     if not record.ok or not path.is_file() or not path.with_name(RUN_RECORD).is_file():
@@ -364,15 +319,10 @@ def clinical_results(
 ) -> dict[str, ClinicalResult]:
     """Alarms, decisions and groups of each model of a run folder or a results folder, on its test patients.
 
-    Parameters
-    ----------
-    folder : path
-    at : str, optional
-        Choose each run's threshold anew on its validation patients, as ``sensitivity=.9``; by default it is the run's.
-    silence : str, optional
-        After an alarm, such as ``6h``; by default the run's.
-    resamples : int
-        Of the patient bootstrap.
+    - ``at``: Choose each run's threshold anew on its validation patients, as ``sensitivity=.9``; by default it is the
+      run's.
+    - ``silence``: After an alarm, such as ``6h``; by default the run's.
+    - ``resamples``: Of the patient bootstrap.
     """
     path = Path(folder)
     alone = (path / RUN_RECORD).is_file()
@@ -421,14 +371,9 @@ def composition(chosen: Selection) -> list[str]:
 def cautions(records: Sequence[Record], metric: str, differences: Mapping[str, Interval] | None = None) -> list[str]:
     """What is too small in some runs to conclude much from, a sentence each; none where nothing is.
 
-    Parameters
-    ----------
-    records : sequence of RunRecord
-        Runs that ended well, on one dataset.
-    metric : str
-        The metric that the runs are judged by.
-    differences : mapping of str to Interval, optional
-        By row, the interval of its difference from the reference.
+    - ``records``: Runs that ended well, on one dataset.
+    - ``metric``: The metric that the runs are judged by.
+    - ``differences``: By row, the interval of its difference from the reference.
     """
     sizes = [record.patients.test for record in records if record.patients.test]
     notes = []
@@ -484,11 +429,7 @@ def resample_runs(
 ) -> tuple[Draws | None, list[str]]:
     """Resample the patients of all runs together, and say how many runs lack predictions.
 
-    Returns
-    -------
-    draws : Draws or None
-        None where no run names a patient.
-    notes : list of str
+    - returns ``draws``: None where no run names a patient.
     """
     records = chosen.records
     known = {record.run: predictions.get(record.run) for record in records}
@@ -556,22 +497,12 @@ def summarize(
 ) -> Summary:
     """Sum up the runs of one experiment on one dataset.
 
-    Parameters
-    ----------
-    records : sequence of RunRecord
-        As in ``results.jsonl``.
-    predictions : mapping, optional
-        Test predictions by run id.
-    reference : str
-        The row that the others are tested against; where there is none of that name, the method with context, if it
-        has one row.
-    resamples, seed : int
-        Of the patient bootstrap.
-
-    Raises
-    ------
-    DataError
-        If no run ended well, or the records are of several experiments or datasets.
+    - ``records``: As in ``results.jsonl``.
+    - ``predictions``: Test predictions by run id.
+    - ``reference``: The row that the others are tested against; where there is none of that name, the method with
+      context, if it has one row.
+    - ``resamples``, ``seed``: Of the patient bootstrap.
+    - raises DataError: If no run ended well, or the records are of several experiments or datasets.
     """
     chosen = select(records)
     against = _reference(chosen.rows, reference)
@@ -790,16 +721,8 @@ def _budget(results: str | Path, summary: Summary) -> tuple[str, ...]:
 def write_summary(results: str | Path, summaries: Sequence[Summary] | None = None) -> list[Path]:
     """Write ``summary.csv`` and ``summary.md`` into a results folder, with the paper's figures beside real patients'.
 
-    Parameters
-    ----------
-    results : path
-    summaries : sequence of Summary, optional
-        Those of the folder, where they are known already.
-
-    Returns
-    -------
-    list of Path
-        The files written.
+    - ``summaries``: Those of the folder, where they are known already.
+    - returns: The files written.
     """
     shown = summarize_folder(results) if summaries is None else summaries
     csv, markdown = Path(results) / "summary.csv", Path(results) / "summary.md"
@@ -818,3 +741,126 @@ def write_summary(results: str | Path, summaries: Sequence[Summary] | None = Non
 def _source(study: StudyDescription, dataset: str) -> str | None:
     described = study.datasets.get(dataset)
     return None if described is None else described.source
+
+
+# Which of several models to use: chosen on validation patients, and the cheapest of those that chance cannot separate
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a model costs to make and to use.
+
+    - ``seconds``: Median time of a training run; NaN where it was not recorded.
+    - ``parameters``: Trained parameters; None for trees, which have none.
+    - ``predict_ms``: Milliseconds to predict a thousand samples, reading and patient context apart; NaN where it was
+      not recorded.
+    - ``context``: Which other samples of a patient a prediction needs: ``none``, ``offline`` (all) or ``causal``
+      (earlier ones).
+    - ``device``: What these times were taken on.
+    """
+
+    seconds: float
+    parameters: int | None
+    predict_ms: float
+    context: str
+    device: str
+
+    @staticmethod
+    def of(records: Iterable[RunRecord]) -> Cost:
+        """The cost of one model, from its runs."""
+        runs = list(records)
+        return Cost(
+            seconds=_median([float(run.seconds) for run in runs if run.seconds is not None]),
+            parameters=max((run.parameters or 0 for run in runs), default=0) or None,
+            predict_ms=1000 * _median([run.predict_seconds for run in runs if run.predict_seconds is not None]),
+            context=next((str(run.context.get("mode", "none")) for run in runs if run.context), "none"),
+            device=", ".join(dict.fromkeys(run.device for run in runs if run.device)),
+        )
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """Sorts the cheaper model first."""
+        return self.context != "none", self.seconds if math.isfinite(self.seconds) else math.inf
+
+
+def _median(values: Sequence[float]) -> float:
+    return median(values) if values else math.nan
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The model to use, and why.
+
+    - ``row``: The model.
+    - ``best``: The one with the best mean validation metric.
+    - ``validation``: Mean validation metric of each model.
+    - ``errors``: Standard error of the best minus each model on validation patients; NaN for one split.
+    - ``tied``: The models within one standard error of the best, itself included.
+    - ``by_split``: The model that the validation patients of each split alone would have chosen.
+    - ``of_procedure``: Test metric of these choices: what choosing on validation patients, as a procedure, is worth on
+      new patients.
+    """
+
+    row: str
+    best: str
+    validation: Mapping[str, float]
+    errors: Mapping[str, float]
+    tied: tuple[str, ...]
+    splits: int
+    by_split: Mapping[int, str]
+    of_procedure: Interval | None = None
+
+    def gap(self, row: str) -> float:
+        """How far a model's mean validation metric is from the best."""
+        return abs(self.validation[self.best] - self.validation[row])
+
+
+def recommend(
+    validation: Mapping[str, Mapping[int, float]],
+    costs: Mapping[str, Cost],
+    test_share: float | None,
+    metric: str = "",
+) -> Recommendation | None:
+    """Choose among models; None where there are no two that were validated on the same splits.
+
+    - ``validation``: Model to seed to its validation metric; NaN where it is undefined.
+    - ``costs``: Model to its cost.
+    - ``test_share``: Test patients over training patients, for the correction of the standard error.
+    - ``metric``: The metric; of an error, lower is better.
+
+    Examples
+    --------
+    >>> costs = {"a": Cost(9, 1, 1, "none", ""), "b": Cost(1, 1, 1, "none", "")}
+    >>> recommend({"a": {0: 0.71, 1: 0.72, 2: 0.70}, "b": {0: 0.70, 1: 0.73, 2: 0.69}}, costs, 0.25).row
+    'b'
+    """
+    known = {
+        row: {seed: value for seed, value in values.items() if math.isfinite(value)}
+        for row, values in validation.items()
+    }
+    rows = [row for row, values in known.items() if values]
+    seeds = sorted(set.intersection(*(set(known[row]) for row in rows))) if rows else []
+    if len(rows) < 2 or not seeds:
+        return None
+    table = {row: np.array([known[row][seed] for seed in seeds]) for row in rows}
+    means = {row: float(values.mean()) for row, values in table.items()}
+    best = max(rows, key=lambda row: oriented(metric, means[row]))
+    errors = {row: _standard_error(table[best] - table[row], test_share) for row in rows}
+    tied = [row for row in rows if row == best or abs(means[best] - means[row]) <= np.nan_to_num(errors[row])]
+    row = min(tied, key=lambda row: costs[row].rank)
+    return Recommendation(
+        row=row,
+        best=best,
+        validation=means,
+        errors=errors,
+        tied=tuple(tied),
+        splits=len(seeds),
+        by_split={seed: max(rows, key=lambda row: oriented(metric, known[row][seed])) for seed in seeds},
+    )
+
+
+def _standard_error(gaps: np.typing.NDArray[np.float64], test_share: float | None) -> float:
+    """Of a mean difference over splits that share patients; NaN for one split."""
+    if len(gaps) < 2:
+        return math.nan
+    return float(gaps.std(ddof=1) * math.sqrt(1 / len(gaps) + (test_share or 0.0)))

@@ -351,11 +351,8 @@ class _Column:
 def to_rich(summary: Summary, width: int | None = None) -> Table:
     """The results for a terminal; tests of the primary metric only, the rest is in the files.
 
-    Parameters
-    ----------
-    summary : Summary
-    width : int, optional
-        Characters to fill; the terminal's by default. Columns of lesser weight are left out where it is too small.
+    - ``width``: Characters to fill; the terminal's by default. Columns of lesser weight are left out where it is too
+      small.
     """
     available = width or shutil.get_terminal_size((100, 24)).columns
     columns = list(_needed(summary))

@@ -31,10 +31,7 @@ _IMPATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEO
 class Tracker:
     """An MLflow server or store.
 
-    Parameters
-    ----------
-    uri : str
-        As MLflow takes it: ``http://HOST:PORT``, or a database or folder.
+    - ``uri``: As MLflow takes it: ``http://HOST:PORT``, or a database or folder.
     """
 
     uri: str
@@ -43,10 +40,7 @@ class Tracker:
     def of(text: str) -> Tracker:
         """The tracker that ``--log`` names; it must answer.
 
-        Raises
-        ------
-        ConfigError
-            If it is none, its package is not installed, or it does not answer.
+        - raises ConfigError: If it is none, its package is not installed, or it does not answer.
         """
         uri = text.removeprefix(_SCHEME)
         if not text.startswith(_SCHEME) or not uri:

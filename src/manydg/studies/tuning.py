@@ -30,6 +30,7 @@ from manydg.files import (
     Json,
     ParsedJson,
     disk_errors,
+    fields_as_json,
     fingerprint,
     make_folder,
     private,
@@ -70,10 +71,7 @@ def search_space(config: TrainingConfig) -> dict[str, Searched]:
     Its own settings; and, where it trains a network in epochs, the options of training and of the backbone that all
     such algorithms share. Each range holds the configuration's own value.
 
-    Parameters
-    ----------
-    config : TrainingConfig
-        With every default spelled out.
+    - ``config``: With every default spelled out.
     """
     cls = ALGORITHMS.get(config.algorithm)
     space = {
@@ -119,19 +117,11 @@ def applied(config: TrainingConfig, values: Values) -> TrainingConfig:
 class Trial:
     """One setting that was tried.
 
-    Attributes
-    ----------
-    number : int
-        From 0, which has the defaults.
-    values : mapping
-    state : {"complete", "pruned", "failed"}
-    score : float, optional
-        The best validation metric of its epochs; of a pruned trial, up to where it was stopped.
-    epochs : int
-        How many it trained; 0 where there are none.
-    seconds : float
-    error : str, optional
-        Why it failed.
+    - ``number``: From 0, which has the defaults.
+    - ``state`` {"complete", "pruned", "failed"}
+    - ``score``: The best validation metric of its epochs; of a pruned trial, up to where it was stopped.
+    - ``epochs``: How many it trained; 0 where there are none.
+    - ``error``: Why it failed.
     """
 
     number: int
@@ -141,9 +131,6 @@ class Trial:
     epochs: int = 0
     seconds: float = 0.0
     error: str | None = None
-
-    def to_json(self) -> dict[str, Json]:
-        return {**dataclasses.asdict(self), "values": dict(self.values)}
 
     @staticmethod
     def from_json(value: ParsedJson) -> Trial:
@@ -158,19 +145,11 @@ class Trial:
 class Search:
     """The trials of one algorithm on one split.
 
-    Attributes
-    ----------
-    algorithm : str
-    seed : int
-        Of the split.
-    base : TrainingConfig
-        What the trials share, every default spelled out; trial 0 is this.
-    space : mapping
-        What the values are drawn from.
-    test_patients : str
-        A hash of the split's test patients, who were not used.
-    trials : tuple of Trial
-        In the order of their numbers.
+    - ``seed``: Of the split.
+    - ``base``: What the trials share, every default spelled out; trial 0 is this.
+    - ``space``: What the values are drawn from.
+    - ``test_patients``: A hash of the split's test patients, who were not used.
+    - ``trials``: In the order of their numbers.
     """
 
     algorithm: str
@@ -204,16 +183,6 @@ class Search:
             curve.append(best)
         return curve
 
-    def to_json(self) -> dict[str, Json]:
-        return {
-            "algorithm": self.algorithm,
-            "seed": self.seed,
-            "base": self.base.to_json(),
-            "space": {name: drawn.to_json() for name, drawn in self.space.items()},
-            "test_patients": self.test_patients,
-            "trials": [trial.to_json() for trial in self.trials],
-        }
-
     @staticmethod
     def from_json(value: ParsedJson) -> Search:
         return Search(
@@ -230,16 +199,9 @@ class Search:
 class Tuning:
     """What was searched on a dataset.
 
-    Attributes
-    ----------
-    dataset, dataset_hash : str
-        Name and content.
-    code_version : str
-    trials : int
-        The budget: trials of each search.
-    searches : tuple of Search
-    command : str
-        How to make it again; the last where there were several.
+    - ``dataset``, ``dataset_hash``: Name and content.
+    - ``trials``: The budget: trials of each search.
+    - ``command``: How to make it again; the last where there were several.
     """
 
     dataset: str
@@ -270,15 +232,7 @@ class Tuning:
         )
 
     def to_json(self) -> dict[str, Json]:
-        return {
-            "schema": _SCHEMA,
-            "dataset": self.dataset,
-            "dataset_hash": self.dataset_hash,
-            "code_version": self.code_version,
-            "trials": self.trials,
-            "command": self.command,
-            "searches": [search.to_json() for search in self.searches],
-        }
+        return {"schema": _SCHEMA, **fields_as_json(self)}
 
     def write(self, path: Path) -> None:
         """Replace a file by the record, with its checksum."""
@@ -313,11 +267,9 @@ def with_tuned(
 ) -> Options:
     """Options under which every algorithm runs on every split with what was chosen for it on that split.
 
-    Raises
-    ------
-    ConfigError
-        If the search was of another dataset, by another version of the program or under other options, if an algorithm
-        or a split was not searched to its end, or if a test patient of a split was used in its search.
+    - raises ConfigError: If the search was of another dataset, by another version of the program or under other
+      options, if an algorithm or a split was not searched to its end, or if a test patient of a split was used in its
+      search.
     """
     path = Path(folder) / RECORD
     tuning = Tuning.read(path)
@@ -399,10 +351,7 @@ def kept_tuning(results: str | Path, dataset: str) -> Tuning | None:
 def keep_tuning(results: Path, dataset: str, tuned: Path | None) -> None:
     """Copy the record of the searches into the results folder of a comparison.
 
-    Raises
-    ------
-    ConfigError
-        If the folder has a comparison with other settings: the table would mix them.
+    - raises ConfigError: If the folder has a comparison with other settings: the table would mix them.
     """
     kept = kept_tuning(results, dataset)
     if tuned is None:
@@ -433,17 +382,9 @@ def _kept_file(results: Path, dataset: str) -> Path:
 class TrialJob:
     """What a process needs to know to do one trial.
 
-    Parameters
-    ----------
-    search : int
-        Which search it belongs to, by its position.
-    number : int
-        Of the trial.
-    config : TrainingConfig
-    dataset : Path
-    journal : Path
-        Of the search.
-    device : str
+    - ``search``: Which search it belongs to, by its position.
+    - ``number``: Of the trial.
+    - ``journal``: Of the search.
     """
 
     search: int

@@ -17,13 +17,13 @@ from manydg.errors import ConfigError
 from manydg.files import disk_errors, write_json
 from manydg.sources import Options, Twin, option
 from manydg.sources._preparing import Progress
-from manydg.synthetic._signals import (
+from manydg.synthetic._twins import (
     PatientFactors,
     check_request,
     draw_factors,
     draw_signals,
-    recordings_folder,
     spectra,
+    synthetic_folder,
 )
 
 _EPOCH = 30
@@ -72,7 +72,7 @@ class EdfTwin(Twin[EdfTwinOptions]):
 
     def write(self, out: Path, options: EdfTwinOptions) -> Path:
         truth = {}
-        with recordings_folder(out) as folder, Progress("writing recordings", total=options.patients) as progress:
+        with synthetic_folder(out) as folder, Progress("writing recordings", total=options.patients) as progress:
             for person in range(1, options.patients + 1):
                 rng = np.random.default_rng([options.seed, person])
                 factors = draw_factors(rng, options.channels, len(_STAGES), (15.0, 24.0))

@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from manydg.sources import Twin, option
-from manydg.synthetic._records import (
+from manydg.synthetic._twins import (
     CHUNK,
     FACTORS,
     CodeModel,

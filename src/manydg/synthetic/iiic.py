@@ -16,13 +16,13 @@ from manydg.errors import ConfigError
 from manydg.files import Json, NpyStream, write_json
 from manydg.sources import Options, Twin, option
 from manydg.sources._preparing import Progress
-from manydg.synthetic._signals import (
+from manydg.synthetic._twins import (
     PatientFactors,
     check_request,
     draw_factors,
     draw_signals,
-    recordings_folder,
     spectra,
+    synthetic_folder,
 )
 
 _CHANNELS, _SAMPLES, _RATE, _CLASSES = 16, 2000, 200, 6
@@ -74,7 +74,7 @@ class IiicTwin(Twin[IiicTwinOptions]):
         rng = np.random.default_rng([options.seed, patients])
         counts = 1 + rng.negative_binomial(1, 1 / mean, patients) if mean > 1 else None
         sizes = np.ones(patients, np.int64) if counts is None else np.minimum(counts, 20 * mean)
-        with recordings_folder(out) as folder:
+        with synthetic_folder(out) as folder:
             truth = _write(folder, sizes, options.seed, options.layout)
             about = {"source": self.name, "seed": options.seed, "patients": truth}
             write_json(folder / "truth.json", about, indent=None)

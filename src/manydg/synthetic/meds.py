@@ -13,7 +13,7 @@ import polars as pl
 
 from manydg.files import write_through
 from manydg.sources import Twin
-from manydg.synthetic._records import (
+from manydg.synthetic._twins import (
     CHUNK,
     FACTORS,
     CodeModel,

@@ -5,7 +5,6 @@ The four tables with their columns, types and blemishes, of any size.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,28 +12,30 @@ import numpy as np
 import polars as pl
 
 from manydg.sources import Twin
-from manydg.synthetic._records import (
+from manydg.synthetic._twins import (
+    BACKWARD,
     CHUNK,
+    DRUGS,
+    DRUGS_A_VISIT,
     FACTORS,
-    CodeModel,
+    NO_NDC,
+    PRESCRIPTION_TEXTS,
+    PRODUCTS,
+    STATES,
     CsvFiles,
     FloatArray,
     IntArray,
     TablesOptions,
+    World,
     blank_out,
     each_once,
     new_tables,
     pick,
     repeat_rows,
+    stamps,
+    write_map,
     write_truth,
 )
-
-MAP_NAME = "ndc_to_atc.csv"
-STATES = 10
-_DRUGS, PRODUCTS = 150, 12
-_DIAGNOSES, _PROCEDURES = 2500, 1200
-DRUGS_A_VISIT = 80
-BACKWARD, _UNMAPPED, NO_NDC = 0.002, 0.10, 0.08
 
 _ADMISSION_TEXTS: dict[str, list[str | None]] = {
     "ADMISSION_TYPE": ["EMERGENCY", "ELECTIVE", "URGENT"],
@@ -45,14 +46,6 @@ _ADMISSION_TEXTS: dict[str, list[str | None]] = {
     "RELIGION": ["CATHOLIC", "NOT SPECIFIED", None],
     "MARITAL_STATUS": ["MARRIED", "SINGLE", None],
     "ETHNICITY": ["WHITE", "BLACK/AFRICAN AMERICAN", "UNKNOWN/NOT SPECIFIED"],
-}
-PRESCRIPTION_TEXTS: dict[str, list[str | None]] = {
-    "PROD_STRENGTH": ["5mg Tab", "25mcg/0.5mL Vial", "1,000 mL Bag"],
-    "DOSE_VAL_RX": ["5", "0.5", "10-20", "1,000"],
-    "DOSE_UNIT_RX": ["mg", "mL", "UNIT"],
-    "FORM_VAL_DISP": ["1", "0.5", "2"],
-    "FORM_UNIT_DISP": ["TAB", "VIAL", None],
-    "ROUTE": ["IV", "PO", "IM"],
 }
 
 
@@ -88,41 +81,6 @@ class Mimic3Twin(Twin[TablesOptions]):
             write_map(files.folder, rng, world)
             write_truth(files.folder, list(range(1, patients + 1)), factors)
         return out
-
-
-@dataclass(frozen=True)
-class World:
-    """The parts of the model that all patients share."""
-
-    diagnoses: CodeModel
-    procedures: CodeModel
-    drugs: CodeModel
-    diagnosis_codes: pl.Series
-    procedure_codes: pl.Series
-    atc: list[str]
-    ndc: pl.Series
-
-    @staticmethod
-    def make(rng: np.random.Generator) -> World:
-        # Products lie far apart, so that no two drugs share a code.
-        ndc = [
-            f"{1_000_003 * number + int(rng.integers(1, 1_000_000)):011d}" for number in range(1, _DRUGS * PRODUCTS + 1)
-        ]
-        return World(
-            CodeModel(rng, _DIAGNOSES, STATES),
-            CodeModel(rng, _PROCEDURES, STATES),
-            CodeModel(rng, _DRUGS, STATES, patient_strength=1.0),
-            pl.Series([f"{100 + number // 3}{number % 3}" for number in range(_DIAGNOSES)]),
-            pl.Series([f"{number:04d}" for number in range(_PROCEDURES)]),
-            [f"{'ABCDGHJLMNPRSV'[n % 14]}{1 + n // 14:02d}{'ABCDE'[n % 5]}{'ABX'[n % 3]}" for n in range(_DRUGS)],
-            pl.Series(ndc),
-        )
-
-
-def write_map(folder: Path, rng: np.random.Generator, world: World) -> None:
-    atc = pl.Series([code for code in world.atc for _ in range(PRODUCTS)])
-    known = pl.Series(rng.random(len(atc)) >= _UNMAPPED)
-    pl.DataFrame({"ndc": world.ndc, "atc": atc}).filter(known).write_csv(folder / MAP_NAME)
 
 
 def _write_chunk(
@@ -204,13 +162,9 @@ def _prescriptions(
         pl.Series("DRUG_TYPE", ["MAIN", "BASE", "ADDITIVE"])[rng.choice(3, len(drug), p=[0.74, 0.25, 0.01])],
         *(name.alias(column) for column in ("DRUG", "DRUG_NAME_POE", "DRUG_NAME_GENERIC")),
         formulary.alias("FORMULARY_DRUG_CD"),
-        pl.Series("GSN", [f"{number:06d}" for number in range(_DRUGS)])[drug],
+        pl.Series("GSN", [f"{number:06d}" for number in range(DRUGS)])[drug],
         pl.when(no_ndc).then(pl.lit("0")).otherwise(world.ndc[product]).alias("NDC"),
         *(pick(rng, values, len(drug)).alias(column) for column, values in PRESCRIPTION_TEXTS.items()),
     )
     missing = {"ICUSTAY_ID": 0.3, "NDC": 0.001, "ENDDATE": 0.0005, "DRUG_NAME_POE": 0.4, "GSN": 0.1}
     return repeat_rows(rng, blank_out(rng, rows, missing), 0.001)
-
-
-def stamps(seconds: IntArray) -> pl.Series:
-    return pl.Series(seconds * 1_000_000).cast(pl.Datetime("us")).dt.strftime("%Y-%m-%d %H:%M:%S")

@@ -12,31 +12,29 @@ import numpy as np
 import polars as pl
 
 from manydg.sources import Twin
-from manydg.synthetic._records import (
+from manydg.synthetic._twins import (
+    BACKWARD,
     CHUNK,
+    DRUGS_A_VISIT,
     FACTORS,
+    NO_NDC,
+    PRESCRIPTION_TEXTS,
+    PRODUCTS,
+    STATES,
     CodeModel,
     CsvFiles,
     FloatArray,
     IntArray,
     TablesOptions,
+    World,
     blank_out,
     each_once,
     new_tables,
     pick,
     repeat_rows,
-    write_truth,
-)
-from manydg.synthetic.mimic3 import (
-    BACKWARD,
-    DRUGS_A_VISIT,
-    NO_NDC,
-    PRESCRIPTION_TEXTS,
-    PRODUCTS,
-    STATES,
-    World,
     stamps,
     write_map,
+    write_truth,
 )
 
 _MOST_STAYS = 3

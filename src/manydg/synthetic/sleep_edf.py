@@ -19,13 +19,13 @@ from manydg.files import disk_errors, write_json
 from manydg.sources import Options, Twin, option
 from manydg.sources._edf import write_annotations
 from manydg.sources._preparing import Progress
-from manydg.synthetic._signals import (
+from manydg.synthetic._twins import (
     PatientFactors,
     check_request,
     draw_factors,
     draw_signals,
-    recordings_folder,
     spectra,
+    synthetic_folder,
 )
 
 _EPOCH, _RATE, _SAMPLES = 30, 100, 3000
@@ -101,7 +101,7 @@ class SleepEdfTwin(Twin[SleepEdfTwinOptions]):
 
     def write(self, out: Path, options: SleepEdfTwinOptions) -> Path:
         names, truth = _STUDIES[options.study], {}
-        with recordings_folder(out) as folder, Progress("writing nights", total=options.patients) as progress:
+        with synthetic_folder(out) as folder, Progress("writing nights", total=options.patients) as progress:
             for person in range(options.patients):
                 rng = np.random.default_rng([options.seed, person])
                 factors = draw_factors(rng, 3, 6, (15.0, 24.0))

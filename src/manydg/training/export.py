@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from manydg.algorithms import Algorithm
 from manydg.algorithms._forest import Forest
+from manydg.data.columns import CATEGORIES
 from manydg.data.dataset import InputSchema
-from manydg.data.encoding import CATEGORIES
 from manydg.errors import ConfigError, StorageError, TrainingError, unknown_name
 from manydg.files import ParsedJson, write_atomically
 from manydg.training.inference import finite_probabilities

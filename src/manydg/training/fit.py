@@ -40,14 +40,22 @@ from manydg.errors import ConfigError, DataError, ManyDGError, ManyDGWarning, St
 from manydg.evaluation.metrics import choose_threshold, score
 from manydg.files import Json
 from manydg.targets import Target, oriented, target_of
-from manydg.training.checkpoint import pack_optimizer, read_tensors, same_device, unpack_optimizer, write_tensors
 from manydg.training.execution import AS_WRITTEN, Execution, Speed
 from manydg.training.execution.batches import crops_of
 from manydg.training.execution.distributed import by_leader, check_divisible, current_team
 from manydg.training.execution.memory import EpochOrder, EpochOrders, place, refusing_what_does_not_fit
 from manydg.training.execution.steps import Terms, read_terms
 from manydg.training.inference import device_of, predict_logits, predict_probabilities
-from manydg.training.record import EpochEntry, MemberEntry, RunRecord
+from manydg.training.record import (
+    EpochEntry,
+    MemberEntry,
+    RunRecord,
+    pack_optimizer,
+    read_tensors,
+    same_device,
+    unpack_optimizer,
+    write_tensors,
+)
 
 CHECKPOINT = "checkpoint.safetensors"
 MEMBERS = "members"
@@ -93,22 +101,13 @@ class Silent:
 class Fitted:
     """A trained algorithm and how it was trained.
 
-    Attributes
-    ----------
-    algorithm : Algorithm
-        With the weights of the epoch that was kept.
-    history : list of EpochEntry
-    epoch : int
-        The epoch whose weights were kept; 0 where there are no epochs.
-    selection_rule : str
-        How that epoch was chosen.
-    speed : Speed
-        The precision and execution that were used.
-    members : tuple of MemberEntry
-        What a model of several learners is made of.
-    out_of_fold : array ``(samples, K)``, optional
-        Probabilities of the validation patients, where something was fitted on them: each patient's by what was fitted
-        on the others.
+    - ``algorithm``: With the weights of the epoch that was kept.
+    - ``epoch``: The epoch whose weights were kept; 0 where there are no epochs.
+    - ``selection_rule``: How that epoch was chosen.
+    - ``speed``: The precision and execution that were used.
+    - ``members``: What a model of several learners is made of.
+    - ``out_of_fold`` ``(samples, K)``: Probabilities of the validation patients, where something was fitted on them:
+      each patient's by what was fitted on the others.
     """
 
     algorithm: Algorithm
@@ -132,17 +131,10 @@ def fit(
 ) -> Fitted:
     """Train an algorithm; the epoch is chosen on validation patients, or is the last where there are none.
 
-    Parameters
-    ----------
-    config : TrainingConfig
-    train, val : DomainDataset
-        Training and validation patients; what is fitted to the inputs comes from the training patients alone.
-    device : torch.device
-    backbone : nn.Module, optional
-        A module of the user's own instead of the configuration's.
-    folder : Path, optional
-        Where the checkpoint is kept; an unfinished run in it is continued.
-    reporter : Reporter, optional
+    - ``train``, ``val``: Training and validation patients; what is fitted to the inputs comes from the training
+      patients alone.
+    - ``backbone``: A module of the user's own instead of the configuration's.
+    - ``folder``: Where the checkpoint is kept; an unfinished run in it is continued.
     """
     trust_named(config)
     reporter = reporter or Silent()
@@ -264,10 +256,7 @@ def rebuild(
 ) -> Algorithm:
     """A trained algorithm from its saved weights, ready to predict.
 
-    Parameters
-    ----------
-    source : Path
-        Where the weights come from, for the message if they do not fit.
+    - ``source``: Where the weights come from, for the message if they do not fit.
     """
     try:
         with _limited_parameters(2 * len(tensors) + 100, source):
@@ -394,15 +383,8 @@ def check_training_labels(target: Target, train: DomainDataset) -> None:
 class ScoredRounds(Rounds):
     """Keeps the number of rounds with the highest validation metric, or all without validation patients.
 
-    Parameters
-    ----------
-    algorithm : str
-        Its name.
-    target : Target
-    val : DomainDataset, optional
-    metric : str
-    reporter : Reporter
-        Gets an entry for every number of rounds that is scored.
+    - ``algorithm``: Its name.
+    - ``reporter``: Gets an entry for every number of rounds that is scored.
     """
 
     def __init__(
@@ -481,18 +463,10 @@ def warn_of_telling_lengths(target: Target, train: DomainDataset) -> None:
 class TrainingLoop:
     """Trains one algorithm and leaves the weights of its best epoch in it, or of its last without validation patients.
 
-    Parameters
-    ----------
-    algorithm : Algorithm
-        On the device to train on.
-    train, val : DomainDataset
-        Training and validation patients; ``None`` where too few are there to hold any back.
-    config : TrainingConfig
-    metric : str
-        Validation metric that chooses the epoch.
-    folder : Path, optional
-        Where the checkpoint is kept; an unfinished run in it is continued.
-    reporter : Reporter
+    - ``algorithm``: On the device to train on.
+    - ``train``, ``val``: Training and validation patients; ``None`` where too few are there to hold any back.
+    - ``metric``: Validation metric that chooses the epoch.
+    - ``folder``: Where the checkpoint is kept; an unfinished run in it is continued.
     """
 
     def __init__(

@@ -1,11 +1,13 @@
-"""Running a trained algorithm over a dataset, with the patient context that it was trained with."""
+"""Running a trained algorithm over a dataset, with the context it was trained with, and how far to trust the result."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping
-from typing import cast
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +30,21 @@ from manydg.data.context import (
 )
 from manydg.data.dataset import Batch, DomainDataset, InputSchema
 from manydg.data.timeline import ORDER, ContextOptions, SequenceOptions
-from manydg.errors import ConfigError, DataError
+from manydg.errors import ConfigError, DataError, StorageError
+from manydg.evaluation.metrics import Predictions
+from manydg.evaluation.trust import (
+    Reference,
+    SetRule,
+    fit_for_most_patients,
+    fit_on_average,
+    fit_reference,
+    fit_temperature,
+    novelty_threshold,
+)
+from manydg.files import Json
 from manydg.targets import Target
 from manydg.training.execution.distributed import current_team, predict_together
+from manydg.training.record import read_tensors, write_tensors
 
 MAX_ROWS = 4096
 _FEWEST_IN_ORDER = 5
@@ -95,13 +109,9 @@ def _numbers(dataset: DomainDataset) -> Tensor:
 def _pieces(order: Tensor, differs: Tensor, rows: int) -> list[Tensor]:
     """Cut an order into pieces of whole groups; groups that begin within the same block of rows go together.
 
-    Parameters
-    ----------
-    order : Tensor ``(samples,)``
-    differs : Tensor ``(samples - 1,)``
-        Where a sample is of another group than the one before it.
-    rows : int
-        Of a block: a piece is longer than that by one group at most.
+    - ``order`` ``(samples,)``
+    - ``differs`` ``(samples - 1,)``: Where a sample is of another group than the one before it.
+    - ``rows``: Of a block: a piece is longer than that by one group at most.
     """
     begins = torch.cat([differs.new_ones(min(1, len(order))), differs])
     starts = torch.nonzero(begins).squeeze(1)
@@ -268,13 +278,9 @@ def with_context(
 ) -> DomainDataset:
     """The dataset with the context and the order of a configuration; context is computed on the GPU where it fits.
 
-    Parameters
-    ----------
-    training : array, optional
-        Rows of the training patients, from which the strength of context and the usual pause between samples are
-        estimated where the configuration does not give them; by default all rows.
-    backbone : nn.Module, optional
-        The network whose spectrograms the context of signals is made of; by default the configuration's.
+    - ``training``: Rows of the training patients, from which the strength of context and the usual pause between
+      samples are estimated where the configuration does not give them; by default all rows.
+    - ``backbone``: The network whose spectrograms the context of signals is made of; by default the configuration's.
     """
     config = settled(config, dataset)
     sequence, data = sequence_options(config), _with_columns(dataset, config, device, backbone, training)
@@ -326,3 +332,157 @@ def _backbone_of(config: TrainingConfig, dataset: DomainDataset) -> nn.Module:
     schema = InputSchema.of(dataset)
     name = auto_backbone(schema) if config.backbone == AUTO else config.backbone
     return build_backbone(name, schema, config.backbone_options)
+
+
+# How far to trust a run's later predictions: temperature, prediction sets, and who is like its training patients.
+#
+# Everything is fitted on validation patients, or for the reference of embeddings on training patients; it is kept
+# beside the model in ``calibration.safetensors``, a few small arrays in which no patient can be recognised.
+
+
+CALIBRATION = "calibration.safetensors"
+SAMPLES_OF_A_PATIENT, MOST_SAMPLES = 200, 50_000
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """How far to trust the predictions of a run.
+
+    - ``temperature``: What logits are divided by to make probabilities mean what they say.
+    - ``on_average``, ``for_most``: Rules of prediction sets, of the probabilities as the model gives them.
+    - ``reference``: Distribution of the training patients' mean embeddings; ``None`` with fewer than two patients.
+    - ``limit``: Distance from which a patient is unlike those of the training.
+    - ``false_alarms``: Probability, at most, that a patient of the same population is called so.
+    - ``patients``: Number of validation patients it comes from.
+    """
+
+    temperature: float
+    on_average: SetRule
+    for_most: SetRule
+    reference: Reference | None
+    limit: float
+    false_alarms: float
+    patients: int
+
+
+def fit_calibration(algorithm: Algorithm, sides: Mapping[str, DomainDataset], val: Predictions) -> Calibration:
+    """Learn from the validation patients how far predictions can be trusted; test patients are not looked at."""
+    truth, probabilities = val.truth, val.probabilities
+    reference, limit, false_alarms = None, np.inf, 0.0
+    if sides["train"].n_patients > 1:
+        reference = fit_reference(*patient_embeddings(algorithm, sides["train"]))
+        _, distances = reference.distances(*patient_embeddings(algorithm, sides["val"]))
+        limit, false_alarms = novelty_threshold(distances)
+    return Calibration(
+        fit_temperature(val.target, truth, probabilities),
+        fit_on_average(val.target, truth, probabilities, val.groups),
+        fit_for_most_patients(val.target, truth, probabilities, val.groups),
+        reference,
+        limit,
+        false_alarms,
+        sides["val"].n_patients,
+    )
+
+
+def patient_embeddings(
+    algorithm: Algorithm, dataset: DomainDataset
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    """Embeddings of samples spread evenly over each patient's, at most two hundred of each, and their patients."""
+    domains = dataset.domains.cpu().numpy()
+    each = max(1, min(SAMPLES_OF_A_PATIENT, MOST_SAMPLES // max(dataset.n_patients, 1)))
+    order = np.argsort(domains, kind="stable")
+    counts = np.bincount(domains, minlength=dataset.n_patients)
+    position = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+    taken = np.minimum(counts, each)[domains[order]]
+    # The n-th sample is taken where n times the share taken passes a whole number.
+    share = taken / counts[domains[order]]
+    chosen = np.sort(order[np.floor((position + 1) * share + 1e-9) > np.floor(position * share + 1e-9)])
+    if algorithm.backbone.crop is not None:
+        # A sequence model reads whole sessions.
+        return _embed(algorithm, dataset)[chosen], domains[chosen]
+    return _embed(algorithm, dataset.select(chosen)), domains[chosen]
+
+
+def distances_so_far(algorithm: Algorithm, dataset: DomainDataset, reference: Reference) -> npt.NDArray[np.float64]:
+    """How far each sample's patient is from the training patients, known from samples up to this one, ``(samples,)``.
+
+    - ``dataset``: With times.
+    """
+    assert dataset.times is not None
+    distances = np.empty(len(dataset))
+    for rows in whole_patients(dataset):
+        part = dataset.select(rows)
+        distances[rows.cpu().numpy()] = reference.distances_so_far(
+            _embed(algorithm, part), part.domains.cpu().numpy(), dataset.times[rows].cpu().numpy()
+        )
+    return distances
+
+
+def _embed(algorithm: Algorithm, dataset: DomainDataset) -> npt.NDArray[np.float32]:
+    """The features v and, where the algorithm has it, the domain factor z beside them, ``(samples, dim)``."""
+    embeddings = embed_dataset(algorithm, dataset)
+    return torch.cat([embeddings[name] for name in ("v", "z") if name in embeddings], dim=1).numpy()
+
+
+def write_calibration(folder: Path, calibration: Calibration) -> None:
+    """Keep a calibration in a run folder."""
+    arrays: dict[str, npt.NDArray[Any]] = {
+        "on_average.thresholds": calibration.on_average.thresholds,
+        "for_most.thresholds": calibration.for_most.thresholds,
+    }
+    if calibration.reference is not None:
+        for name, values in vars(calibration.reference).items():
+            arrays[f"reference.{name}"] = values.astype(np.float32)
+    meta: dict[str, Json] = {
+        "temperature": calibration.temperature,
+        "on_average": {"level": calibration.on_average.level, "share": calibration.on_average.share},
+        "for_most": {"level": calibration.for_most.level, "share": calibration.for_most.share},
+        "limit": calibration.limit if np.isfinite(calibration.limit) else None,
+        "false_alarms": calibration.false_alarms,
+        "patients": calibration.patients,
+    }
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in arrays.items()}
+    write_tensors(folder / CALIBRATION, tensors, meta)
+
+
+def _check_calibration(calibration: Calibration) -> None:
+    """Raise a plain error if a value is one that no validation patients can give."""
+    if not 0 < calibration.temperature < np.inf:
+        raise ValueError(f"the temperature is {calibration.temperature}")
+    for rule in (calibration.on_average, calibration.for_most):
+        if not (0 <= rule.level <= 1 and 0 <= rule.share <= 1):
+            raise ValueError(f"a prediction set promises {rule.level} and {rule.share}")
+        if rule.thresholds.ndim != 1 or np.isnan(rule.thresholds).any():
+            raise ValueError("a threshold of a prediction set is no number")
+    if not calibration.limit >= 0 or not 0 <= calibration.false_alarms <= 1 or calibration.patients < 0:
+        raise ValueError("the limit of novelty is impossible")
+    reference = calibration.reference
+    if reference is not None:
+        dim = len(reference.mean)
+        if reference.mean.shape != (dim,) or reference.axes.shape != (dim, dim) or reference.within.shape != (dim,):
+            raise ValueError("the training patients' reference has impossible shapes")
+        if not all(np.isfinite(values).all() for values in vars(reference).values()) or (reference.within < 0).any():
+            raise ValueError("the training patients' reference has impossible values")
+
+
+def read_calibration(folder: str | Path) -> Calibration | None:
+    """The calibration of a run folder; ``None`` for a run that was made without one."""
+    path = Path(folder) / CALIBRATION
+    if not path.exists():
+        return None
+    tensors, meta = read_tensors(path)
+    arrays = {name: tensor.to(torch.float64).numpy() for name, tensor in tensors.items()}
+    try:
+        rules = {name: SetRule(arrays[f"{name}.thresholds"], **meta[name]) for name in ("on_average", "for_most")}
+        reference = None
+        if "reference.mean" in arrays:
+            reference = Reference(*(arrays[f"reference.{name}"] for name in ("mean", "axes", "within")))
+        limit = np.inf if meta["limit"] is None else float(meta["limit"])
+        calibration = Calibration(
+            float(meta["temperature"]), rules["on_average"], rules["for_most"], reference, limit,
+            float(meta["false_alarms"]), int(meta["patients"]),
+        )  # fmt: skip
+        _check_calibration(calibration)
+        return calibration
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise StorageError(f"{path} does not hold a calibration ({error}): train the run again") from error

@@ -33,8 +33,8 @@ from manydg.errors import ConfigError, StorageError, unknown_name
 from manydg.evaluation.metrics import score
 from manydg.files import ParsedJson
 from manydg.targets import Target
-from manydg.training.checkpoint import read_tensors, write_tensors
 from manydg.training.inference import embed_dataset, predict_probabilities
+from manydg.training.record import read_tensors, write_tensors
 
 PERSONAL = "personal.safetensors"
 LEARNERS = ("effects", "prototypes", "intercept", "fine-tune")

@@ -1,8 +1,9 @@
-"""The record of a run: what ran, on what data, and how it did, as one typed object with one reader and one writer."""
+"""The record of a run: what ran, on what data, and how it did; and the checkpoints beside it."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -10,10 +11,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+from torch.optim import Optimizer
+
 from manydg.config import TrainingConfig
 from manydg.data.info import EventSpec, TargetSpec
 from manydg.errors import ManyDGError, StorageError
-from manydg.files import Json, ParsedJson, file_checksum, read_json, verify_checksum, with_checksum, write_json
+from manydg.files import (
+    Json,
+    JsonObject,
+    ParsedJson,
+    fields_as_json,
+    file_checksum,
+    fingerprint,
+    read_json,
+    verify_checksum,
+    with_checksum,
+    write_atomically,
+    write_json,
+)
 
 Metrics: TypeAlias = Mapping[str, float | None]
 """Values by name; None where a metric is undefined."""
@@ -32,24 +51,26 @@ _FINISHED = {
 }
 
 
+_OPTIONAL = (
+    *("synthetic", "first_use_seconds", "predict_seconds", "context", "processes", "sites", "curve", "members"),
+    *("event", "operating", "experiments"),
+)
+_OF_FINISHED = (
+    *("dataset_hash", "target", "samples", "patients", "selection_rule", "threshold", "threshold_rule", "epoch"),
+    *("epochs", "val", "test", "per_patient", "history", "peak_memory_mb", "parameters", "device"),
+)
+
+
 @dataclass(frozen=True)
 class EpochEntry:
     """One epoch of a training.
 
-    Attributes
-    ----------
-    epoch : int
-        From 1.
-    losses : mapping
-        Mean of each loss term over the epoch's steps.
-    val : mapping
-        Metrics on validation patients; empty without any.
-    seconds : float
-        Of the training steps alone.
-    order : str, optional
-        In what order the samples were read, where it was not a random one over all of them.
-    val_terms : mapping, optional
-        Loss terms that an algorithm has computed on validation patients to be watched.
+    - ``epoch``: From 1.
+    - ``losses``: Mean of each loss term over the epoch's steps.
+    - ``val``: Metrics on validation patients; empty without any.
+    - ``seconds``: Of the training steps alone.
+    - ``order``: In what order the samples were read, where it was not a random one over all of them.
+    - ``val_terms``: Loss terms that an algorithm has computed on validation patients to be watched.
     """
 
     epoch: int
@@ -60,17 +81,7 @@ class EpochEntry:
     val_terms: Metrics | None = None
 
     def to_json(self) -> dict[str, Json]:
-        entry: dict[str, Json] = {
-            "epoch": self.epoch,
-            "losses": self.losses,
-            "val": self.val,
-            "seconds": self.seconds,
-        }
-        if self.order is not None:
-            entry["order"] = self.order
-        if self.val_terms is not None:
-            entry["val_terms"] = self.val_terms
-        return entry
+        return fields_as_json(self, "order", "val_terms")
 
     @staticmethod
     def from_json(value: Any) -> EpochEntry:
@@ -159,49 +170,30 @@ class RunRecord:
     The only thing that studies, tables, statistics and the report read of a run. A run that failed has the status
     ``failed``, an error, and nothing of what only a finished one can have.
 
-    Attributes
-    ----------
-    run : str
-        The run's id.
-    experiment, variant
-        The experiment it was first made for, and what distinguishes it there.
-    synthetic : bool
-        Whether the dataset's patients are known to be made up.
-    config : TrainingConfig
-        With every default filled in, and the backbone, precision and execution that were used.
-    selection_rule, threshold_rule : str
-        How the epoch and the decision threshold were chosen.
-    epoch, epochs : int
-        The epoch whose weights were kept, and how many there were.
-    val, test : mapping
-        Metrics over all samples.
-    per_patient : mapping
-        Pseudonym of each test patient to metrics and the number of ``samples``.
-    seconds, first_use_seconds : float, optional
-        From the labels' check to the last prediction; and, before that, what the process spent on imports and first
-        calls, in the run that happened to be its first.
-    predict_seconds : float, optional
-        To predict a thousand samples with the trained model: without reading files and without making patient context.
-    folder : str
-        The run's folder, relative to the results folder it is part of.
-    context : mapping
-        Which of a patient's other samples are shown to the learner; ``mode`` is ``none``, ``offline`` or ``causal``.
-    processes : int, optional
-        Where several trained together.
-    curve : tuple of CurvePoint
-        Of continual learning.
-    sites : mapping
-        Pseudonym of each test patient to the patient's site, where whole sites were split.
-    members : tuple of MemberEntry
-        Of a model of several learners.
-    event : EventSpec, optional
-        Where samples come before or after an event: ``test`` then has every metric before and after its onset too, as
-        ``auprc_before`` and ``auprc_after``.
-    operating : mapping
-        Of a binary target, on test patients at the threshold: sensitivity, specificity, predictive values and, where
-        there is an event, alarms (:func:`manydg.evaluation.clinical.rates_at_threshold`).
-    experiments : tuple of Use
-        Every use of the run in a results folder; empty outside of one.
+    - ``run``: The run's id.
+    - ``experiment``, ``variant``: The experiment it was first made for, and what distinguishes it there.
+    - ``synthetic``: Whether the dataset's patients are known to be made up.
+    - ``config``: With every default filled in, and the backbone, precision and execution that were used.
+    - ``selection_rule``, ``threshold_rule``: How the epoch and the decision threshold were chosen.
+    - ``epoch``, ``epochs``: The epoch whose weights were kept, and how many there were.
+    - ``val``, ``test``: Metrics over all samples.
+    - ``per_patient``: Pseudonym of each test patient to metrics and the number of ``samples``.
+    - ``seconds``, ``first_use_seconds``: From the labels' check to the last prediction; and, before that, what the
+      process spent on imports and first calls, in the run that happened to be its first.
+    - ``predict_seconds``: To predict a thousand samples with the trained model: without reading files and without
+      making patient context.
+    - ``folder``: The run's folder, relative to the results folder it is part of.
+    - ``context``: Which of a patient's other samples are shown to the learner; ``mode`` is ``none``, ``offline`` or
+      ``causal``.
+    - ``processes``: Where several trained together.
+    - ``curve``: Of continual learning.
+    - ``sites``: Pseudonym of each test patient to the patient's site, where whole sites were split.
+    - ``members``: Of a model of several learners.
+    - ``event``: Where samples come before or after an event: ``test`` then has every metric before and after its onset
+      too, as ``auprc_before`` and ``auprc_after``.
+    - ``operating``: Of a binary target, on test patients at the threshold: sensitivity, specificity, predictive values
+      and, where there is an event, alarms (:func:`manydg.evaluation.clinical.rates_at_threshold`).
+    - ``experiments``: Every use of the run in a results folder; empty outside of one.
     """
 
     schema: int = _SCHEMA
@@ -269,68 +261,8 @@ class RunRecord:
 
     def to_json(self) -> dict[str, Json]:
         """The record as JSON values, in the order of the fields; of a failed run only what it has."""
-        content: dict[str, Json] = {
-            "schema": self.schema,
-            "run": self.run,
-            "experiment": self.experiment,
-            "variant": dict(self.variant),
-            "algorithm": self.algorithm,
-            "seed": self.seed,
-            "dataset": self.dataset,
-        }
-        if self.synthetic:
-            content["synthetic"] = True
-        config = self.config.to_json()
-        if self.ok:
-            content |= self._finished(config)
-        else:
-            content |= {"config": config, "code_version": self.code_version, "seconds": self.seconds}
-        content |= {"status": self.status, "error": self.error, "folder": self.folder}
-        if self.context:
-            content["context"] = self.context
-        if self.first_use_seconds is not None:
-            content["first_use_seconds"] = self.first_use_seconds
-        if self.predict_seconds is not None:
-            content["predict_seconds"] = self.predict_seconds
-        if self.processes is not None:
-            content["processes"] = self.processes
-        if self.curve:
-            content["curve"] = [point.to_json() for point in self.curve]
-        if self.sites:
-            content["sites"] = self.sites
-        if self.members:
-            content["members"] = [member.to_json() for member in self.members]
-        if self.event is not None:
-            content["event"] = self.event.to_json()
-        if self.operating:
-            content["operating"] = self.operating
-        if self.experiments:
-            content["experiments"] = [use.to_json() for use in self.experiments]
-        return content
-
-    def _finished(self, config: Mapping[str, Json]) -> dict[str, Json]:
-        target = self.target
-        return {
-            "dataset_hash": self.dataset_hash,
-            "target": None if target is None else target.to_json(),
-            "samples": self.samples.to_json(),
-            "patients": self.patients.to_json(),
-            "config": config,
-            "code_version": self.code_version,
-            "selection_rule": self.selection_rule,
-            "threshold": self.threshold,
-            "threshold_rule": self.threshold_rule,
-            "epoch": self.epoch,
-            "epochs": self.epochs,
-            "val": self.val,
-            "test": self.test,
-            "per_patient": self.per_patient,
-            "history": [entry.to_json() for entry in self.history],
-            "seconds": self.seconds,
-            "peak_memory_mb": self.peak_memory_mb,
-            "parameters": self.parameters,
-            "device": self.device,
-        }
+        content = fields_as_json(self, *_OPTIONAL)
+        return content if self.ok else {name: value for name, value in content.items() if name not in _OF_FINISHED}
 
     def write(self, path: Path) -> None:
         """Replace a file by the record, with checksums of itself and of the run's files beside it."""
@@ -347,17 +279,9 @@ class RunRecord:
     def from_json(value: Any, source: str | Path = "the record", remedy: str = REMEDY) -> RunRecord:
         """A record from JSON values.
 
-        Parameters
-        ----------
-        value : mapping
-            What :meth:`to_json` gives. What a record of an earlier version lacks has its default.
-        source, remedy
-            Where it comes from and what to do, for the message if it is no record of a run.
-
-        Raises
-        ------
-        StorageError
-            If a key is missing without which there is no record, or a value is of another kind.
+        - ``value``: What :meth:`to_json` gives. What a record of an earlier version lacks has its default.
+        - ``source``, ``remedy``: Where it comes from and what to do, for the message if it is no record of a run.
+        - raises StorageError: If a key is missing without which there is no record, or a value is of another kind.
         """
         given = value if isinstance(value, Mapping) else {}
         needed = _ALWAYS | (_FINISHED if given.get("status") == "ok" else set())
@@ -479,3 +403,81 @@ def _from_values(given: Any) -> RunRecord:
         event=EventSpec.from_json(event) if event else None,
         experiments=tuple(Use.from_json(use) for use in given.get("experiments") or ()),
     )
+
+
+# Checkpoints: tensors and JSON in one safetensors file, replaced in one step. Nothing is ever unpickled.
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: JsonObject) -> None:
+    """Write tensors and JSON values to one file; the old file stays until the new one is whole."""
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    text = json.dumps({"checksum": checksum(plain), "meta_checksum": fingerprint(meta), **meta})
+    try:
+        # Not safetensors' save_file: it writes through a temporary file of its own, which a kill leaves behind.
+        content = save(plain, metadata={"manydg": text})
+    except SafetensorError as error:
+        raise StorageError(f"cannot write {path}: {error}") from error
+    write_atomically(path, content)
+
+
+def read_tensors(
+    path: Path, remedy: str = "delete it and run the same command again"
+) -> tuple[dict[str, Tensor], ParsedJson]:
+    """Read what :func:`write_tensors` wrote; an error ends in the remedy."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            meta = json.loads(file.metadata()["manydg"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if meta.pop("checksum") != checksum(tensors) or meta.pop("meta_checksum") != fingerprint(meta):
+            raise ValueError("its content does not match its checksum")
+        return tensors, meta
+    except FileNotFoundError:
+        raise StorageError(f"{path} is missing: {remedy}") from None
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise StorageError(f"{path} is damaged ({error}): {remedy}") from error
+
+
+def checksum(tensors: Mapping[str, Tensor]) -> str:
+    """A hash of all values, by name; safetensors itself only notices a file of the wrong length."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def pack_optimizer(name: str, optimizer: Optimizer) -> tuple[dict[str, Tensor], JsonObject]:
+    """An optimiser's state as named tensors and JSON values."""
+    state = optimizer.state_dict()
+    entries = {
+        f"{name}/{index}/{key}": value for index, entry in state["state"].items() for key, value in entry.items()
+    }
+    tensors = {path: value for path, value in entries.items() if isinstance(value, Tensor)}
+    scalars = {path: value for path, value in entries.items() if not isinstance(value, Tensor)}
+    return tensors, {"groups": state["param_groups"], "scalars": scalars}
+
+
+def unpack_optimizer(name: str, optimizer: Optimizer, tensors: Mapping[str, Tensor], meta: ParsedJson) -> None:
+    """Put back what :func:`pack_optimizer` took out."""
+    state: dict[int, dict[str, object]] = {}
+    for source in (tensors, meta["scalars"]):
+        for path, value in source.items():
+            owner, _, rest = path.partition("/")
+            if owner == name:
+                index, _, key = rest.partition("/")
+                state.setdefault(int(index), {})[key] = value
+    optimizer.load_state_dict({"state": state, "param_groups": meta["groups"]})
+    for weight, entry in optimizer.state.items():
+        # A fused update needs the memory layout of the weights; files hold every tensor in its plain layout.
+        entry.update({key: _laid_out_as(value, weight) for key, value in entry.items() if isinstance(value, Tensor)})
+
+
+def _laid_out_as(tensor: Tensor, weight: Tensor) -> Tensor:
+    if tensor.shape != weight.shape or tensor.stride() == weight.stride():
+        return tensor
+    return torch.empty_like(weight, dtype=tensor.dtype).copy_(tensor)
+
+
+def same_device(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """The tensors on a device."""
+    return {name: tensor.to(device) for name, tensor in tensors.items()}

@@ -29,8 +29,8 @@ from manydg.backbones import BACKBONES, SingleInput
 from manydg.backbones._sequences import SequenceBackbone
 from manydg.code_version import code_version
 from manydg.config import UNITS, DecisionRule, TrainingConfig, duration, pick_device
+from manydg.data.columns import ArrayLike, Frame
 from manydg.data.dataset import DomainDataset, InputSchema, from_arrays, unlabelled
-from manydg.data.encoding import ArrayLike, Frame
 from manydg.data.info import EventSpec, TargetSpec
 from manydg.data.splits import (
     Split,
@@ -47,15 +47,23 @@ from manydg.data.storage import refuse_dataset_folder
 from manydg.data.timeline import ContextOptions, SequenceOptions, Timeline
 from manydg.errors import ConfigError, DataError, ManyDGError, StorageError
 from manydg.evaluation.clinical import rates_at_threshold, threshold_for
-from manydg.evaluation.metrics import choose_threshold, score, score_patients
-from manydg.evaluation.predictions import Predictions, Timing, write_predictions
+from manydg.evaluation.metrics import Predictions, Timing, choose_threshold, score, score_patients, write_predictions
 from manydg.files import Json, JsonObject, ParsedJson, fingerprint, read_json, remove_partial_files, write_json
 from manydg.machine import peak_memory
 from manydg.targets import target_of
-from manydg.training.checkpoint import read_tensors, write_tensors
 from manydg.training.execution.distributed import by_leader, current_team
 from manydg.training.fit import CHECKPOINT, MEMBERS, Fitted, Reporter, Silent, fit, rebuild, trust_named
-from manydg.training.inference import CAUSAL, as_trained, predict_probabilities, refuse_infinite, with_context
+from manydg.training.inference import (
+    CAUSAL,
+    Calibration,
+    as_trained,
+    fit_calibration,
+    predict_probabilities,
+    read_calibration,
+    refuse_infinite,
+    with_context,
+    write_calibration,
+)
 from manydg.training.personal import (
     PERSONAL,
     Population,
@@ -66,8 +74,7 @@ from manydg.training.personal import (
     read_population,
     write_population,
 )
-from manydg.training.record import Counts, RunRecord, check_files
-from manydg.training.reliability import Calibration, fit_calibration, read_calibration, write_calibration
+from manydg.training.record import Counts, RunRecord, check_files, read_tensors, write_tensors
 
 RECORD, MODEL, PREDICTIONS, SPLIT, IDENTITY = (
     "run.json",
@@ -372,10 +379,7 @@ def warm_up(device: torch.device) -> float | None:
 
     A run's own seconds begin after it, so that the first run of a study is not charged for the others.
 
-    Returns
-    -------
-    float or None
-        The seconds it took; None where this process trained on the device before.
+    - returns: The seconds it took; None where this process trained on the device before.
     """
     if device in _warmed_up or current_team() is not None:
         return None

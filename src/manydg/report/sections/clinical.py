@@ -9,7 +9,7 @@ import numpy as np
 
 from manydg.evaluation import clinical
 from manydg.evaluation.clinical import RATE_NAMES, CurvePoint, GroupResult
-from manydg.evaluation.predictions import Predictions
+from manydg.evaluation.metrics import Predictions
 from manydg.evaluation.statistics import Interval, PatientResampling, mean_over_runs
 from manydg.report import charts
 from manydg.report.charts import Series

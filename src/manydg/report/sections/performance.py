@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from manydg.evaluation import trust as calibration
-from manydg.evaluation.metrics import confusion_matrices
-from manydg.evaluation.predictions import Predictions, decide
+from manydg.evaluation.metrics import Predictions, confusion_matrices, decide
 from manydg.report import charts
 from manydg.report.charts import Series
 from manydg.report.plot_style import Panel

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from manydg.registry import NamedRegistry
-from manydg.studies.experiment import Experiment
+from manydg.studies.study import Experiment
 
 __all__ = ["EXPERIMENTS", "Experiment"]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,15 +22,13 @@ from manydg.algorithms import Algorithm
 from manydg.algorithms.erasure import patient_directions
 from manydg.data.dataset import DomainDataset
 from manydg.data.splits import Split, load_split
-from manydg.evaluation.metrics import score
-from manydg.evaluation.predictions import Predictions
+from manydg.evaluation.metrics import Predictions, score
 from manydg.evaluation.probes import Identification, identify_samples, identify_sessions
 from manydg.evaluation.statistics import Interval, patient_difference
-from manydg.files import JsonObject
+from manydg.files import JsonObject, fields_as_json
 from manydg.studies.catalogue.embeddings import sessions_apart, sessions_or_halves
-from manydg.studies.experiment import Experiment, Record, Request, mean_and_sd
 from manydg.studies.figure_data import Cell, CellTable, FigureData
-from manydg.studies.study import PlannedRun, grid
+from manydg.studies.study import Experiment, PlannedRun, Record, Request, grid, mean_and_sd
 from manydg.training.inference import device_of, embed_dataset, predict_probabilities
 from manydg.training.run import SPLIT, Run, open_run
 
@@ -45,14 +43,10 @@ SPACES = {"v": "features v", "z": "domain factor z", "logits": "logits"}
 class Identified:
     """How well one of the model's spaces identifies the patients of one side.
 
-    Attributes
-    ----------
-    side : {"train", "unseen"}
-    space : {"v", "z", "logits"}
-    sessions : Identification
-        By the nearest other session.
-    samples : Identification
-        By a linear model that learnt another session.
+    - ``side`` {"train", "unseen"}
+    - ``space`` {"v", "z", "logits"}
+    - ``sessions``: By the nearest other session.
+    - ``samples``: By a linear model that learnt another session.
     """
 
     side: str
@@ -65,15 +59,9 @@ class Identified:
 class Erased:
     """What becomes of the test score when directions in which training patients differ are erased from v.
 
-    Attributes
-    ----------
-    directions : int
-    change : Interval
-        Of the score, with a 95% interval over test patients.
-    change_exchanged : float
-        The same with as many directions of patients whose samples were exchanged at random.
-    samples : Identification
-        What v still tells of unseen patients.
+    - ``change``: Of the score, with a 95% interval over test patients.
+    - ``change_exchanged``: The same with as many directions of patients whose samples were exchanged at random.
+    - ``samples``: What v still tells of unseen patients.
     """
 
     directions: int
@@ -86,16 +74,9 @@ class Erased:
 class Audit:
     """What a run's model knows of who its patients are.
 
-    Attributes
-    ----------
-    run, algorithm, metric : str
-    score : float
-        The test patients' metric as the model is.
-    identified : list of Identified
-    erased : list of Erased
-        Empty for a model whose predictions do not come from a backbone's features.
-    words : list of str
-        The same in sentences.
+    - ``score``: The test patients' metric as the model is.
+    - ``erased``: Empty for a model whose predictions do not come from a backbone's features.
+    - ``words``: The same in sentences.
     """
 
     run: str
@@ -107,19 +88,14 @@ class Audit:
     words: list[str]
 
     def to_json(self) -> JsonObject:
-        return cast("JsonObject", _without_nan(asdict(self)))
+        return fields_as_json(self)
 
 
 def audit_run(run: Run, dataset: DomainDataset, split: Split) -> Audit:
     """Audit a run on the dataset it was trained on; nothing is chosen by it.
 
-    Parameters
-    ----------
-    run : Run
-    dataset : DomainDataset
-        As it was given to the training, without context.
-    split : Split
-        Who trained, validated and tested; both of the latter are unseen.
+    - ``dataset``: As it was given to the training, without context.
+    - ``split``: Who trained, validated and tested; both of the latter are unseen.
     """
     unseen = np.sort(np.concatenate([split.val, split.test]))
     sides = {"train": dataset.select(np.asarray(split.train)), "unseen": dataset.select(unseen)}
@@ -318,15 +294,6 @@ def _erasure_in_words(erased: Sequence[Erased], metric: str, before: float) -> l
     else:
         sentences.append("So the score does not depend on them beyond chance.")
     return sentences
-
-
-def _without_nan(value: Any) -> Any:
-    """JSON values; what is undefined is null."""
-    if isinstance(value, dict):
-        return {name: _without_nan(part) for name, part in value.items()}
-    if isinstance(value, list):
-        return [_without_nan(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class IdentityAudit(Experiment):

@@ -16,9 +16,8 @@ from manydg.data.splits import load_split
 from manydg.data.timeline import DEFAULT_PARTS, Timeline
 from manydg.errors import DataError
 from manydg.evaluation.metrics import score
-from manydg.studies.experiment import Experiment, Record, Request, Series, curve
 from manydg.studies.figure_data import FigureData
-from manydg.studies.study import PlannedRun
+from manydg.studies.study import Experiment, PlannedRun, Record, Request, Series, curve
 from manydg.training.record import RunRecord
 from manydg.training.run import Run, open_run
 
@@ -124,11 +123,8 @@ def fitting_counts(part: DomainDataset, counts: Sequence[int] = COUNTS) -> list[
 class TimeBins:
     """Stretches of time since the start, with about equally many samples of a dataset in each.
 
-    Attributes
-    ----------
-    borders : array ``(bins - 1,)``
-        A time at a border is in the earlier bin.
-    medians : array ``(bins,)``
+    - ``borders`` ``(bins - 1,)``: A time at a border is in the earlier bin.
+    - ``medians`` ``(bins,)``
     """
 
     borders: npt.NDArray[np.float64]
@@ -146,11 +142,8 @@ class TimeBins:
 def scores_by_elapsed(run: Run, part: DomainDataset, bins: TimeBins) -> dict[float, Scores]:
     """Test metrics of samples by the time since their session began.
 
-    Returns
-    -------
-    dict of float to dict
-        By the median time of the bin, which is that of the dataset that the bins were made of: so that runs with
-        different test patients have the same places.
+    - returns: By the median time of the bin, which is that of the dataset that the bins were made of: so that runs with
+      different test patients have the same places.
     """
     probabilities = run.predict_proba(part)
     which = np.searchsorted(bins.borders, elapsed(part), side="left")

@@ -28,7 +28,6 @@ from manydg.evaluation.probes import (
     patient_retrieval,
     weight_cosines,
 )
-from manydg.studies.experiment import Experiment, Record, Request, mean_and_sd
 from manydg.studies.figure_data import (
     Cell,
     CellTable,
@@ -42,7 +41,7 @@ from manydg.studies.figure_data import (
     SimilarityRow,
     SplitNorms,
 )
-from manydg.studies.study import PlannedRun, grid
+from manydg.studies.study import Experiment, PlannedRun, Record, Request, grid, mean_and_sd
 from manydg.targets import target_of
 from manydg.training.inference import embed_dataset
 from manydg.training.record import RunRecord
@@ -57,14 +56,9 @@ ALL: Mapping[str, npt.NDArray[np.bool_] | None] = MappingProxyType({"all": None}
 class Embedded:
     """Embeddings of one side of one run.
 
-    Attributes
-    ----------
-    embeddings : dict of str to array ``(samples, dim)``
-        ``v``, ``z``, ``parallel`` and ``orthogonal`` for ManyDG.
-    patients : array ``(samples,)``
-        Index into ``pseudonyms``.
-    labels : array
-        Class codes ``(samples,)`` or label indicators ``(samples, K)``.
+    - ``embeddings`` ``(samples, dim)``: ``v``, ``z``, ``parallel`` and ``orthogonal`` for ManyDG.
+    - ``patients`` ``(samples,)``: Index into ``pseudonyms``.
+    - ``labels``: Class codes ``(samples,)`` or label indicators ``(samples, K)``.
     """
 
     seed: int
@@ -122,15 +116,8 @@ def retrieval_rates(
     Every session is shown to the run as if it were a patient of its own: context made of both nights of a person
     would tell each night about the other.
 
-    Parameters
-    ----------
-    sides : mapping of str to array or None
-        Which samples' sessions ask, ``(samples,)`` of bool; ``None`` for all. All sessions of ``data`` answer.
-
-    Returns
-    -------
-    dict
-        The inputs themselves, where they are measurements, count as an embedding.
+    - ``sides``: Which samples' sessions ask, ``(samples,)`` of bool; ``None`` for all. All sessions of ``data`` answer.
+    - returns: The inputs themselves, where they are measurements, count as an embedding.
     """
     who, sessions = data.domains.cpu().numpy(), sessions_or_halves(data)
     embeddings = embed_dataset(run.algorithm, run.prepare(sessions_apart(data, sessions)))

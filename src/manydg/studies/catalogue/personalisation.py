@@ -17,12 +17,10 @@ import torch
 
 from manydg.data.dataset import DomainDataset
 from manydg.data.splits import load_split
-from manydg.evaluation.metrics import score
-from manydg.evaluation.predictions import Predictions
+from manydg.evaluation.metrics import Predictions, score
 from manydg.evaluation.statistics import Interval, patient_difference
-from manydg.studies.experiment import Experiment, Record, Request, mean_and_sd
 from manydg.studies.figure_data import Axis, Cell, CellTable, Curve, FigureData, Line, XAxis
-from manydg.studies.study import PlannedRun, grid
+from manydg.studies.study import Experiment, PlannedRun, Record, Request, grid, mean_and_sd
 from manydg.targets import target_of
 from manydg.training.inference import CAUSAL
 from manydg.training.personal import KINDS, LEARNERS, UNLABELLED, Outputs, needed, outputs_of, personal_logits

@@ -13,7 +13,7 @@ from manydg.data.dataset import DomainDataset
 from manydg.data.info import CLASSES
 from manydg.data.splits import load_split
 from manydg.errors import StorageError
-from manydg.evaluation.predictions import Predictions, read_predictions
+from manydg.evaluation.metrics import Predictions, read_predictions
 from manydg.evaluation.trust import (
     Reliability,
     SetRule,
@@ -24,11 +24,10 @@ from manydg.evaluation.trust import (
     reliability,
     scale_temperature,
 )
-from manydg.studies.experiment import Experiment, Record, Request, Series, curve, mean_and_sd
 from manydg.studies.figure_data import CellTable, FigureData
-from manydg.studies.study import PlannedRun, grid
+from manydg.studies.study import Experiment, PlannedRun, Record, Request, Series, curve, grid, mean_and_sd
+from manydg.training.inference import CALIBRATION, Calibration, patient_embeddings, read_calibration
 from manydg.training.record import RunRecord
-from manydg.training.reliability import CALIBRATION, Calibration, patient_embeddings, read_calibration
 from manydg.training.run import Run, open_run
 
 FloatArray = npt.NDArray[np.float64]
@@ -38,23 +37,16 @@ FloatArray = npt.NDArray[np.float64]
 class KeptPromises:
     """A run's calibration, and what became of it on test patients.
 
-    Attributes
-    ----------
-    before, after : Reliability
-        Of the probabilities as they are, and after temperature scaling.
-    brier : tuple of float
-        Brier score before and after.
-    patient_error, patient_brier : array ``(patients,)``
-        Calibration error and Brier score within each patient, after.
-    coverage, size : array ``(patients,)``
-        Share of each patient's samples whose set holds the truth, and mean size of the sets; the rule on average.
-    most_coverage, most_size : array ``(patients,)``
-        The same for the rule that is to hold for most patients.
-    worst_class : float
-        The same rule on average: lowest mean coverage of a class, over the patients who have it; for multi-label, of
-        the label with the lowest mean coverage over patients.
-    unlike : array ``(patients,)`` of bool
-        Which are called unlike the training patients.
+    - ``before``, ``after``: Of the probabilities as they are, and after temperature scaling.
+    - ``brier``: Brier score before and after.
+    - ``patient_error``, ``patient_brier`` ``(patients,)``: Calibration error and Brier score within each patient,
+      after.
+    - ``coverage``, ``size`` ``(patients,)``: Share of each patient's samples whose set holds the truth, and mean size
+      of the sets; the rule on average.
+    - ``most_coverage``, ``most_size`` ``(patients,)``: The same for the rule that is to hold for most patients.
+    - ``worst_class``: The same rule on average: lowest mean coverage of a class, over the patients who have it; for
+      multi-label, of the label with the lowest mean coverage over patients.
+    - ``unlike`` ``(patients,)``: Which are called unlike the training patients.
     """
 
     calibration: Calibration
