@@ -6,7 +6,7 @@ COPY src src
 # PyTorch's CPU build first, at the pinned version: the default one brings gigabytes for GPUs.
 RUN python -m venv /opt/manydg \
     && /opt/manydg/bin/pip install --no-cache-dir "$(grep '^torch==' constraints.txt)" --index-url https://download.pytorch.org/whl/cpu \
-    && /opt/manydg/bin/pip install --no-cache-dir --constraint constraints.txt ".[onnx,boosting]"
+    && /opt/manydg/bin/pip install --no-cache-dir --constraint constraints.txt ".[onnx,boosting,serve]"
 
 FROM python:3.12-slim
 # LightGBM and scikit-learn compute with OpenMP.

@@ -1,4 +1,6 @@
-"""Join hourly kidney-injury data of the eICU demo into one table that ``manydg prepare table`` reads.
+"""Kidney table: hourly intensive-care data joined into one table
+
+For ``manydg prepare table``, from the eICU demo and the YAIB project's hours:
 
     python examples/kidney_table.py HOURLY_FOLDER EICU_FOLDER kidney.parquet
 

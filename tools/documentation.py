@@ -292,9 +292,13 @@ def _backbone(name: str) -> str:
     return text + _table(["option", "default"], rows, "It has no options.")
 
 
+FIRST_EXAMPLES = ("edf_to_hypnogram", "few_labels", "table_to_report")
+
+
 def gallery() -> str:
-    """Every example: what it shows and its code."""
-    return "\n".join(_example(path) for path in sorted((ROOT / "examples").glob("*.py")))
+    """Every example: what it shows and its code; what most readers want comes first."""
+    paths = sorted((ROOT / "examples").glob("*.py"), key=lambda path: (path.stem not in FIRST_EXAMPLES, path.stem))
+    return "\n".join(map(_example, paths))
 
 
 def _example(path: Path) -> str:

@@ -82,7 +82,7 @@ def server(tmp_path: Path) -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     store = ["--backend-store-uri", f"sqlite:///{tmp_path / 'mlflow.db'}", "--default-artifact-root", str(tmp_path)]
-    command = [program, "server", "--host", "127.0.0.1", "--port", str(port), *store]
+    command = [program, "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1", *store]
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     process = subprocess.Popen(command, cwd=tmp_path, env=clean, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     uri = f"http://127.0.0.1:{port}"

@@ -30,6 +30,11 @@ def test_the_conda_recipe_needs_what_the_package_needs() -> None:
     assert set(recipe["requirements"]["run"]) == {f"python {PROJECT['requires-python']}", *needed}
 
 
+def test_every_extra_is_explained_once() -> None:
+    page = (ROOT / "docs/howto/install.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^\| `manydg\[(\w+)\]` \|", page, flags=re.M)) == sorted(PROJECT["optional-dependencies"])
+
+
 def test_the_image_runs_as_a_user_without_rights_and_shows_the_help() -> None:
     final = IMAGE.rpartition("FROM ")[2]
     assert re.findall(r"^USER (.*)$", final, flags=re.M) == ["manydg"]
