@@ -20,7 +20,7 @@ from manydg.errors import ConfigError, ManyDGWarning
 from manydg.estimator import ManyDGClassifier
 from manydg.training import fit as fitting
 from manydg.training.export import export_run
-from manydg.training.inference import embed_dataset, read_calibration
+from manydg.training.inference import embed_dataset, read_calibration, with_context
 from manydg.training.run import Run, open_run, train
 
 SMALL = {"crop": 10, "width": 8, "layers": 1}
@@ -257,8 +257,8 @@ def test_through_the_command_a_later_row_changes_no_earlier_prediction(commands:
     assert moved[is_late].all()
 
 
-@pytest.mark.parametrize(("short", "warned"), [(6, True), (16, False)])
-def test_sessions_whose_length_tells_the_class_are_warned_of(short: int, warned: bool) -> None:
+def sessions_of(short: int) -> DomainDataset:
+    """Twelve patients, each with a session of 14 to 18 samples of one class and one of ``short`` of the other."""
     rng, rows = np.random.default_rng(0), []
     for patient in range(12):
         for label in (0, 1):
@@ -266,8 +266,22 @@ def test_sessions_whose_length_tells_the_class_are_warned_of(short: int, warned:
             rows += [(patient, label, 1000 * label + second) for second in range(length)]
     who, labels, times = np.array(rows).T
     settings: Any = {"settings": {"session_gap": 100.0}}
-    data = from_arrays(rng.normal(size=(len(who), 2)), labels, who, times=times.astype(float), info=settings)
+    return from_arrays(rng.normal(size=(len(who), 2)), labels, who, times=times.astype(float), info=settings)
+
+
+@pytest.mark.parametrize(("short", "warned"), [(6, True), (16, False)])
+def test_sessions_whose_length_tells_the_class_are_warned_of(short: int, warned: bool) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ManyDGWarning)
-        train(data, CONFIG.replace(epochs=1), device="cpu")
+        train(sessions_of(short), CONFIG.replace(epochs=1), device="cpu")
     assert any("by counting" in str(warning.message) for warning in caught) == warned
+
+
+@pytest.mark.parametrize(("short", "left_out"), [(6, True), (16, False)])
+def test_best_reads_no_sessions_whose_length_tells_the_class(short: int, left_out: bool) -> None:
+    best = CONFIG.replace(algorithm="best", sequence="none", sequence_options={})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ManyDGWarning)
+        data = with_context(sessions_of(short), best, torch.device("cpu"))
+    assert ("sequence" in data.info.settings) != left_out
+    assert any("best leaves sequence models out" in str(warning.message) for warning in caught) == left_out

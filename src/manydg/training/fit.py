@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -45,7 +45,7 @@ from manydg.training.execution.batches import crops_of
 from manydg.training.execution.distributed import by_leader, check_divisible, current_team
 from manydg.training.execution.memory import EpochOrder, EpochOrders, place, refusing_what_does_not_fit
 from manydg.training.execution.steps import Terms, read_terms
-from manydg.training.inference import device_of, predict_logits, predict_probabilities
+from manydg.training.inference import device_of, lengths_tell, predict_logits, predict_probabilities
 from manydg.training.record import (
     EpochEntry,
     MemberEntry,
@@ -63,7 +63,6 @@ MEMBERS = "members"
 _STEPS_BETWEEN_CHECKS = 200
 _BATCHES_WATCHED = 16
 _SAMPLES_AT_START = 256
-_SESSIONS_TO_JUDGE, _TELLING = 5, 0.45
 _MOST_BUFFER_BYTES = 1 << 28
 
 
@@ -141,7 +140,8 @@ def fit(
     target = target_of(train.target, config.loss)
     check_training_labels(target, train)
     target.fit(train.targets)
-    warn_of_telling_lengths(target, train)
+    if told := lengths_tell(target, train):
+        warnings.warn(f"{told}. Cut recordings into sessions of one length before you prepare them", ManyDGWarning, 2)
     metric = selection_metric(config, target)
     untrained = copy.deepcopy(backbone)
     algorithm = _build(config, target, train, backbone)
@@ -432,32 +432,6 @@ def validation_metrics(
             "ratios=(0.6, 0.2, 0.2) (--set training.ratios=[0.6,0.2,0.2])"
         )
     return metrics
-
-
-def warn_of_telling_lengths(target: Target, train: DomainDataset) -> None:
-    """Warn where the length of a training session tells its class: a model that reads sessions could simply count."""
-    if ORDER not in train.columns or not target.exclusive:
-        return
-    order = cast("Tensor", train.column(ORDER)).cpu().numpy()
-    rows = np.argsort(order)
-    session = np.cumsum(np.diff(order[rows], prepend=-1) != 1) - 1
-    classes = np.zeros((session[-1] + 1, target.size))
-    np.add.at(classes, (session, target.truth(train.targets).cpu().numpy()[rows]), 1)
-    lengths, commonest = classes.sum(axis=1), classes.argmax(axis=1)
-    for code, name in enumerate(target.spec.names):
-        own, others = np.sort(lengths[commonest == code]), np.sort(lengths[commonest != code])
-        if min(len(own), len(others)) < _SESSIONS_TO_JUDGE:
-            continue
-        below = (np.searchsorted(others, own) + np.searchsorted(others, own, side="right")) / 2
-        if abs(float(below.mean()) / len(others) - 0.5) > _TELLING:
-            warnings.warn(
-                f"training sessions of mostly '{name}' have {np.median(own):g} samples, others {np.median(others):g} "
-                "(medians): a sequence model can tell the class by counting, which is worth nothing on sessions of "
-                "other lengths. Cut recordings into sessions of one length before you prepare them",
-                ManyDGWarning,
-                stacklevel=2,
-            )
-            return
 
 
 class TrainingLoop:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,7 @@ from manydg.data.context import (
 )
 from manydg.data.dataset import Batch, DomainDataset, InputSchema
 from manydg.data.timeline import ORDER, ContextOptions, SequenceOptions
-from manydg.errors import ConfigError, DataError, StorageError
+from manydg.errors import ConfigError, DataError, ManyDGWarning, StorageError
 from manydg.evaluation.metrics import Predictions
 from manydg.evaluation.trust import (
     Reference,
@@ -42,13 +43,14 @@ from manydg.evaluation.trust import (
     novelty_threshold,
 )
 from manydg.files import Json
-from manydg.targets import Target
+from manydg.targets import Target, target_of
 from manydg.training.execution.distributed import current_team, predict_together
 from manydg.training.record import read_tensors, write_tensors
 
 MAX_ROWS = 4096
 _FEWEST_IN_ORDER = 5
 """Samples of a patient, on average, from which on reading them in order makes sense."""
+_SESSIONS_TO_JUDGE, _TELLING = 5, 0.45
 _MAX_VALUES = {"cpu": 1 << 20, "cuda": 1 << 24}
 
 
@@ -282,11 +284,41 @@ def with_context(
       samples are estimated where the configuration does not give them; by default all rows.
     - ``backbone``: The network whose spectrograms the context of signals is made of; by default the configuration's.
     """
-    config = settled(config, dataset)
-    sequence, data = sequence_options(config), _with_columns(dataset, config, device, backbone, training)
+    chosen = settled(config, dataset)
+    sequence, data = sequence_options(chosen), _with_columns(dataset, chosen, device, backbone, training)
     if sequence is None:
         return data
-    return add_order(data, sequence, None if training is None else torch.from_numpy(training))
+    ordered = add_order(data, sequence, None if training is None else torch.from_numpy(training))
+    if config.sequence != NO_SEQUENCE:
+        return ordered
+    told = lengths_tell(target_of(dataset.target), ordered if training is None else ordered.select(training))
+    if told:
+        warnings.warn(f"{told}. best leaves sequence models out", ManyDGWarning, stacklevel=2)
+    return data if told else ordered
+
+
+def lengths_tell(target: Target, train: DomainDataset) -> str | None:
+    """Say so where the length of a training session tells its class: a model that reads sessions could simply count."""
+    if ORDER not in train.columns or not target.exclusive:
+        return None
+    order = cast("Tensor", train.column(ORDER)).cpu().numpy()
+    rows = np.argsort(order)
+    session = np.cumsum(np.diff(order[rows], prepend=-1) != 1) - 1
+    classes = np.zeros((session[-1] + 1, target.size))
+    np.add.at(classes, (session, target.truth(train.targets).cpu().numpy()[rows]), 1)
+    lengths, commonest = classes.sum(axis=1), classes.argmax(axis=1)
+    for code, name in enumerate(target.spec.names):
+        own, others = np.sort(lengths[commonest == code]), np.sort(lengths[commonest != code])
+        if min(len(own), len(others)) < _SESSIONS_TO_JUDGE:
+            continue
+        below = (np.searchsorted(others, own) + np.searchsorted(others, own, side="right")) / 2
+        if abs(float(below.mean()) / len(others) - 0.5) > _TELLING:
+            return (
+                f"training sessions of mostly '{name}' have {np.median(own):g} samples, others {np.median(others):g} "
+                "(medians): a sequence model can tell the class by counting, which is worth nothing on sessions of "
+                "other lengths"
+            )
+    return None
 
 
 def _with_columns(
