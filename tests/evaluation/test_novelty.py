@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from sklearn.covariance import ledoit_wolf
 
 from manydg.errors import DataError
-from manydg.evaluation.trust import fit_reference, novelty_threshold
+from manydg.evaluation.trust import fit_reference, novelty_threshold, shrunk_covariance
 
 DIM = 6
 
@@ -104,3 +105,12 @@ def test_the_distance_so_far_is_that_of_the_sample_and_strictly_earlier_ones() -
         known[row] = True
         _, alone = reference.distances(values[known], np.zeros(int(known.sum()), int))
         assert found[row] == pytest.approx(alone[0])
+
+
+@pytest.mark.parametrize(("rows", "dim"), [(2, 3), (9, 1), (30, 64), (300, 17)])
+def test_the_shrunk_covariance_is_scikit_learns_to_the_bit(rows: int, dim: int) -> None:
+    rng = np.random.default_rng(rows)
+    for values in (rng.normal(size=(rows, dim)) @ rng.normal(size=(dim, dim)), np.zeros((rows, dim))):
+        centred = values - values.mean(axis=0)
+        expected, _ = ledoit_wolf(centred, assume_centered=True)
+        np.testing.assert_array_equal(shrunk_covariance(centred), expected)

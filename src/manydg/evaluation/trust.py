@@ -259,8 +259,6 @@ def fit_reference(embeddings: Array, patients: Array) -> Reference:
     - ``embeddings`` ``(samples, dim)``
     - ``patients`` ``(samples,)``: Two patients at least.
     """
-    from sklearn.covariance import ledoit_wolf
-
     values = np.asarray(embeddings, float)
     codes, means, _, groups = _patient_means(values, patients)
     if len(codes) < 2:
@@ -269,13 +267,36 @@ def fit_reference(embeddings: Array, patients: Array) -> Reference:
     # Shrinkage is towards equal variances, so dimensions are scaled to one unit first; a constant one is left out.
     scale = np.divide(1.0, spread, out=np.zeros_like(spread), where=spread > _SMALLEST * (1 + np.abs(values).max()))
     centre = means.mean(axis=0)
-    between, _ = ledoit_wolf((means - centre) * scale, assume_centered=True)
+    between = shrunk_covariance((means - centre) * scale)
     residuals = (values - means[groups]) * scale
     within = residuals.T @ residuals / max(len(values) - len(codes), 1)
     variances, directions = np.linalg.eigh(between)
     whiten = directions / np.sqrt(np.maximum(variances, max(float(variances[-1]), _SMALLEST) * _SMALLEST))
     ratios, rotation = np.linalg.eigh(whiten.T @ within @ whiten)
     return Reference(centre, scale[:, None] * (whiten @ rotation), np.maximum(ratios, 0.0))
+
+
+def shrunk_covariance(centred: FloatArray) -> FloatArray:
+    """Ledoit and Wolf's covariance ``(dim, dim)`` of centred rows ``(n, dim)``: shrunk towards equal variances.
+
+    To the bit what ``sklearn.covariance.ledoit_wolf`` gives up to 1,000 dimensions. Importing that takes
+    longer than many a training.
+    """
+    n, dim = centred.shape
+    squares = centred**2
+    if dim == 1:
+        return np.atleast_2d(squares.mean())
+    covariance = np.asarray(np.dot(centred.T, centred) / n, float)
+    variances = np.sum(squares, axis=0) / n
+    mean = np.sum(variances) / dim
+    product = np.sum(np.dot(centred.T, centred) ** 2) / n**2
+    noise = 1.0 / (dim * n) * (np.sum(np.dot(squares.T, squares)) / n - product)
+    spread = (product - 2.0 * mean * variances.sum() + dim * mean**2) / dim
+    noise = min(noise, spread)
+    shrinkage = 0.0 if noise == 0 else noise / spread
+    shrunk: FloatArray = (1.0 - shrinkage) * covariance
+    shrunk.flat[:: dim + 1] += shrinkage * (np.trace(covariance) / dim)
+    return shrunk
 
 
 def novelty_threshold(distances: Array, false_alarms: float = FALSE_ALARMS) -> tuple[float, float]:
