@@ -168,7 +168,7 @@ class TrainingConfig:
         ``none``, or the network behind the backbone that reads a patient's samples in the order of time:
         ``gru``, ``transformer`` or ``conv``.
     sequence_options : dict
-        Options of :class:`manydg.data.sampling.SequenceOptions`.
+        Options of :class:`manydg.data.timeline.SequenceOptions`.
     precision : {"auto", "float32", "tf32", "bf16"}
         Arithmetic of the training steps; ``auto`` is float32 on a CPU and what is fastest for the backbone on a GPU.
     execution : {"auto", "plain", "captured", "compiled", "deterministic"}

@@ -62,6 +62,9 @@ MOST_REPEATS = 10
 _INFO = "estimator"
 """Key of a run's info under which the estimator's own fields are."""
 _VALUE_RULE = "the predicted value itself"
+_PARAMETERS = ("algorithm", "epochs", "lr", "weight_decay", "selection", "loss", "context", "sequence")
+_TABLES = ("settings", "backbone_options", "sequence_options")
+"""Parameters that are a run's options of the same name: values, and mappings."""
 
 
 class EstimatorError(DataError, ConfigError, ValueError):
@@ -311,22 +314,10 @@ class PatientEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         return min(256, max(32, samples // 8)) if self.batch_size == "auto" else self.batch_size  # type: ignore[return-value]
 
     def _config(self, seed: int) -> TrainingConfig:
-        return TrainingConfig(
-            algorithm=self.algorithm,
-            settings=dict(self.settings or {}),
-            backbone=self.backbone if isinstance(self.backbone, str) else "auto",
-            backbone_options=dict(self.backbone_options or {}),
-            epochs=self.epochs,
-            batch_size=self._batch_size(0),
-            lr=self.lr,
-            weight_decay=self.weight_decay,
-            seed=seed,
-            selection=self.selection,
-            loss=self.loss,
-            context=self.context,
-            sequence=self.sequence,
-            sequence_options=dict(self.sequence_options or {}),
-        )
+        shared = {name: getattr(self, name) for name in _PARAMETERS}
+        tables: dict[str, Any] = {name: dict(getattr(self, name) or {}) for name in _TABLES}
+        backbone = self.backbone if isinstance(self.backbone, str) else "auto"
+        return TrainingConfig(**shared, **tables, backbone=backbone, batch_size=self._batch_size(0), seed=seed)
 
     def _train(self, data: DomainDataset, seed: int, weights: Array | None = None) -> Run:
         """Train on all patients but those held back to choose the epoch."""
@@ -432,7 +423,7 @@ class ManyDGClassifier(ClassifierMixin, PatientEstimator):  # type: ignore[misc]
     sequence : {"none", "gru", "transformer", "conv"}
         The network behind the backbone that reads each patient's samples in the order of ``times``.
     sequence_options : dict, optional
-        Options of :class:`manydg.data.sampling.SequenceOptions`; ``{"direction": "causal"}`` reads up to each sample.
+        Options of :class:`manydg.data.timeline.SequenceOptions`; ``{"direction": "causal"}`` reads up to each sample.
     class_weight : dict, "balanced" or None
         Weights of the classes, as everywhere in scikit-learn; they multiply ``sample_weight``.
     n_jobs : int, optional
@@ -680,21 +671,9 @@ class ManyDGRegressor(RegressorMixin, PatientEstimator):  # type: ignore[misc]
 
         Parameters
         ----------
-        X : array or DataFrame ``(samples, features)``
-            NaN is a value that is missing. More dimensions are possible with a backbone of your own. Columns of a
-            pandas or polars frame that are text or categories are categorical features; levels that no two patients
-            have, and levels that are new at prediction, count as unseen. Dates, times and durations become numbers.
         y : array ``(samples,)`` of numbers
-        groups : array ``(samples,)``, optional
-            Whose sample each one is.
-        times : array ``(samples,)``, optional
-            When each sample was taken, on its patient's own clock; patient context and sequences make use of it.
-        sample_weight : array ``(samples,)``, optional
-            Only ratios count. A training sample enters each epoch as often as its weight says in relation to the
-            smallest, and once at least; an epoch becomes at most ten times as long. Fractions are rounded at random. A
-            weight of 0 leaves the sample out. A weight of 2 is not exactly the same as giving the row twice, as it is
-            not for scikit-learn's ``SGDClassifier``: which samples share a batch depends on the order and number of
-            rows, and without ``groups`` a row that is given twice counts as two patients.
+        X, groups, times, sample_weight
+            Those of :meth:`ManyDGClassifier.fit`.
 
         Returns
         -------
@@ -891,20 +870,9 @@ def _estimator_of(run: Run, folder: Path) -> JsonObject:
         )
     train_share, val_share, _ = config.ratios
     parameters: JsonObject = {
-        "algorithm": config.algorithm,
-        "settings": dict(config.settings),
-        "backbone": config.backbone,
-        "backbone_options": dict(config.backbone_options),
-        "epochs": config.epochs,
-        "batch_size": config.batch_size,
-        "lr": config.lr,
-        "weight_decay": config.weight_decay,
+        **{name: getattr(config, name) for name in (*_PARAMETERS, "backbone", "batch_size")},
+        **{name: dict(getattr(config, name)) for name in _TABLES},
         "validation_share": val_share / (train_share + val_share),
-        "selection": config.selection,
-        "loss": config.loss,
-        "context": config.context,
-        "sequence": config.sequence,
-        "sequence_options": dict(config.sequence_options),
         "random_state": config.seed,
     }
     labels: Array = np.arange(spec.size) if spec.kind == "multilabel" else np.array(spec.names)

@@ -13,7 +13,8 @@ from sklearn import metrics as sk
 
 from manydg.data.info import TargetSpec
 from manydg.errors import DataError
-from manydg.evaluation.metrics import choose_threshold, decide, null_for_nan, score, score_patients
+from manydg.evaluation.metrics import choose_threshold, decide, score, score_patients
+from manydg.files import as_json
 from manydg.targets import Target, target_of
 
 KINDS = ["classes", "binary", "multilabel"]
@@ -97,7 +98,7 @@ def test_one_class_only_is_undefined_and_not_a_warning(truth: np.ndarray) -> Non
         warnings.simplefilter("error")
         found = score(_target("binary", 2), truth, probabilities)
         alone = score_patients(_target("binary", 2), truth, probabilities, np.zeros(5, int))[0]
-    assert [name for name, value in null_for_nan(found).items() if value is None][:1] == ["auprc"]
+    assert [name for name, value in as_json(found).items() if value is None][:1] == ["auprc"]
     assert math.isnan(found["auroc"])
     assert math.isnan(found["kappa"])
     np.testing.assert_equal({k: v for k, v in alone.items() if k != "samples"}, found)

@@ -14,7 +14,6 @@ from manydg.evaluation.metrics import PatientMetrics, Predictions, score
 from manydg.evaluation.statistics import (
     PatientResampling,
     bca_interval,
-    bootstrap,
     patient_difference,
     patient_intervals,
     patient_weights,
@@ -76,11 +75,8 @@ def test_the_jackknife_leaves_every_patient_out_once(patients: int, groups: int)
 def test_the_bca_interval_is_that_of_scipy() -> None:
     """For a mean over patients with one value each, scipy's BCa differs only in its random draws."""
     values = np.random.default_rng(5).exponential(size=25)
-
-    def mean(weights: np.ndarray) -> dict[str, np.ndarray]:
-        return {"mean": weights @ values / weights.sum(axis=1)}
-
-    ours = bootstrap(mean, 25, resamples=40_000, seed=1)["mean"]
+    plan = PatientResampling(np.arange(25), resamples=40_000, seed=1)
+    ours = plan.interval(plan.weights @ values / plan.weights.sum(axis=1))
     theirs = stats.bootstrap((values,), np.mean, n_resamples=40_000, method="BCa", rng=np.random.default_rng(2))
     assert ours.estimate == pytest.approx(values.mean())
     width = ours.high - ours.low
@@ -206,7 +202,7 @@ def test_an_estimate_outside_all_draws_falls_back_to_percentiles() -> None:
 
 def test_no_patients_cannot_be_resampled() -> None:
     with pytest.raises(DataError, match="needs patients"):
-        bootstrap(lambda weights: {"x": weights.sum(axis=1)}, 0)
+        PatientResampling(np.arange(0))
 
 
 def test_a_patient_counts_once_by_the_mean_of_the_runs_that_tested_him() -> None:

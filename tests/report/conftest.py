@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from manydg.data.info import TargetSpec
-from manydg.evaluation.metrics import choose_threshold, null_for_nan, score, score_patients
-from manydg.files import file_checksum, with_checksum
+from manydg.evaluation.metrics import choose_threshold, score, score_patients
+from manydg.files import as_json, file_checksum, with_checksum
 from manydg.targets import target_of
 
 SKILL = {
@@ -84,10 +84,10 @@ class StudyMaker:
             "patients": {"train": 62, "val": 8, "test": len(patients)}, "config": {"algorithm": algorithm},
             "code_version": "0.1.0+test", "selection_rule": f"epoch with the highest validation {target.selection}",
             "threshold": threshold, "threshold_rule": rule, "epoch": 9, "epochs": 12,
-            "val": null_for_nan(score(target, arrays["truth"][val], arrays["probabilities"][val], threshold)),
-            "test": null_for_nan(metrics),
+            "val": as_json(score(target, arrays["truth"][val], arrays["probabilities"][val], threshold)),
+            "test": as_json(metrics),
             "per_patient": {
-                str(arrays["pseudonyms"][code]): {**null_for_nan(values), "samples": int(values["samples"])}
+                str(arrays["pseudonyms"][code]): {**as_json(values), "samples": int(values["samples"])}
                 for code, values in patients.items()
             },
             "history": make_history(target.selection, metrics[target.selection], algorithm, seed),

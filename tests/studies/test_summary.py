@@ -19,9 +19,9 @@ from manydg.cli.studies import show_summaries
 from manydg.config import TrainingConfig
 from manydg.data.info import TargetSpec
 from manydg.errors import DataError, StorageError
-from manydg.evaluation.metrics import null_for_nan, score, score_patients
+from manydg.evaluation.metrics import score, score_patients
 from manydg.evaluation.statistics import Interval, patient_difference, patient_intervals
-from manydg.files import with_checksum
+from manydg.files import as_json, with_checksum
 from manydg.studies.summary import cautions, load_predictions, summarize, summarize_folder, write_summary
 from manydg.targets import target_of
 from manydg.training.record import RunRecord
@@ -55,8 +55,8 @@ def write_run(folder: Path, algorithm: str, seed: int, kind: str = "classes", **
         "code_version": "1", "threshold": None,
         "selection_rule": f"epoch with the highest validation {target.selection}",
         "threshold_rule": "highest probability",
-        "test": null_for_nan(score(target, truth, probabilities)),
-        "per_patient": {str(names[code]): null_for_nan(values) for code, values in each.items()},
+        "test": as_json(score(target, truth, probabilities)),
+        "per_patient": {str(names[code]): as_json(values) for code, values in each.items()},
         "seconds": 2.0, "status": "ok", "error": None, "folder": f"runs/{run}",
     } | changes)  # fmt: skip
     record.write(place / "run.json")

@@ -370,11 +370,6 @@ def score_patients(
     }
 
 
-def null_for_nan(values: Mapping[str, float]) -> dict[str, float | None]:
-    """The same metrics as JSON can hold them: an undefined one is None."""
-    return {name: None if math.isnan(value) else float(value) for name, value in values.items()}
-
-
 def sample_average_precision(truth: Array, probabilities: Array) -> FloatArray:
     """Average precision of each multi-label sample ``(rows,)``; NaN for a sample without any label.
 

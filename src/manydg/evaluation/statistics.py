@@ -8,7 +8,7 @@ two ways: on the same resampled patients (:func:`patient_difference`), and by te
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -21,7 +21,6 @@ from manydg.errors import DataError
 from manydg.evaluation.metrics import PatientMetrics, Predictions, divide
 
 FloatArray = npt.NDArray[np.float64]
-Statistic = Callable[[npt.NDArray[Any]], dict[str, FloatArray]]
 MIN_PATIENTS = 3
 JACKKNIFE_GROUPS = 200
 _EXACT_PAIRS = 14
@@ -105,17 +104,6 @@ class PatientResampling:
             note = f"no interval: {self.units} {self.unit}{'s' if self.units > 1 else ''}"
             return Interval(estimate, math.nan, math.nan, level, note)
         return bca_interval(values[1 : 1 + self.resamples], estimate, values[1 + self.resamples :], level)
-
-
-def bootstrap(
-    statistic: Statistic, patients: int, *, resamples: int = 1000, seed: int = 0, level: float = 0.95
-) -> dict[str, Interval]:
-    """Bias-corrected and accelerated (BCa) intervals of statistics, resampling patients.
-
-    - ``statistic``: From patient weights ``(rows, patients)`` to named values ``(rows,)``.
-    """
-    plan = PatientResampling(np.arange(patients), resamples=resamples, seed=seed)
-    return {name: plan.interval(values, level) for name, values in statistic(plan.weights).items()}
 
 
 def percentile_interval(draws: npt.ArrayLike, estimate: float, level: float = 0.95) -> Interval:

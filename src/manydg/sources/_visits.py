@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ import torch
 from manydg.data.columns import Column, Ragged
 from manydg.data.info import CohortStep, DatasetInfo, TargetSpec
 from manydg.data.storage import DatasetWriter
-from manydg.errors import ConfigError, DataError, ManyDGWarning
+from manydg.errors import ConfigError, DataError, warn
 from manydg.files import Json, disk_errors
 from manydg.jobs import Job
 from manydg.sources._events import offsets_of, ranges
@@ -704,7 +703,7 @@ def _earlier_drugs(table: Table | None, ndc_map: Path | None, visits: pl.DataFra
 
 
 def _warn_of_history(reason: str) -> None:
-    warnings.warn(f"{reason}: earlier visits without known drugs are not used", ManyDGWarning, stacklevel=5)
+    warn(f"{reason}: earlier visits without known drugs are not used")
 
 
 def _cohort(records: Records, min_visits: int, limit: int | None, flow: CohortFlow) -> Records:

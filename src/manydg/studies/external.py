@@ -35,7 +35,6 @@ from manydg.targets import Target
 from manydg.training.inference import patient_embeddings, read_calibration
 from manydg.training.run import PREDICTIONS, Run, predictions_on
 
-STEPS = ("prevalence", "discrimination", "strange patients", "calibration")
 _RANKING = ("auprc", "auroc")
 _FOLDS, _FEWEST, _MOST_ROWS = 5, 3, 200_000
 _RIDGE = 1e-3

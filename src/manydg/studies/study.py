@@ -10,7 +10,7 @@ import dataclasses
 import math
 import time
 import traceback
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -571,9 +571,12 @@ class Experiment(ABC):
     workers: ClassVar[int | None] = None
     """Most runs side by side; as many as the user likes where it is ``None``."""
 
-    @abstractmethod
+    compared: ClassVar[tuple[str, ...]] = ()
+    """Which algorithms of the main comparison it looks at; those asked for where it names none."""
+
     def plan(self, request: Request) -> list[PlannedRun]:
-        """The runs; those that another experiment has done already are not done again."""
+        """The runs, by default of the main comparison; those that another experiment has done are not done again."""
+        return grid("compare", self.compared or request.algorithms, range(request.seeds), request.options)
 
     def aggregate(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, FigureData]:
         """Figures for the report, by file name; none where the records say it all.
@@ -591,16 +594,6 @@ class Experiment(ABC):
 def ok(records: Sequence[Record]) -> list[Record]:
     """The records of runs that did not fail."""
     return [record for record in records if record.ok]
-
-
-def metric_names(record: Record) -> list[str]:
-    """Names of the test metrics of a record."""
-    return list(record.test)
-
-
-def training_patients(request: Request) -> int:
-    """How many patients train."""
-    return request.training_patients
 
 
 Series = dict[str, dict[float, list[float]]]

@@ -28,7 +28,7 @@ from manydg.evaluation.statistics import Interval, patient_difference
 from manydg.files import JsonObject, fields_as_json
 from manydg.studies.catalogue.embeddings import sessions_apart, sessions_or_halves
 from manydg.studies.figure_data import Cell, CellTable, FigureData
-from manydg.studies.study import Experiment, PlannedRun, Record, Request, grid, mean_and_sd
+from manydg.studies.study import Experiment, Record, Request, mean_and_sd
 from manydg.training.inference import device_of, embed_dataset, predict_probabilities
 from manydg.training.run import SPLIT, Run, open_run
 
@@ -301,9 +301,6 @@ class IdentityAudit(Experiment):
 
     name = "audit"
     title = "Is the model an identity detector?"
-
-    def plan(self, request: Request) -> list[PlannedRun]:
-        return grid("compare", request.algorithms, range(request.seeds), request.options)
 
     def aggregate(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, FigureData]:
         audits: dict[str, list[Audit]] = {}

@@ -21,7 +21,6 @@ from manydg.studies.study import (
     curve,
     grid,
     mean_curves,
-    metric_names,
     patients_by_step,
     tuning_epochs,
 )
@@ -37,7 +36,7 @@ class Compare(Experiment):
     def plan(self, request: Request) -> list[PlannedRun]:
         if not request.algorithms or request.seeds < 1:
             raise ConfigError("a comparison needs at least one algorithm and one seed")
-        return grid("compare", request.algorithms, range(request.seeds), request.options)
+        return super().plan(request)
 
 
 class Decomposition(Experiment):
@@ -197,7 +196,7 @@ class Continual(Experiment):
         figures = {}
         epochs = tuning_epochs(request.config)
         note = f"Every step trains for {epochs} epoch{'s' if epochs > 1 else ''} on the new patients."
-        for metric in metric_names(records[0]):
+        for metric in records[0].test:
             for replay, words in _FORMS:
                 series = _by_patients(records, replay, metric)
                 if series:

@@ -177,9 +177,7 @@ class Orthogonality(Experiment):
     name = "orthogonality"
     title = "Orthogonality of label and patient dimensions"
     kinds = CLASSES
-
-    def plan(self, request: Request) -> list[PlannedRun]:
-        return grid("compare", ("manydg",), range(request.seeds), request.options)
+    compared = ("manydg",)
 
     def aggregate(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, FigureData]:
         results: list[WeightCosines] = []
@@ -251,9 +249,7 @@ class DomainSimilarity(Experiment):
 
     name = "domain-similarity"
     title = "Domain factors within and across patients"
-
-    def plan(self, request: Request) -> list[PlannedRun]:
-        return grid("compare", ("manydg",), range(request.seeds), request.options)
+    compared = ("manydg",)
 
     def aggregate(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, FigureData]:
         by_side: dict[str, list[tuple[float, float]]] = {side: [] for side in SIDES}
@@ -281,9 +277,7 @@ class Norms(Experiment):
     name = "norms"
     title = "Norms of the two parts of v"
     kinds = CLASSES
-
-    def plan(self, request: Request) -> list[PlannedRun]:
-        return grid("compare", ("manydg",), range(request.seeds), request.options)
+    compared = ("manydg",)
 
     def aggregate(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, FigureData]:
         splits, figures, shares = [], {}, []

@@ -25,7 +25,7 @@ from manydg.evaluation.trust import (
     scale_temperature,
 )
 from manydg.studies.figure_data import CellTable, FigureData
-from manydg.studies.study import Experiment, PlannedRun, Record, Request, Series, curve, grid, mean_and_sd
+from manydg.studies.study import Experiment, Record, Request, Series, curve, mean_and_sd
 from manydg.training.inference import CALIBRATION, Calibration, patient_embeddings, read_calibration
 from manydg.training.record import RunRecord
 from manydg.training.run import Run, open_run
@@ -128,9 +128,6 @@ class CalibrationOfUnseen(Experiment):
     name = "calibration"
     title = "Knowing when not to know"
     kinds = CLASSES
-
-    def plan(self, request: Request) -> list[PlannedRun]:
-        return grid("compare", request.algorithms, range(request.seeds), request.options)
 
     def aggregate(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, FigureData]:
         by_model: dict[str, list[KeptPromises]] = {}
