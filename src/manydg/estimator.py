@@ -314,10 +314,10 @@ class PatientEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         return min(256, max(32, samples // 8)) if self.batch_size == "auto" else self.batch_size  # type: ignore[return-value]
 
     def _config(self, seed: int) -> TrainingConfig:
-        shared = {name: getattr(self, name) for name in _PARAMETERS}
-        tables: dict[str, Any] = {name: dict(getattr(self, name) or {}) for name in _TABLES}
+        options = {name: getattr(self, name) for name in _PARAMETERS}
+        options |= {name: dict(getattr(self, name) or {}) for name in _TABLES}
         backbone = self.backbone if isinstance(self.backbone, str) else "auto"
-        return TrainingConfig(**shared, **tables, backbone=backbone, batch_size=self._batch_size(0), seed=seed)
+        return TrainingConfig(**options, backbone=backbone, batch_size=self._batch_size(0), seed=seed)
 
     def _train(self, data: DomainDataset, seed: int, weights: Array | None = None) -> Run:
         """Train on all patients but those held back to choose the epoch."""

@@ -22,9 +22,9 @@ from manydg.errors import DataError, StorageError
 from manydg.evaluation.metrics import score, score_patients
 from manydg.evaluation.statistics import Interval, patient_difference, patient_intervals
 from manydg.files import as_json, with_checksum
-from manydg.studies.summary import cautions, load_predictions, summarize, summarize_folder, write_summary
+from manydg.studies.summary import load_predictions, summarize, summarize_folder, wide_differences, write_summary
 from manydg.targets import target_of
-from manydg.training.record import RunRecord
+from manydg.training.record import RunRecord, cautions
 
 SKILL = {"base": 0.8, "prototype": 0.9, "dann": 0.7, "manydg": 1.4}
 
@@ -208,7 +208,7 @@ def test_a_comparison_that_cannot_tell_is_said() -> None:
     """The first interval is 0.21 wide and holds zero; the second is 0.19 wide; the third is wide, but above zero."""
     wide, narrow, clear = Interval(0.02, -0.13, 0.08), Interval(0.02, -0.07, 0.12), Interval(0.2, 0.06, 0.30)
     given = {"base": wide, "dann": narrow, "simd1": clear, "irm": Interval(0.0, math.nan, math.nan)}
-    notes = cautions([], "kappa", given)
+    notes = wide_differences("kappa", given)
     assert len(notes) == 1
     assert notes[0].startswith("base: the interval of the difference in kappa, -0.13 to 0.08, is wider than")
 

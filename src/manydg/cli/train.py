@@ -98,8 +98,8 @@ def _show_record(record: RunRecord, out: Path) -> None:
 def _show_result(record: RunRecord, out: Path) -> None:
     """Print which epoch was chosen, how it did on the test patients, and what was written."""
     from manydg.cli._options import console, show_line
-    from manydg.studies.summary import cautions
     from manydg.targets import target_of
+    from manydg.training.record import cautions
 
     chosen = f"epoch {record.epoch}, {record.selection_rule}" if record.epoch else record.selection_rule
     console.print(f"chosen: {chosen}")

@@ -37,10 +37,10 @@ from manydg.report.words import (
     worst_values,
 )
 from manydg.studies.records import RESULTS, RUN_RECORD, RUNS, StudiedDataset, read_description
-from manydg.studies.summary import cautions, load_predictions
+from manydg.studies.summary import load_predictions
 from manydg.targets import Target, oriented, target_of
 from manydg.training.inference import Calibration, read_calibration
-from manydg.training.record import RunRecord
+from manydg.training.record import RunRecord, cautions
 
 OPEN = "Open"
 _TO_FILL = (

@@ -37,7 +37,7 @@ from manydg.studies.paper_figures import beside
 from manydg.studies.records import REFERENCE, RUN_RECORD, StudyDescription, read_description, read_results, views
 from manydg.studies.tuning import kept_tuning
 from manydg.targets import Target, oriented, target_of
-from manydg.training.record import Counts, RunRecord, check_files
+from manydg.training.record import Counts, RunRecord, cautions, check_files
 from manydg.training.run import decide_threshold, silence_of
 
 if TYPE_CHECKING:
@@ -348,7 +348,6 @@ def clinical_results(
 
 
 FloatArray = npt.NDArray[np.float64]
-FEW_PATIENTS = 10
 PLAUSIBLE_EFFECT = 0.1
 """What methods on the same data may plausibly differ by, of metrics from 0 to 1."""
 
@@ -368,40 +367,14 @@ def composition(chosen: Selection) -> list[str]:
     return notes
 
 
-def cautions(records: Sequence[Record], metric: str, differences: Mapping[str, Interval] | None = None) -> list[str]:
-    """What is too small in some runs to conclude much from, a sentence each; none where nothing is.
-
-    - ``records``: Runs that ended well, on one dataset.
-    - ``metric``: The metric that the runs are judged by.
-    - ``differences``: By row, the interval of its difference from the reference.
-    """
-    sizes = [record.patients.test for record in records if record.patients.test]
-    notes = []
-    if sizes and min(sizes) < FEW_PATIENTS:
-        people = "1 patient" if min(sizes) == 1 else f"{min(sizes)} patients"
-        notes.append(
-            f"a test side has {people}, fewer than {FEW_PATIENTS}: its figures depend on who happens to be in it. Test "
-            "each patient with compare --repeats, or get more patients"
-        )
-    tested = {name for record in records for name in record.per_patient}
-    defined = {
-        name
-        for record in records
-        for name, values in record.per_patient.items()
-        if (value := values.get(metric)) is not None and math.isfinite(value)
-    }
-    if 2 * len(defined) < len(tested):
-        notes.append(
-            f"{metric} is undefined within {len(tested) - len(defined)} of {len(tested)} test patients (one class or "
-            f"one value alone, say): figures per patient are of the other {len(defined)}"
-        )
-    for row, interval in (differences or {}).items():
-        if interval.low <= 0 <= interval.high and interval.high - interval.low > 2 * PLAUSIBLE_EFFECT:
-            notes.append(
-                f"{row}: the interval of the difference in {metric}, {interval.low:.2f} to {interval.high:.2f}, is "
-                f"wider than methods plausibly differ by ({PLAUSIBLE_EFFECT:g} either way): these patients cannot tell"
-            )
-    return notes
+def wide_differences(metric: str, differences: Mapping[str, Interval]) -> list[str]:
+    """A sentence for each row whose difference from the reference these patients cannot tell."""
+    return [
+        f"{row}: the interval of the difference in {metric}, {interval.low:.2f} to {interval.high:.2f}, is "
+        f"wider than methods plausibly differ by ({PLAUSIBLE_EFFECT:g} either way): these patients cannot tell"
+        for row, interval in differences.items()
+        if interval.low <= 0 <= interval.high and interval.high - interval.low > 2 * PLAUSIBLE_EFFECT
+    ]
 
 
 SAMPLE_MEANS = ("accuracy", "jaccard", "f1_samples")
@@ -515,7 +488,7 @@ def summarize(
     primary = chosen.target.selection
     gaps = {row: gap for row in chosen.rows if (gap := entries[row, primary].difference) is not None}
     notes += composition(chosen) + cautions(chosen.records, chosen.target.patient_metric)
-    notes += cautions((), primary, gaps)
+    notes += wide_differences(primary, gaps)
     return Summary(
         experiment=chosen.experiment,
         dataset=chosen.dataset,

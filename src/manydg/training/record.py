@@ -405,6 +405,38 @@ def _from_values(given: Any) -> RunRecord:
     )
 
 
+FEW_PATIENTS = 10
+
+
+def cautions(records: Sequence[RunRecord], metric: str) -> list[str]:
+    """What is too small in some runs to conclude much from, a sentence each; none where nothing is.
+
+    - ``records``: Runs that ended well, on one dataset.
+    - ``metric``: The metric that the runs are judged by.
+    """
+    sizes = [record.patients.test for record in records if record.patients.test]
+    notes = []
+    if sizes and min(sizes) < FEW_PATIENTS:
+        people = "1 patient" if min(sizes) == 1 else f"{min(sizes)} patients"
+        notes.append(
+            f"a test side has {people}, fewer than {FEW_PATIENTS}: its figures depend on who happens to be in it. Test "
+            "each patient with compare --repeats, or get more patients"
+        )
+    tested = {name for record in records for name in record.per_patient}
+    defined = {
+        name
+        for record in records
+        for name, values in record.per_patient.items()
+        if (value := values.get(metric)) is not None and math.isfinite(value)
+    }
+    if 2 * len(defined) < len(tested):
+        notes.append(
+            f"{metric} is undefined within {len(tested) - len(defined)} of {len(tested)} test patients (one class or "
+            f"one value alone, say): figures per patient are of the other {len(defined)}"
+        )
+    return notes
+
+
 # Checkpoints: tensors and JSON in one safetensors file, replaced in one step. Nothing is ever unpickled.
 
 

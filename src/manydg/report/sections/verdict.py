@@ -24,10 +24,10 @@ from manydg.report.words import (
     signed,
     worst_values,
 )
-from manydg.studies.summary import Recommendation, cautions, row_name
+from manydg.studies.summary import Recommendation, row_name
 from manydg.targets import oriented
 from manydg.training.inference import read_calibration
-from manydg.training.record import RunRecord
+from manydg.training.record import RunRecord, cautions
 
 BOOSTING = ("boosting", "lightgbm", "catboost")
 _CONTEXT = {"none": "not needed", "offline": "all the patient’s samples", "causal": "the patient’s earlier samples"}
