@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+import torch
 
+from manydg import files
 from manydg.data.dataset import DomainDataset, open_dataset
 from manydg.errors import ConfigError, DataError, ManyDGWarning, StorageError
 from manydg.predict import predict_raw
@@ -115,7 +117,7 @@ def test_files_that_are_no_arrays_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"not a plain \.npy array"):
         prepare("arrays", tmp_path / "x.npy", tmp_path / "out", y=tmp_path / "y.npy", patient=tmp_path / "p.npy")
     np.savez(tmp_path / "many.npz", X)
-    with pytest.raises(StorageError, match="several arrays"):
+    with pytest.raises(StorageError, match=r"many.npz has no array 'x'; it has arr_0"):
         prepare("arrays", tmp_path / "many.npz", tmp_path / "out", y=tmp_path / "y.npy", patient=tmp_path / "p.npy")
 
 
@@ -129,7 +131,9 @@ def test_a_header_that_does_not_close_is_refused(tmp_path: Path) -> None:
         prepare("arrays", tmp_path / "x.npy", tmp_path / "out", y=tmp_path / "y.npy", patient=tmp_path / "p.npy")
 
 
-def test_new_arrays_and_a_dataset_folder_get_the_same_predictions(tmp_path: Path) -> None:
+def test_new_arrays_and_a_dataset_folder_get_the_same_predictions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = np.random.default_rng(0)
     patients = np.repeat(np.arange(10), 6)
     y = np.arange(60) % 2
@@ -146,6 +150,23 @@ def test_new_arrays_and_a_dataset_folder_get_the_same_predictions(tmp_path: Path
     assert other["patient"].to_list() == patients.tolist()
     with pytest.raises(ConfigError, match="--resample is for raw files, not for a dataset folder"):
         predict_raw(tmp_path / "run", tmp_path / "out", tmp_path / "no", resample=True)
+    together, x = tmp_path / "all.npz", np.load(tmp_path / "x.npy")
+    np.savez(together, x=x, y=y, patient=patients, time=np.arange(60.0))
+    prepare("arrays", together, tmp_path / "same", y=together, patient=together)
+    assert torch.equal(open_dataset(tmp_path / "same").column("x"), open_dataset(tmp_path / "out").column("x"))
+    (beside,) = predict_raw(tmp_path / "run", together, tmp_path / "beside", keep=["time", "patient"])
+    table = pl.read_csv(beside)
+    assert table.columns[:4] == ["row", "time", "patient", "predicted"]
+    assert table.drop("time").equals(other), "patients are taken from the file, so that distances are theirs"
+    with pytest.raises(DataError, match="has no array 'patient' to keep"):
+        predict_raw(tmp_path / "run", tmp_path / "x.npy", tmp_path / "no", keep=["patient"])
+    together.write_bytes(together.read_bytes()[:-2000])
+    with pytest.raises(StorageError, match="is damaged"):
+        predict_raw(tmp_path / "run", together, tmp_path / "no")
+    np.savez_compressed(together, x=np.zeros((30_000, 4)))
+    monkeypatch.setattr(files, "UNPACKED_ALWAYS", 1000)
+    with pytest.raises(DataError, match="'x' unpacks to 960,128 bytes, more than"):
+        predict_raw(tmp_path / "run", together, tmp_path / "no")
     np.save(tmp_path / "x.npy", np.full((2, 4), np.nan))
     with pytest.raises(DataError, match="2 samples hold missing or infinite values, the first is row 0"):
         predict_raw(tmp_path / "run", tmp_path / "x.npy", tmp_path / "no")

@@ -74,7 +74,7 @@ class OptionHelp:
 
 KEEP_HELP = (
     "Column to put beside the predictions; may be repeated. Of a table, any column; of EDF recordings, patient, "
-    "session or clock (when each window begins); of a dataset folder, patient or time."
+    "session or clock (when each window begins); of a dataset folder or an .npz file, patient or time."
 )
 """Help of the option ``keep``, which several sources have."""
 _KEY = "option"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zipfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,19 +16,19 @@ import torch
 
 from manydg.data.columns import signal_settings
 from manydg.data.info import DatasetInfo
-from manydg.errors import DataError, StorageError
-from manydg.files import DAMAGED_NPY, Json
+from manydg.errors import ConfigError, DataError, StorageError
+from manydg.files import DAMAGED_NPY, Json, unpacked_limit
 from manydg.sources._preparing import MISSING, CohortFlow, check_finite, naming, with_provenance, write_dense
-from manydg.sources._source import NewSamples, Options, RawArgument, Source, SourceDocs, TrainedOn, option
+from manydg.sources._source import KEEP_HELP, NewSamples, Options, RawArgument, Source, SourceDocs, TrainedOn, option
 
 
 @dataclass(frozen=True)
 class ArraysOptions(Options):
     """The other arrays, and what they hold."""
 
-    y: Path = option(help="Targets, (rows,) or (rows, K) .npy.")
-    patient: Path = option(help="Patients, (rows,) .npy.")
-    time: Path | None = option(None, help="Times, (rows,) .npy.")
+    y: Path = option(help="Targets, (rows,) or (rows, K) .npy, or the .npz file with an array y.")
+    patient: Path = option(help="Patients, (rows,) .npy, or the .npz file with an array patient.")
+    time: Path | None = option(None, help="Times, (rows,) .npy, or the .npz file with an array time.")
     rate: float | None = option(None, help="Sampling rate in Hz, where the samples are signals.")
     kind: str | None = option(
         None,
@@ -41,7 +43,22 @@ class ArraysOptions(Options):
     )
 
 
-class Arrays(Source[ArraysOptions, Options]):
+_KEPT = ("patient", "time")
+
+
+@dataclass(frozen=True)
+class NewArrayOptions(Options):
+    """What the table of predictions shows of an ``.npz`` file."""
+
+    keep: tuple[str, ...] = option((), help=KEEP_HELP, metavar="COL")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if unknown := [name for name in self.keep if name not in _KEPT]:
+            raise ConfigError(f"of arrays {' and '.join(_KEPT)} can be kept, not '{unknown[0]}'")
+
+
+class Arrays(Source[ArraysOptions, NewArrayOptions]):
     """Arrays of your own, memory-mapped, so that they may be larger than memory.
 
     ``x`` has the samples, ``(rows, ...)`` numbers; ``y`` class labels ``(rows,)``, or expert votes or label indicators
@@ -51,7 +68,8 @@ class Arrays(Source[ArraysOptions, Options]):
 
     name = "arrays"
     options_class = ArraysOptions
-    raw = RawArgument("Samples, (rows, ...) .npy.", "x", flag="--x")
+    prediction_options_class = NewArrayOptions
+    raw = RawArgument("Samples, (rows, ...) .npy, or the .npz file with an array x.", "x", flag="--x")
     parallel = False
     self_explanatory = False
     docs = SourceDocs(predicts="your own", target="any kind", page="[arrays](datasets/arrays.md)")
@@ -66,7 +84,7 @@ class Arrays(Source[ArraysOptions, Options]):
         paths = {"x": raw, "y": options.y, "patient": options.patient}
         if options.time is not None:
             paths["time"] = options.time
-        arrays = {role: _load(path) for role, path in paths.items()}
+        arrays = {role: _load(path, role) for role, path in paths.items()}
         _check(arrays, paths)
         settings: dict[str, Json] = {}
         if options.rate is not None:
@@ -95,11 +113,15 @@ class Arrays(Source[ArraysOptions, Options]):
             overwrite=overwrite,
         )
 
-    def for_prediction(self, raw: Path, trained: TrainedOn, options: Options) -> Iterator[NewSamples]:
-        """The samples of one array, each taken for a patient of its own."""
+    def for_prediction(self, raw: Path, trained: TrainedOn, options: NewArrayOptions) -> Iterator[NewSamples]:
+        """The samples of an array; without an array of patients beside it, each is taken for a patient of its own."""
         self.check_trained_on(trained)
-        samples = _load(raw)
-        _check({"x": samples}, {"x": raw})
+        beside = {role: _load(raw, role) for role in _KEPT if _holds(raw, role)}
+        if absent := [name for name in options.keep if name not in beside]:
+            raise DataError(f"{raw} has no array '{absent[0]}' to keep: put it beside x in an .npz file")
+        arrays = {"x": _load(raw, "x"), **beside}
+        _check(arrays, dict.fromkeys(arrays, raw))
+        samples = arrays["x"]
         with np.errstate(over="ignore"):
             values = np.array(samples, dtype=np.float32)
         gaps = ~np.isfinite(values.reshape(len(values), -1)).all(axis=1)
@@ -111,24 +133,40 @@ class Arrays(Source[ArraysOptions, Options]):
         check_finite(values, 0, "keep", lambda position: f"{raw}: position {list(position)}")
         column = "signal" if "rate" in trained.settings else "x"
         rows = np.arange(len(values))
-        yield NewSamples({column: torch.from_numpy(values)}, pl.DataFrame({"row": rows}), rows)
+        shown = pl.DataFrame({"row": rows} | {name: beside[name] for name in options.keep})
+        times = beside["time"].astype(np.float64) if "time" in beside else None
+        yield NewSamples({column: torch.from_numpy(values)}, shown, beside.get("patient", rows), times)
 
 
-def _load(path: Path) -> npt.NDArray[Any]:
+def _holds(path: Path, role: str) -> bool:
+    """Whether a file holds several arrays, of which one has this name."""
+    return zipfile.is_zipfile(path) and f"{role}.npy" in zipfile.ZipFile(path).namelist()
+
+
+def _load(path: Path, role: str) -> npt.NDArray[Any]:
+    """The array of a file, memory-mapped; of one that holds several, that of this name."""
     try:
-        array: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+        loaded = np.load(path, mmap_mode="r", allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            return loaded
+        with loaded:
+            if role not in loaded:
+                raise StorageError(
+                    f"{path} has no array '{role}'; it has {', '.join(loaded.files)}: rename one of them"
+                )
+            size, limit = loaded.zip.getinfo(f"{role}.npy").file_size, unpacked_limit(path)
+            if size > limit:
+                raise DataError(f"{path}: '{role}' unpacks to {size:,} bytes, more than {limit:,}: save it as .npy")
+            return np.asarray(loaded[role])
     except FileNotFoundError:
         raise StorageError(f"there is no file {path}") from None
     except OSError as error:
         raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
-    except DAMAGED_NPY:
+    except (zipfile.BadZipFile, zlib.error, *DAMAGED_NPY):
         raise StorageError(
             f"{path} is not a plain .npy array: it is damaged, or holds Python objects, which are never read; "
             "save it with numpy.save from an array of numbers or fixed-width text"
         ) from None
-    if not isinstance(array, np.ndarray):
-        raise StorageError(f"{path} holds several arrays (.npz): save each with numpy.save")
-    return array
 
 
 def _check(arrays: dict[str, npt.NDArray[Any]], paths: dict[str, Path]) -> None:
