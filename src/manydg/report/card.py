@@ -31,6 +31,7 @@ from manydg.report.words import (
     interval,
     listed,
     metric_name,
+    noted,
     number,
     plural,
     sentence,
@@ -319,7 +320,7 @@ def _subgroups(facts: Facts) -> Iterator[Block]:
 
 def _limits(facts: Facts) -> Iterator[str]:
     for note in cautions([facts.record], facts.target.patient_metric):
-        yield sentence(note) + "."
+        yield noted(note)
     if (calibration := facts.calibration) is not None and calibration.reference is not None:
         yield (
             "Predictions mark patients unlike those of the training (unlike_training); at most "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from functools import cache
 
@@ -194,6 +195,17 @@ def plural(amount: int, one: str, many: str | None = None) -> str:
 def sentence(text: str) -> str:
     """Text with a capital first letter."""
     return text[:1].upper() + text[1:]
+
+
+def noted(text: str) -> str:
+    """A note of the records as a sentence, with the metrics' names as the page has them.
+
+    Examples
+    --------
+    >>> noted("auprc is undefined within 3 of 9 patients")
+    'AUPRC is undefined within 3 of 9 patients.'
+    """
+    return sentence(re.sub(r"\b\w+\b", lambda word: METRICS.get(word[0], word[0]), text)) + "."
 
 
 def worst_values(values: Sequence[float], label: str, *, errors: bool) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -191,20 +192,26 @@ def _subgroups(chapter: Chapter, models: Models, plan: PatientResampling) -> Ite
     yield Part("patient-calibration", "Calibration patient by patient", [Figure(caption, [panel])])
 
 
+def _difference(group: GroupResult, metric: str) -> Cell:
+    gap, p = group.differences.get(metric), group.p.get(metric)
+    if gap is None:
+        return Cell("", None)
+    cell = _cell(gap)
+    return cell if p is None else replace(cell, note=f"{cell.note}, p {probability(p)}")
+
+
 def _groups(chapter: Chapter, caption: str, groups: Sequence[GroupResult]) -> Table:
     metrics = [*chapter.metrics[:1], *(["auroc"] if "auroc" in chapter.metrics[1:] else []), "calibration"]
     names = {"calibration": "Probability minus truth"}
     titles = [names.get(metric) or sentence(metric_name(metric)) for metric in metrics]
     columns = [Column("Group", numeric=False), Column("Patients"), Column("Positive")]
     for title in titles:
-        columns += [Column(title), Column("Difference"), Column("p")]
+        columns += [Column(title), Column("Difference")]
     rows = []
     for group in groups:
         row = [Cell(group.group), Cell(count(group.patients), float(group.patients))]
         row.append(Cell("" if math.isnan(group.positive) else f"{group.positive:.1%}", group.positive))
         for metric in metrics:
-            gap, p = group.differences.get(metric), group.p.get(metric)
-            row += [_cell(group.values[metric]), Cell("") if gap is None else _cell(gap)]
-            row.append(Cell("" if p is None else probability(p), p))
+            row += [_cell(group.values[metric]), _difference(group, metric)]
         rows.append(row)
     return Table(caption, columns, rows)

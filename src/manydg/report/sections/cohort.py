@@ -11,7 +11,7 @@ from manydg.report import charts
 from manydg.report.results_folder import Chapter
 from manydg.report.run_statistics import by_algorithm
 from manydg.report.sections import Block, Bullets, Cell, Column, Figure, Part, Section, Table, Text
-from manydg.report.words import algorithm_name, count, listed, plural, sentence
+from manydg.report.words import algorithm_name, count, listed, noted, plural, sentence
 from manydg.studies.records import StudiedDataset
 from manydg.training.record import RunRecord
 
@@ -71,7 +71,7 @@ def _rules(records: Sequence[RunRecord]) -> list[str]:
     selection = dict.fromkeys(record.selection_rule for record in records if record.selection_rule)
     thresholds = dict.fromkeys(record.threshold_rule for record in records if record.threshold_rule)
     devices = dict.fromkeys(record.device for record in records if record.device)
-    lines = [f"Which epoch of training is used: {listed(list(selection))}." if selection else ""]
+    lines = [noted(f"Which epoch of training is used: {listed(list(selection))}") if selection else ""]
     lines.append(f"How probabilities become decisions: {listed(list(thresholds))}." if thresholds else "")
     lines.append("The test patients were scored once, after all choices had been made on validation patients.")
     lines.append(f"Computed on: {listed(list(devices))}." if devices else "")

@@ -23,6 +23,7 @@ from manydg.report.words import (
     interval,
     listed,
     metric_name,
+    noted,
     number,
     plural,
     probability,
@@ -62,7 +63,8 @@ class MainComparison(Section):
     def findings(self, chapter: Chapter) -> list[str]:
         if (comparison := chapter.comparison) is None:
             return []
-        first = _headline(chapter, comparison)
+        # Without Base beside it, it says no more than the table.
+        first = _headline(chapter, comparison) if comparison.test(chapter.metric, "base") else ""
         points = (first, _best(chapter, comparison), _controls(chapter, comparison), _worst_tenth(chapter, comparison))
         return [point for point in points if point]
 
@@ -95,7 +97,7 @@ def _table(chapter: Chapter, comparison: Comparison) -> Table:
             f" The {percentile}th percentile is over {people} for whom {metric_name(within)} exists with every method."
         )
     # The text of an error is left out: it may hold anything.
-    notes = [f"{sentence(text)}." for text in comparison.summary.notes if " failed: " not in text]
+    notes = [noted(text) for text in comparison.summary.notes if " failed: " not in text]
     return Table("Performance on patients never seen in training", columns, rows, " ".join([note, *notes]))
 
 

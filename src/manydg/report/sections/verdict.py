@@ -17,6 +17,7 @@ from manydg.report.words import (
     duration,
     listed,
     metric_name,
+    noted,
     number,
     plural,
     row_title,
@@ -179,7 +180,7 @@ def _limits(chapter: Chapter, comparison: Comparison, choice: Recommendation) ->
     if weak := _weak_classes(chapter, records):
         yield weak
     for note in cautions(records, chapter.metric):
-        yield sentence(note) + "."
+        yield noted(note)
     if choice.splits < 3:
         yield f"Only {plural(choice.splits, 'split')}: a different draw of patients may recommend another model."
     if comparison.summary.costs[choice.row].context != "none":
