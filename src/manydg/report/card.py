@@ -347,7 +347,8 @@ def _checklists(facts: Facts) -> Iterator[Part]:
     )
     source = (
         "Numbers are those of TRIPOD+AI (Collins and others, BMJ 2024;385:e078378) and PROBAST+AI (Moons and others, "
-        "BMJ 2025;388:e082505). The wording is ours: submit the statements' own forms."
+        "BMJ 2025;388:e082505), compared with public copies of the published tables. The wording is ours: submit the "
+        "statements' own forms."
     )
     gaps = f"Open in TRIPOD+AI: {', '.join(still_open)}."
     letters = "(D) is asked of the development of a model only, (E) of its evaluation only, the others of both."
