@@ -56,19 +56,6 @@ def test_what_is_found_is_what_comparing_all_with_all_finds(rows: list[Any], see
         assert str(rows[left.row]).replace("-0.0", "0.0") == str(rows[right.row]).replace("-0.0", "0.0")
 
 
-@settings(max_examples=8, deadline=None)
-@given(samples)
-def test_colliding_hashes_make_no_difference(rows: list[Any]) -> None:
-    dataset = dataset_of(rows)
-    split = split_patients(dataset, (0.4, 0.3, 0.3))
-    found = find_overlap(dataset, split)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_hash_rows", lambda dataset, rows: np.zeros(len(rows), np.uint64))
-        collided = find_overlap(dataset, split)
-    assert (collided.samples, collided.contents) == (found.samples, found.contents)
-    assert collided.patients == found.patients
-
-
 def test_hashes_tell_different_samples_apart() -> None:
     # Few values, many places: what a weak hash would confuse.
     rng = np.random.default_rng(0)
