@@ -56,13 +56,8 @@ _TO_FILL = (
 class Facts:
     """What is known of a run.
 
-    Parameters
-    ----------
-    record : RunRecord
-    folder : Path
-        The run's.
-    about : StudiedDataset, optional
-        Its dataset, where the run is part of a results folder.
+    - ``folder``: The run's.
+    - ``about``: Its dataset, where the run is part of a results folder.
     """
 
     record: RunRecord

@@ -324,11 +324,8 @@ def rank_diagram(title: str, names: Sequence[str], ranks: Sequence[float], joine
 class Series:
     """A line with an optional band.
 
-    Parameters
-    ----------
-    name : str
-    x, mean : (points,)
-    low, high : (points,), optional
+    - ``x``, ``mean`` (points,)
+    - ``low``, ``high`` (points,)
     """
 
     name: str

@@ -93,14 +93,9 @@ def series_style(position: int) -> SeriesStyle:
 class Panel:
     """One chart.
 
-    Parameters
-    ----------
-    svg : str
-        An ``svg`` element without a title of its own.
-    title : str
-        What it shows, in a few words.
-    words : str
-        The result and its numbers, for readers who do not see the chart.
+    - ``svg``: An ``svg`` element without a title of its own.
+    - ``title``: What it shows, in a few words.
+    - ``words``: The result and its numbers, for readers who do not see the chart.
     """
 
     svg: str

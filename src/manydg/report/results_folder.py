@@ -35,22 +35,12 @@ from manydg.training.run import PREDICTIONS
 class Chapter:
     """All that a results folder has on one dataset.
 
-    Parameters
-    ----------
-    dataset : str
-    folder : Path
-        The results folder.
-    records : list of RunRecord
-        Finished and failed runs in the order they were written; of a run with two records, the last.
-    about : StudiedDataset, optional
-        The dataset's entry of ``study.json``; None where there is none.
-    figures : list of FigureData
-    commands : mapping
-        Experiment to the command that made it.
-    tuning : Tuning, optional
-        The searches whose choices the comparison uses.
-    reference : str
-        The method that the others are tested against.
+    - ``folder``: The results folder.
+    - ``records``: Finished and failed runs in the order they were written; of a run with two records, the last.
+    - ``about``: The dataset's entry of ``study.json``; None where there is none.
+    - ``commands``: Experiment to the command that made it.
+    - ``tuning``: The searches whose choices the comparison uses.
+    - ``reference``: The method that the others are tested against.
     """
 
     dataset: str
@@ -179,18 +169,11 @@ class ResultsFolder:
 def read_results_folder(path: str | Path, reference: str | None = None) -> ResultsFolder:
     """Read and check a results folder.
 
-    Parameters
-    ----------
-    path : path
-    reference : str, optional
-        The method that the others are tested against; by default the one that the comparison was made with.
-
-    Raises
-    ------
-    StorageError
-        If there is no ``results.jsonl``, or a file cannot be read.
-    DataError
-        If a patient is named by anything but a pseudonym, or a figure does not belong to a dataset of the folder.
+    - ``reference``: The method that the others are tested against; by default the one that the comparison was made
+      with.
+    - raises StorageError: If there is no ``results.jsonl``, or a file cannot be read.
+    - raises DataError: If a patient is named by anything but a pseudonym, or a figure does not belong to a dataset of
+      the folder.
     """
     folder = Path(path)
     records, about = _read_records(folder), read_description(folder)

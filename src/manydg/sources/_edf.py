@@ -251,16 +251,6 @@ def _start(fixed: bytes) -> datetime | None:
     return start.replace(year=1900 + start.year % 100 if start.year % 100 >= 85 else 2000 + start.year % 100)
 
 
-def require_rate(header: EdfHeader, channels: Sequence[EdfChannel], rate: float) -> None:
-    """Raise unless every channel has this sampling rate."""
-    for channel in channels:
-        given = header.rate(channel)
-        if abs(given - rate) > 1e-6 * rate:
-            raise DataError(
-                f"{header.path}: channel '{channel.label}' is sampled at {given:g} Hz, expected {rate:g} Hz"
-            )
-
-
 def microvolts_per_unit(header: EdfHeader, channel: EdfChannel) -> float:
     """How many microvolts one physical unit of a channel is."""
     factor = MICROVOLTS.get(channel.unit.strip().lower())
@@ -296,21 +286,11 @@ def read_windows(
 ) -> npt.NDArray[np.float32]:
     """Some windows of some channels, in microvolts.
 
-    Parameters
-    ----------
-    header : EdfHeader
-    channels : sequence of EdfChannel
-        Of one sampling rate.
-    starts : array ``(windows,)``
-        The first sample of each, counted from the first one stored, in rising order.
-    samples : int
-        How long a window is.
-    content : array ``(bytes,)``, optional
-        The whole file, where it is in memory already.
-
-    Returns
-    -------
-    array ``(windows, channels, samples)`` float32
+    - ``channels``: Of one sampling rate.
+    - ``starts`` ``(windows,)``: The first sample of each, counted from the first one stored, in rising order.
+    - ``samples``: How long a window is.
+    - ``content`` ``(bytes,)``: The whole file, where it is in memory already.
+    - returns ``(windows, channels, samples)``
     """
     records = memory_map(header) if content is None else _records_in(header, content)
     first, last = int(starts[0]), int(starts[-1]) + samples
@@ -355,13 +335,7 @@ def _cut(
 
 
 class AmplitudeCheck:
-    """Collects how much some channels vary, and warns of what no electrode records: a wrong unit, or shifted bytes.
-
-    Parameters
-    ----------
-    header : EdfHeader
-    channels : sequence of EdfChannel
-    """
+    """Collects how much some channels vary, and warns of what no electrode records: a wrong unit, or shifted bytes."""
 
     def __init__(self, header: EdfHeader, channels: Sequence[EdfChannel]) -> None:
         self._header, self._channels = header, channels
@@ -533,18 +507,11 @@ def write_annotations(
 ) -> None:
     """An EDF+ file of annotations only: one for each run of epochs that have the same words.
 
-    Parameters
-    ----------
-    path : path
-    words : sequence of str
-        The text of each epoch.
-    start : datetime, optional
-        When the recording began; EDF's first day where that is not known.
-    seconds : float
-        Length of an epoch.
-    onsets : sequence of float, optional
-        When each epoch begins, in seconds, where they do not follow one another from 0 on. Of epochs that overlap, the
-        part before the next one is annotated.
+    - ``words``: The text of each epoch.
+    - ``start``: When the recording began; EDF's first day where that is not known.
+    - ``seconds``: Length of an epoch.
+    - ``onsets``: When each epoch begins, in seconds, where they do not follow one another from 0 on. Of epochs that
+      overlap, the part before the next one is annotated.
     """
     from edfio import Edf, EdfAnnotation, Patient, Recording
 
@@ -580,11 +547,7 @@ def _bare(label: str) -> str:
 class Derivation:
     """One channel of the samples: the mean of some recorded channels, less the mean of some others.
 
-    Parameters
-    ----------
-    name : str
-    plus, minus : tuple of str
-        Labels of the file; ``minus`` is empty for a channel as it was recorded.
+    - ``plus``, ``minus``: Labels of the file; ``minus`` is empty for a channel as it was recorded.
     """
 
     name: str
@@ -601,13 +564,9 @@ class Derivation:
 class Montage:
     """The channels that are wanted of each recording.
 
-    Parameters
-    ----------
-    wanted : sequence of str
-        ``C4``, ``EEG*``, ``C4-M1``, ``C4 - mean(M1,M2)``, ``EEG* - mean(EEG*)``; ``NAME=`` before it gives it a name. A
-        difference that was recorded under its own name is taken as it is.
-    aliases : dict of str to sequence of str
-        Further labels by which a channel may be recorded.
+    - ``wanted``: ``C4``, ``EEG*``, ``C4-M1``, ``C4 - mean(M1,M2)``, ``EEG* - mean(EEG*)``; ``NAME=`` before it gives it
+      a name. A difference that was recorded under its own name is taken as it is.
+    - ``aliases``: Further labels by which a channel may be recorded.
     """
 
     def __init__(self, wanted: Sequence[str], aliases: Mapping[str, Sequence[str]] | None = None) -> None:
@@ -714,28 +673,16 @@ def _no_channel(header: EdfHeader, text: str) -> DataError:
 class SignalFormat:
     """The signals of a dataset, or those a model was trained on.
 
-    Parameters
-    ----------
-    channels : tuple of str
-        Their names.
-    rate : float
-        Samples per second.
-    epoch_seconds : float
-        Length of a window.
-    stride_seconds : float, optional
-        From the start of a window to that of the next; by default its length.
-    derivations : tuple of str
-        How each channel is made (:class:`Montage`); by default it is recorded under its name.
-    aliases : dict of str to tuple of str
-        Further labels by which a channel may be recorded.
-    low, high : float, optional
-        Limits of the band-pass filter in hertz.
-    notch : float, optional
-        Frequency that is filtered out, in hertz.
-    assumed_unit : str, optional
-        What a channel is taken to be in that states no voltage.
-    resample : bool
-        Whether recordings of other rates are brought to this one.
+    - ``channels``: Their names.
+    - ``rate``: Samples per second.
+    - ``epoch_seconds``: Length of a window.
+    - ``stride_seconds``: From the start of a window to that of the next; by default its length.
+    - ``derivations``: How each channel is made (:class:`Montage`); by default it is recorded under its name.
+    - ``aliases``: Further labels by which a channel may be recorded.
+    - ``low``, ``high``: Limits of the band-pass filter in hertz.
+    - ``notch``: Frequency that is filtered out, in hertz.
+    - ``assumed_unit``: What a channel is taken to be in that states no voltage.
+    - ``resample``: Whether recordings of other rates are brought to this one.
     """
 
     channels: tuple[str, ...]
@@ -792,19 +739,10 @@ class SignalFormat:
 class SignalReader:
     """Windows of one recording as a dataset has them.
 
-    Parameters
-    ----------
-    header : EdfHeader
-    format : SignalFormat
-    content : array ``(bytes,)``, optional
-        The whole file, where it is in memory already.
-    scratch : path, optional
-        A folder for a temporary file, which recordings need that are long and have to be resampled or filtered.
-
-    Attributes
-    ----------
-    rates : dict of str to float
-        The sampling rates of the channels that are read.
+    - ``content`` ``(bytes,)``: The whole file, where it is in memory already.
+    - ``scratch``: A folder for a temporary file, which recordings need that are long and have to be resampled or
+      filtered.
+    - ``rates``: The sampling rates of the channels that are read.
     """
 
     def __init__(

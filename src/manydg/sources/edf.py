@@ -475,12 +475,8 @@ def _is_bids(paths: Sequence[Path]) -> bool:
 def who(path: Path, raw: Path, rule: str, header: EdfHeader) -> tuple[str, str]:
     """The patient and the session of a recording.
 
-    Parameters
-    ----------
-    path, raw : path
-    rule : str
-        ``bids``, ``folder``, ``file``, ``header``, or a regular expression with groups for the patient and the session.
-    header : EdfHeader
+    - ``rule``: ``bids``, ``folder``, ``file``, ``header``, or a regular expression with groups for the patient and the
+      session.
     """
     if rule == "file":
         return path.stem, ""
@@ -763,18 +759,10 @@ def _check_starts(header: EdfHeader, scoring: EdfHeader) -> None:
 class Recipe:
     """What is the same for all recordings.
 
-    Parameters
-    ----------
-    format : SignalFormat
-    labels : LabelMap
-    classes : tuple of str
-        In code order.
-    align : {"recording", "labels"}
-        Where windows begin.
-    overlaps : {"refuse", "skip"}
-        What to do with a window that two labels cover.
-    wake_margin : float, optional
-        Minutes of the first class to keep on either side of the others.
+    - ``classes``: In code order.
+    - ``align`` {"recording", "labels"}: Where windows begin.
+    - ``overlaps`` {"refuse", "skip"}: What to do with a window that two labels cover.
+    - ``wake_margin``: Minutes of the first class to keep on either side of the others.
     """
 
     format: SignalFormat
@@ -789,16 +777,9 @@ class Recipe:
 class Plan:
     """Which windows of a recording are samples.
 
-    Parameters
-    ----------
-    recording : RawRecording
-    header : EdfHeader
-    seconds : float
-        How long it lasts, gaps included.
-    starts, onsets, codes : arrays ``(samples,)``
-        First sample, onset in seconds and class of each window.
-    counts : dict of str to int
-        How many windows there are, and how many are left out for which reason.
+    - ``seconds``: How long it lasts, gaps included.
+    - ``starts``, ``onsets``, ``codes`` ``(samples,)``: First sample, onset in seconds and class of each window.
+    - ``counts``: How many windows there are, and how many are left out for which reason.
     """
 
     recording: RawRecording
@@ -1253,12 +1234,8 @@ def _copy(
 class Recording(NewSamples):
     """The windows of a new recording.
 
-    Parameters
-    ----------
-    start : datetime, optional
-        When it began.
-    epoch_seconds : float
-        Length of a window.
+    - ``start``: When it began.
+    - ``epoch_seconds``: Length of a window.
     """
 
     start: datetime | None = None
@@ -1350,21 +1327,11 @@ def read_recording(
 ) -> Recording:
     """Read a recording as a model's inputs.
 
-    Parameters
-    ----------
-    path : path
-        EDF, EDF+ or BDF; labels are not needed.
-    trained : SignalFormat
-        Of the data the model was trained on.
-    resample : bool
-        Bring another sampling rate to the model's instead of refusing it.
-    name : str, optional
-        What the recording is called; by default the file's name.
-
-    Raises
-    ------
-    DataError
-        For other channels, units or rates, with what was expected; a recording shorter than a window.
+    - ``path``: EDF, EDF+ or BDF; labels are not needed.
+    - ``trained``: Of the data the model was trained on.
+    - ``resample``: Bring another sampling rate to the model's instead of refusing it.
+    - ``name``: What the recording is called; by default the file's name.
+    - raises DataError: For other channels, units or rates, with what was expected; a recording shorter than a window.
     """
     header = open_header(Path(path))
     try:

@@ -401,16 +401,9 @@ def _times(
 class OpenTable:
     """A file whose rows are not read yet.
 
-    Parameters
-    ----------
-    path : path
-    rows : LazyFrame
-        Of a CSV file, with the types that its first rows suggest.
-    columns : list of str
-    exact : LazyFrame, optional
-        Of a CSV file, the same with the types that all rows suggest, which takes several times as long.
-    texts : frozenset of str
-        Columns that are text, whatever they look like.
+    - ``rows``: Of a CSV file, with the types that its first rows suggest.
+    - ``exact``: Of a CSV file, the same with the types that all rows suggest, which takes several times as long.
+    - ``texts``: Columns that are text, whatever they look like.
     """
 
     path: Path
@@ -449,13 +442,8 @@ def _typed(column: pl.Series) -> pl.Series:
 def open_tables(path: Path, *as_text: str | None, query: str | None = None) -> list[OpenTable]:
     """The table in a file, or those in a folder, which have the same columns.
 
-    Parameters
-    ----------
-    path : path
-    *as_text : str
-        Names or patterns of columns that are read as text, whatever they look like.
-    query : str, optional
-        SQL whose result is the table.
+    - ``*as_text``: Names or patterns of columns that are read as text, whatever they look like.
+    - ``query``: SQL whose result is the table.
     """
     database = path.is_file() and path.suffix.lower() in _DATABASES
     if query is not None:
@@ -754,12 +742,9 @@ def _splits_into(values: npt.NDArray[np.floating], classes: npt.NDArray[Any]) ->
 def session_gap(patients: npt.NDArray[Any], sessions: npt.NDArray[Any], times: npt.NDArray[np.float64]) -> float:
     """A pause that no session contains: the length of the longest, or 1 where every session is a single moment.
 
-    Parameters
-    ----------
-    patients, sessions : arrays ``(rows,)``
-        A session is what a patient's rows with one value in ``sessions`` belong to.
-    times : array ``(rows,)``
-        Within the session.
+    - ``patients``, ``sessions`` ``(rows,)``: A session is what a patient's rows with one value in ``sessions`` belong
+      to.
+    - ``times`` ``(rows,)``: Within the session.
     """
     session, _ = _number(patients, sessions)
     start, end = _bounds(session, times)
@@ -1049,14 +1034,9 @@ def read_roles(
 ) -> tuple[npt.NDArray[Any] | None, npt.NDArray[np.float64] | None]:
     """Whose each row of a new table is, and when it was taken, ``(rows,)``; ``None`` where there is no such column.
 
-    Parameters
-    ----------
-    roles : mapping
-        Columns by what they are for: ``patient``, ``time``, ``session``.
-    gap : float, optional
-        ``session_gap`` of the data the model was trained on; sessions are laid out with it.
-    query : str, optional
-        SQL whose result is the table.
+    - ``roles``: Columns by what they are for: ``patient``, ``time``, ``session``.
+    - ``gap``: ``session_gap`` of the data the model was trained on; sessions are laid out with it.
+    - ``query``: SQL whose result is the table.
     """
     path = Path(file)
     tables = open_tables(path, roles.get("patient"), query=query)

@@ -22,17 +22,10 @@ from manydg.report.results_folder import Chapter
 class Cell:
     """One cell of a table.
 
-    Parameters
-    ----------
-    text : str
-    sort : float or str, optional
-        What the column is sorted by; the text where absent. None sorts last in either direction.
-    note : str
-        A second, smaller line.
-    rank : {"", "best", "second"}
-        Bold for the best, underlined for the second best.
-    whole : bool
-        Whether the text must stay on one line, as a pseudonym.
+    - ``sort``: What the column is sorted by; the text where absent. None sorts last in either direction.
+    - ``note``: A second, smaller line.
+    - ``rank`` {"", "best", "second"}: Bold for the best, underlined for the second best.
+    - ``whole``: Whether the text must stay on one line, as a pseudonym.
     """
 
     text: str
@@ -110,16 +103,9 @@ Block = Table | Figure | Text | Bullets | Terms
 class Part:
     """A part of a chapter, under a heading of its own.
 
-    Parameters
-    ----------
-    name : str
-        The experiment, or another short name without spaces; the page's anchor is made from it.
-    title : str
-    blocks : sequence of blocks
-    command : str
-        What to type to make it again; empty where it is not known.
-    order : int, optional
-        Where it comes in the chapter; None for the order of its section.
+    - ``name``: The experiment, or another short name without spaces; the page's anchor is made from it.
+    - ``command``: What to type to make it again; empty where it is not known.
+    - ``order``: Where it comes in the chapter; None for the order of its section.
     """
 
     name: str
@@ -132,14 +118,9 @@ class Part:
 class Section(ABC):
     """What one file adds to every dataset's chapter.
 
-    Attributes
-    ----------
-    order : int
-        Where its parts come in a chapter; a part may have an order of its own.
-    experiments : tuple of str
-        The experiments it shows; all others are shown as far as their records and figures go.
-    expected : tuple of str
-        The experiments that the contents name as not run where they are missing.
+    - ``order``: Where its parts come in a chapter; a part may have an order of its own.
+    - ``experiments``: The experiments it shows; all others are shown as far as their records and figures go.
+    - ``expected``: The experiments that the contents name as not run where they are missing.
     """
 
     order: ClassVar[int]
