@@ -19,7 +19,10 @@ PRINTS = {
     "context_for_lightgbm": r"without context: AUROC 0\.[56]\d\nwith context: AUROC 0\.9\d\n.* the same: True",
     "edf_to_hypnogram": r"kappa on test patients: 0\.[3-9](.*\n)+wrote .*\.csv\nwrote .*-Hypnogram\.edf\nwrote .*\.png",
     "few_labels": r"no label: [67]\d% .*\n5 labels of each patient: 9\d% ",
-    "onnx_model": r"model\.onnx: probabilities of 5 samples\n(.*\[0\.\d+.*\n){5}",
+    "onnx_model": (
+        r"model\.onnx: probabilities of 5 samples\n(.*\[0\.\d+.*\n){5}"
+        r"one by one with a state of \d+ numbers, or together: the same, True"
+    ),
     "own_algorithm": r"base: kappa .*\n__main__:PairDistance: kappa ",
     "own_backbone": r"base: AUROC (0\.[89]|1).*\nmanydg: AUROC (0\.[89]|1)",
     "own_source": r"600 samples of 20 patients.*\nAUROC (0\.9|1)",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import http.client
+import itertools
 import json
 import socket
 import threading
@@ -15,12 +17,18 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+import torch
 import uvicorn
 
 import manydg
+from manydg.data.context import COLUMN, stream_of
+from manydg.data.dataset import TRUST
+from manydg.data.info import DatasetInfo, EventSpec
+from manydg.data.timeline import PARTS
 from manydg.errors import ConfigError, DataError
 from manydg.predict import predict_samples
-from manydg.serve import ARROW, Limits, Predictor, check_address, create_app, read_token
+from manydg.serve import ARROW, Limits, Predictor, _advance, check_address, create_app, read_token
+from manydg.training.inference import predict_probabilities
 from manydg.training.run import Run, open_run
 
 TOKEN = "a-token-of-some-length"
@@ -124,6 +132,78 @@ def test_arrow_goes_in_and_out(plain: Run) -> None:
     assert table["p_yes"].to_list() == pytest.approx([row["p_yes"] for row in json.loads(as_json)["predictions"]])
 
 
+@pytest.fixture(scope="module")
+def alarming(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Foresees an event from measurements that are often missing, with every part of causal context."""
+    rng = np.random.default_rng(1)
+    patients, hours = np.repeat(np.arange(24), 15), np.tile(np.arange(15.0), 24)
+    x = (rng.normal(size=(360, 4)) + 2 * rng.normal(size=(24, 4))[patients]).astype(np.float32)
+    x[np.arange(360), rng.integers(0, 4, 360)] = np.nan
+    info = DatasetInfo(event=EventSpec("onset", 3.0, 24.0))
+    onset = np.where(patients % 2, 15.0, np.nan)
+    data = manydg.from_arrays(x, onset - hours <= 3, patients, times=hours, missing=True, info=info)
+    data = dataclasses.replace(data, metadata={"onset": torch.from_numpy(onset)})
+    folder = tmp_path_factory.mktemp("alarming") / "run"
+    options = {"parts": PARTS["causal"], "gap": 4.0, "scales": (1, 2)}
+    manydg.train(data, algorithm="base", epochs=1, context="causal", context_options=options, out=folder, device="cpu")
+    run = open_run(folder)
+    # So that half of the samples would raise an alarm, were it not for the silence after one.
+    return dataclasses.replace(
+        run, record=run.record.replace(threshold=float(np.median(run.predict_proba(data)[:, 1])))
+    )
+
+
+def requests(seed: int) -> list[list[dict[str, Any]]]:
+    """Samples of three patients, in requests of one to nine rows that are in no order, some of equal times."""
+    rng = np.random.default_rng(seed)
+    rows = [
+        {"patient": f"p{who}", "time": hour + 6.0 * (hour > 8), "x": [*rng.normal(size=3), rng.choice([None, 1.0])]}
+        for hour in np.sort(rng.integers(0, 12, 40))
+        for who in rng.permutation(3)[: rng.integers(0, 3)]
+    ]
+    cuts = np.sort(rng.integers(0, len(rows), 12))
+    parts = [rows[start:end] for start, end in itertools.pairwise([0, *cuts.tolist(), len(rows)]) if start < end]
+    return [[part[position] for position in rng.permutation(len(part))] for part in parts]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_stream_of_requests_gets_what_predict_gives_all_samples_together(alarming: Run, seed: int) -> None:
+    asked, predictor = requests(seed), Predictor(alarming)
+    answers = pl.concat([predictor.predict(pl.DataFrame(rows, infer_schema_length=None)) for rows in asked])
+    every = [row for rows in asked for row in rows]
+    x = np.array([row["x"] for row in every], np.float32)
+    data = alarming.as_dataset(x, [row["patient"] for row in every], np.array([row["time"] for row in every]))
+    expected = predict_samples(alarming, data)
+    np.testing.assert_allclose(
+        answers.select(pl.col("^p_.*$")).to_numpy(), expected.probabilities.round(5), atol=1.01e-5
+    )
+    assert answers["alarm"].to_list() == expected.trust["alarm"]
+    assert 0 < sum(expected.trust["alarm"]) < len(every)
+    assert answers["distance"].to_list() == pytest.approx(expected.trust["distance"], abs=2e-3)
+    before = [sum(row["patient"] == one["patient"] for rows in asked[:number] for row in rows)
+              for number, part in enumerate(asked) for one in part]  # fmt: skip
+    assert answers["context_samples"].to_list() == before
+
+
+def test_the_probabilities_of_a_stream_are_those_of_all_samples_together(alarming: Run) -> None:
+    asked = requests(2)
+    every = [row for rows in asked for row in rows]
+    x, times = np.array([row["x"] for row in every], np.float32), np.array([row["time"] for row in every])
+    plain = alarming.as_dataset(x, [row["patient"] for row in every], times)
+    (layout, _), who, start = stream_of(alarming.schema), plain.domains.numpy(), 0
+    states, parts = np.zeros((3, layout.size)), []
+    for rows in asked:
+        part = slice(start, start + len(rows))
+        codes, local = np.unique(who[part], return_inverse=True)
+        states[codes], context = _advance(layout, states[codes], x[part], local, times[part])
+        parts.append(context)
+        start += len(rows)
+    context, weight = (torch.from_numpy(np.concatenate(each)) for each in zip(*parts, strict=True))
+    made = dataclasses.replace(plain, columns={**plain.columns, COLUMN: context, TRUST: weight})
+    found, expected = (predict_probabilities(alarming.algorithm, alarming.prepare(data)) for data in (made, plain))
+    np.testing.assert_allclose(found, expected, atol=1e-6, rtol=0)
+
+
 def test_samples_that_arrive_one_by_one_get_what_they_get_together(causal: Run) -> None:
     rows = samples(0, 8)
     together = Predictor(causal).predict(pl.DataFrame(rows))
@@ -137,17 +217,48 @@ def test_samples_that_arrive_one_by_one_get_what_they_get_together(causal: Run) 
     assert fresh["p_yes"][0] != pytest.approx(together["p_yes"][-1], abs=1e-4)
 
 
-def test_the_patient_not_seen_for_longest_is_forgotten_and_samples_are_bounded(causal: Run) -> None:
-    predictor = Predictor(causal, Limits(patients=2, samples=3))
-    for name in ("a", "b", "a", "c"):
-        predictor.predict(pl.DataFrame(samples(0, 2, name)))
+def test_the_patient_not_seen_for_longest_is_forgotten(causal: Run) -> None:
+    predictor = Predictor(causal, Limits(patients=2))
+    for start, name in enumerate(("a", "b", "a", "c")):
+        predictor.predict(pl.DataFrame(samples(2 * start, 2 * start + 2, name)))
     assert predictor.patients == 2
-    counts = {name: predictor.predict(pl.DataFrame(samples(5, 6, name)))["context_samples"][0] for name in ("a", "c")}
-    assert counts == {"a": 3, "c": 2}
+    counts = {name: predictor.predict(pl.DataFrame(samples(9, 10, name)))["context_samples"][0] for name in ("a", "c")}
+    assert counts == {"a": 4, "c": 2}
     assert predictor.predict(pl.DataFrame(samples(5, 6, "b")))["context_samples"][0] == 0
     assert predictor.tally.forgotten == 2
     assert predictor.forget("b") == 1
     assert predictor.forget("b") == 0
+
+
+def test_a_patient_takes_the_same_memory_after_any_number_of_samples(alarming: Run) -> None:
+    predictor, sizes = Predictor(alarming), []
+    for hour in range(60):
+        predictor.predict(pl.DataFrame([{"patient": "a", "time": float(hour), "x": [1.0, 2.0, 3.0, hour]}]))
+        (known,) = predictor._kept.values()
+        sizes.append(known.state.nbytes + known.embeddings.nbytes)  # type: ignore[union-attr]
+    assert len(set(sizes)) == 1
+    assert "manydg_samples_in_memory 60" in predictor.metrics()
+
+
+def test_a_sample_that_is_late_or_infinite_is_refused_and_changes_nothing(alarming: Run) -> None:
+    predictor = Predictor(alarming)
+    predictor.predict(pl.DataFrame([{"patient": "a", "time": 5.0, "x": [1.0, 2.0, 3.0, 4.0]}]))
+    later = {"patient": "a", "time": 6.0, "x": [2.0, 2.0, 3.0, 4.0]}
+    for wrong, said in (
+        ({**later, "time": 4.0}, "row 0 is of time 4, and the patient's last sample was of 5: send samples in the ord"),
+        ({**later, "x": [1.0, 2.0, 3.0, float("inf")]}, "not finite"),
+    ):
+        with pytest.raises(DataError, match=said):
+            predictor.predict(pl.DataFrame([wrong, {**later, "patient": "b"}]))
+    assert predictor.patients == 1
+    assert predictor.predict(pl.DataFrame([later]))["context_samples"].to_list() == [1]
+
+
+def test_stored_samples_are_bounded_where_the_context_is_offline(tmp_path: Path) -> None:
+    predictor = Predictor(_train(tmp_path / "run", context="offline"), Limits(samples=3))
+    for start in (0, 2):
+        predictor.predict(pl.DataFrame(samples(start, start + 2)))
+    assert predictor.predict(pl.DataFrame(samples(5, 6)))["context_samples"].to_list() == [3]
 
 
 def test_a_model_without_context_keeps_nothing_of_anybody(plain: Run) -> None:

@@ -13,6 +13,7 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,7 +29,7 @@ from manydg.data.timeline import Timeline
 from manydg.errors import ConfigError, DataError, ManyDGWarning, StorageError
 from manydg.evaluation.clinical import raise_alarms
 from manydg.evaluation.metrics import decide, read_predictions
-from manydg.evaluation.trust import SetRule, prediction_interval, prediction_sets, scale_temperature
+from manydg.evaluation.trust import EmbeddingSums, SetRule, prediction_interval, prediction_sets, scale_temperature
 from manydg.files import JsonObject, new_folder, write_through
 from manydg.sources import (
     SOURCES,
@@ -374,16 +375,29 @@ def as_dataset(samples: NewSamples, run: Run) -> DomainDataset:
     )
 
 
-def predict_samples(run: Run, data: DomainDataset) -> SamplePredictions:
+@dataclass(eq=False)
+class Earlier:
+    """What is known of the patients of a dataset from samples before its own.
+
+    - ``alarms`` ``(patients,)``: When an alarm was raised last.
+    """
+
+    alarms: npt.NDArray[np.float64]
+    embeddings: EmbeddingSums
+
+
+def predict_samples(run: Run, data: DomainDataset, earlier: Earlier | None = None) -> SamplePredictions:
     """What a model says of the samples of a dataset, and how far to trust it.
 
     A sample for which the model's output is not finite gets no decision, and the column ``not_predicted`` says why.
+    What is known from ``earlier`` samples is brought up to date.
     """
     target, threshold, prepared = run.algorithm.target, run.record.threshold, run.prepare(data)
     probabilities = predict_probabilities(run.algorithm, prepared).numpy()
     failed = _not_finite(probabilities)
     decisions: Sequence[str | None] = _decisions(run, np.where(failed[:, None], 0, probabilities))
-    trust = {**_alarm_column(run, data, probabilities), **trust_columns(run, prepared, probabilities)}
+    alarms = _alarm_column(run, data, probabilities, earlier)
+    trust = {**alarms, **trust_columns(run, prepared, probabilities, earlier)}
     if failed.any():
         decisions = _blank(decisions, failed)
         trust["not_predicted"] = [_OVERFLOW if bad else None for bad in failed]
@@ -392,7 +406,9 @@ def predict_samples(run: Run, data: DomainDataset) -> SamplePredictions:
     return SamplePredictions(target.spec, probabilities, decisions, threshold, trust)
 
 
-def _alarm_column(run: Run, data: DomainDataset, probabilities: npt.NDArray[np.float32]) -> Columns:
+def _alarm_column(
+    run: Run, data: DomainDataset, probabilities: npt.NDArray[np.float32], earlier: Earlier | None
+) -> Columns:
     """Where a model of an event raises alarms; nothing without times."""
     event, threshold = run.record.event, run.record.threshold
     if event is None or threshold is None or data.times is None:
@@ -402,7 +418,12 @@ def _alarm_column(run: Run, data: DomainDataset, probabilities: npt.NDArray[np.f
     session[timeline.order.cpu().numpy()] = timeline.session.cpu().numpy()
     silence = silence_of(run.config, event)
     times, scores = data.times.cpu().numpy(), probabilities[:, 1].astype(np.float64)
-    return {"alarm": raise_alarms(event, times, session, scores, threshold, silence).tolist()}
+    patients = data.domains.cpu().numpy()
+    last = None if earlier is None else earlier.alarms[patients]
+    raised = raise_alarms(event, times, session, scores, threshold, silence, last)
+    if earlier is not None:
+        np.maximum.at(earlier.alarms, patients[raised], times[raised])
+    return {"alarm": raised.tolist()}
 
 
 def _not_finite(probabilities: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
@@ -415,7 +436,9 @@ def _blank(values: Sequence[Any], rows: npt.NDArray[np.bool_]) -> list[Any]:
     return [None if blank else value for value, blank in zip(values, rows, strict=True)]
 
 
-def trust_columns(run: Run, data: DomainDataset, probabilities: npt.NDArray[np.float32]) -> Columns:
+def trust_columns(
+    run: Run, data: DomainDataset, probabilities: npt.NDArray[np.float32], earlier: Earlier | None = None
+) -> Columns:
     """Columns by name, one entry per sample; none for a run that was made without calibration.
 
     ``calibrated_NAME`` is the probability after temperature scaling. ``set_90`` holds the classes that cannot be ruled
@@ -435,14 +458,15 @@ def trust_columns(run: Run, data: DomainDataset, probabilities: npt.NDArray[np.f
     target, names = run.algorithm.target, np.array(run.algorithm.target.spec.names)
     _check_calibration(run, calibration)
     failed = _not_finite(probabilities)
+    novelty = partial(_novelty, run, data, calibration, failed, earlier)
     if target.numeric:
-        return _intervals(probabilities, calibration, failed) | _novelty(run, data, calibration, failed)
+        return _intervals(probabilities, calibration, failed) | novelty()
     calibrated = scale_temperature(target, probabilities, calibration.temperature).round(5)
     columns: Columns = {f"calibrated_{name}": _blank(calibrated[:, k].tolist(), failed) for k, name in enumerate(names)}
     for rule in (calibration.on_average, calibration.for_most):
         sets = prediction_sets(target, probabilities, rule)
         columns[rule_name("set", rule)] = _blank([joined_names(names[row]) for row in sets], failed)
-    return columns | _novelty(run, data, calibration, failed)
+    return columns | novelty()
 
 
 def _intervals(values: npt.NDArray[np.float32], calibration: Calibration, failed: npt.NDArray[np.bool_]) -> Columns:
@@ -489,13 +513,20 @@ def _percent(value: float) -> int:
     return math.floor(100 * value + 1e-6)
 
 
-def _novelty(run: Run, data: DomainDataset, calibration: Calibration, failed: npt.NDArray[np.bool_]) -> Columns:
+def _novelty(
+    run: Run,
+    data: DomainDataset,
+    calibration: Calibration,
+    failed: npt.NDArray[np.bool_],
+    earlier: Earlier | None,
+) -> Columns:
     if calibration.reference is None:
         return {}
     prepared = run.prepare(data)
     try:
         if context_of(run.schema, run.algorithm).get("mode") == CAUSAL:
-            distances = distances_so_far(run.algorithm, prepared, calibration.reference)
+            known = None if earlier is None else earlier.embeddings
+            distances = distances_so_far(run.algorithm, prepared, calibration.reference, known)
         else:
             codes, by_patient = calibration.reference.distances(*patient_embeddings(run.algorithm, prepared))
             distances = by_patient[np.searchsorted(codes, data.domains.cpu().numpy())]

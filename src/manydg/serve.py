@@ -5,6 +5,7 @@
 many earlier samples of its patient it was made with (``context_samples``), and no file is ever written.
 """
 
+import dataclasses
 import hmac
 import math
 import threading
@@ -15,12 +16,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
+import torch
+from torch import Tensor
 
 from manydg.data.columns import times_in
+from manydg.data.context import COLUMN, stream_of, unstreamed
+from manydg.data.dataset import TRUST
+from manydg.data.timeline import PatientState
 from manydg.errors import ConfigError, DataError, ManyDGError
+from manydg.evaluation.trust import EmbeddingSums, FloatArray
 from manydg.files import JsonObject, reading_errors
-from manydg.predict import about, predict_samples
+from manydg.predict import Earlier, about, predict_samples
 from manydg.sources import prediction_table
 from manydg.training.run import Run, context_of
 
@@ -44,7 +52,7 @@ class Limits:
     patients : int
         Patients whose samples are kept; beyond that the one not seen for longest is forgotten.
     samples : int
-        Of each patient, the latest so many.
+        Of each patient, the latest so many, where samples themselves are kept.
     request : int
         Samples of one request.
     """
@@ -82,8 +90,9 @@ class Predictor:
 
     Notes
     -----
-    Where the model uses a patient's other samples, those that arrived earlier are kept and shown to it again. A model
-    that does not keeps nothing.
+    Where the model has causal context of measurements, a state of fixed size is kept of each patient
+    (:class:`~manydg.data.timeline.PatientState`). Where it uses a patient's other samples in another way, those
+    that arrived earlier are kept and shown to it again. A model that does not keeps nothing.
     """
 
     def __init__(self, run: Run, limits: Limits | None = None) -> None:
@@ -92,7 +101,10 @@ class Predictor:
         self.patient, self.time = roles.get("patient") or PATIENT, roles.get("time") or TIME
         self.context = str(context_of(run.schema, run.algorithm).get("mode", "none"))
         self.is_table = "features" in run.schema.settings
-        self._kept: OrderedDict[str, pl.DataFrame] = OrderedDict()
+        settings = run.schema.settings
+        by_state = "context" in settings and "sequence" not in settings and unstreamed(run.schema) is None
+        self._stream = stream_of(run.schema) if by_state else None
+        self._kept: OrderedDict[str, pl.DataFrame | _Known] = OrderedDict()
         self._lock = threading.Lock()
 
     @property
@@ -117,13 +129,50 @@ class Predictor:
         """
         named = self._named(rows)
         with self._lock:
-            shown, counts = self._with_context(named)
-            predictions = prediction_table(
-                pl.DataFrame({CONTEXT_SAMPLES: counts}), predict_samples(self.run, self._dataset(shown))
-            ).tail(len(rows))
-            self._keep(named)
+            predictions = self._from_rows(named) if self._stream is None else self._from_states(named, *self._stream)
+            while len(self._kept) > self.limits.patients:
+                self._kept.popitem(last=False)
+                self.tally.forgotten += 1
             self.tally.samples += len(rows)
         return predictions
+
+    def _from_rows(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Predictions with the patients' earlier rows before the new ones."""
+        shown, counts = self._with_context(rows)
+        predictions = predict_samples(self.run, self._dataset(shown))
+        self._keep(rows)
+        return prediction_table(pl.DataFrame({CONTEXT_SAMPLES: counts}), predictions).tail(len(rows))
+
+    def _from_states(self, rows: pl.DataFrame, layout: PatientState, columns: list[str]) -> pl.DataFrame:
+        """Predictions with the patients' states, which are then brought up to date."""
+        data = self._dataset(rows)
+        patients, times = data.domains.numpy(), cast("Tensor", data.times).numpy()
+        known = [self._known(str(name), layout) for name in data.patients]
+        counts = np.array([len(each) for each in known])[patients]
+        values = torch.cat([cast("Tensor", data.column(name)).flatten(1) for name in columns], dim=1).numpy()
+        states, context = _advance(layout, np.stack([each.state for each in known]), values, patients, times)
+        added = dict(zip((COLUMN, TRUST), map(torch.from_numpy, context), strict=True))
+        data = dataclasses.replace(data, columns={**data.columns, **added})
+        earlier = Earlier(
+            np.array([each.alarm for each in known]),
+            EmbeddingSums(
+                np.array([each.time for each in known]),
+                np.stack([each.counts for each in known]),
+                np.stack([each.embeddings for each in known]),
+            ),
+        )
+        predictions = predict_samples(self.run, data, earlier)
+        for position, name in enumerate(data.patients):
+            new = states[position], earlier.embeddings.sums[position], float(earlier.alarms[position])
+            self._kept[str(name)] = _Known(layout, *new)
+            self._kept.move_to_end(str(name))
+        return prediction_table(pl.DataFrame({CONTEXT_SAMPLES: counts}), predictions)
+
+    def _known(self, patient: str, layout: PatientState) -> "_Known":
+        calibration = self.run.calibration
+        width = 0 if calibration is None or calibration.reference is None else len(calibration.reference.mean)
+        nothing = _Known(layout, np.zeros(layout.size), np.zeros((2, width)), -math.inf)
+        return cast("_Known", self._kept.get(patient, nothing))
 
     def forget(self, patient: str) -> int:
         """Drop a patient's samples from memory; how many there were."""
@@ -152,7 +201,7 @@ class Predictor:
     def _with_context(self, rows: pl.DataFrame) -> tuple[pl.DataFrame, list[int]]:
         """Earlier samples of the patients before the new ones, and how many of each row's patient there were."""
         people = rows[self.patient].to_list()
-        before = {name: self._kept[name] for name in dict.fromkeys(people) if name in self._kept}
+        before = {name: self._rows(name) for name in dict.fromkeys(people) if name in self._kept}
         for name in before:
             self._kept.move_to_end(name)
         if not before:
@@ -169,12 +218,12 @@ class Predictor:
         if self.context == "none":
             return
         for (name,), part in rows.group_by(self.patient, maintain_order=True):
-            known = [self._kept[str(name)]] if name in self._kept else []
+            known = [self._rows(str(name))] if name in self._kept else []
             self._kept[str(name)] = pl.concat([*known, part], how="vertical_relaxed").tail(self.limits.samples)
             self._kept.move_to_end(str(name))
-        while len(self._kept) > self.limits.patients:
-            self._kept.popitem(last=False)
-            self.tally.forgotten += 1
+
+    def _rows(self, patient: str) -> pl.DataFrame:
+        return cast("pl.DataFrame", self._kept[patient])
 
     def _dataset(self, rows: pl.DataFrame) -> Any:
         patients = rows[self.patient].to_list()
@@ -207,6 +256,58 @@ class Predictor:
             "manydg_uptime_seconds": round(time.time() - tally.started, 1),
         }
         return "\n".join([*lines, *(f"{name} {value}" for name, value in gauges.items()), ""])
+
+
+@dataclass(frozen=True, eq=False)
+class _Known:
+    """What is known of a patient from all samples so far.
+
+    - ``state`` ``(size,)``
+    - ``embeddings`` ``(2, dim)``: Sums over the samples before the time of the last one, and over all.
+    - ``alarm``: When an alarm was raised last.
+    """
+
+    layout: PatientState
+    state: FloatArray
+    embeddings: FloatArray
+    alarm: float
+
+    @property
+    def counts(self) -> FloatArray:
+        """Samples before the time of the last one, and all."""
+        return self.state[[self.layout.fields[name].start for name in ("samples_before", "samples")]]
+
+    @property
+    def time(self) -> float:
+        """Of the last sample."""
+        return float(self.state[self.layout.fields["time"].start]) if len(self) else -math.inf
+
+    def __len__(self) -> int:
+        return int(self.counts[1])
+
+
+def _advance(
+    layout: PatientState, states: FloatArray, values: npt.NDArray[Any], patients: npt.NDArray[Any], times: FloatArray
+) -> tuple[FloatArray, tuple[npt.NDArray[np.float32], ...]]:
+    """States ``(patients, size)`` after some samples, and the context of each sample and its weight."""
+    order = np.lexsort((times, patients))
+    starts = np.searchsorted(patients[order], np.arange(len(states)))
+    rank = np.arange(len(order)) - starts[patients[order]]
+    made: list[tuple[Any, ...]] = []
+    rounds = [order[rank == number] for number in range(int(rank.max()) + 1)]
+    for rows in rounds:
+        who: Any = patients[rows]
+        last, samples = (layout.part(states[who], name)[:, 0] for name in ("time", "samples"))
+        if (late := np.flatnonzero((samples > 0) & (times[rows] < last))).size:
+            row = int(rows[late[0]])
+            raise DataError(
+                f"row {row} is of time {times[row]:g}, and the patient's last sample was of {last[late[0]]:g}: send "
+                "samples in the order of time, or POST /forget and all samples of the patient again"
+            )
+        *context, states[who] = layout.step(states[who], values[rows], times[rows])
+        made.append(tuple(context))
+    back = np.argsort(np.concatenate(rounds))
+    return states, tuple(np.concatenate(each)[back] for each in zip(*made, strict=True))
 
 
 def check_address(host: str, token: str | None) -> None:

@@ -58,9 +58,11 @@ def test_a_stream_gives_what_transform_gives_of_all_samples(seed: int, rows: int
     values, who, when = samples(seed, width=18, rows=rows)
     context = PatientContext(parts=parts, gap=5.0, strength=3.0).fit(values, groups=who, time=when)
     expected = context.transform(values, groups=who, time=when)
-    stream = context.stream()
+    stream, bounded = context.stream(), context.stream(exact=False)
     for row in np.argsort(when, kind="stable"):
         np.testing.assert_array_equal(stream.update(int(who[row]), values[row], when[row]), expected[row])
+        nearly = bounded.update(int(who[row]), values[row], when[row])
+        np.testing.assert_allclose(nearly, expected[row], rtol=1e-6, atol=1e-6)
 
 
 def test_a_stream_takes_a_sample_in_less_than_a_millisecond() -> None:

@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 import pytest
 import torch
 
 from manydg.algorithms import ALGORITHMS
 from manydg.data.columns import Ragged
 from manydg.data.dataset import DomainDataset, from_arrays
+from manydg.data.timeline import PARTS
 from manydg.errors import ConfigError, StorageError
 from manydg.training.export import METADATA, export_run
 from manydg.training.run import Run, open_run, train
@@ -78,7 +80,7 @@ def test_an_exported_table_model_gives_the_runs_probabilities(
 ) -> None:
     skip_without(format)
     run = train(small_dataset, algorithm=algorithm, epochs=2, lr=0.01, device="cpu", out=tmp_path / "run")
-    written = export_run(tmp_path / "run", tmp_path / "model", format)
+    written = export_run(tmp_path / "run", tmp_path / "model", format, context="inputs")
     assert_parity(run, small_dataset, written.path, format)
     assert written.difference < 1e-4
     assert [file.name for file in tmp_path.iterdir() if file.is_file()] == ["model"]
@@ -93,7 +95,7 @@ def test_every_algorithm_can_be_exported(
     data = nights if algorithm in NEEDS_MAPS else dataset_of("binary" if algorithm == "gpboost" else "classes", 30)
     run = train(data, algorithm=algorithm, epochs=1, device="cpu")
     for format in ("onnx", "torch"):
-        assert_parity(run, data, export_run(run, tmp_path / format, format).path, format)
+        assert_parity(run, data, export_run(run, tmp_path / format, format, context="inputs").path, format)
 
 
 @pytest.mark.parametrize("kind", ["votes", "binary", "multilabel"])
@@ -270,3 +272,139 @@ def test_values_leave_in_their_unit(format: str, dataset_of: Callable[..., Domai
         found = run_exported(exported.path, format, columns)
     np.testing.assert_allclose(found, expected, rtol=1e-4)
     assert float(found.mean()) > 1e7
+
+
+# Context inside the graph
+
+
+@pytest.fixture(scope="module")
+def stays() -> DomainDataset:
+    """Patients with values that are often missing, samples of equal times, and pauses that begin a session."""
+    rng = np.random.default_rng(0)
+    who, hour = np.repeat(np.arange(16), 20), np.tile(np.floor(np.arange(20) * 0.7), 16)
+    values = (rng.normal(size=(320, 18)) + 3 * rng.normal(size=(16, 18))[who]).astype(np.float32)
+    label = values[:, 0] > 0
+    values[rng.random(values.shape) < 0.4] = np.nan
+    return from_arrays(values, label, who, times=np.where(hour > 8, hour + 10, hour), missing=True)
+
+
+def streamed(run: Callable[..., list[Array]], data: DomainDataset, size: int, batch: int = 1) -> Array:
+    """Probabilities of samples given in the order of time, patients interleaved, some of them at once."""
+    values, times, who = data.column("x").numpy(), data.times.numpy(), data.domains.numpy()  # type: ignore[union-attr]
+    states: dict[int, Array] = {}
+    out, waiting = np.empty((len(data), 2), np.float32), [int(row) for row in np.argsort(times, kind="stable")]
+    while waiting:
+        rows: list[int] = []
+        for row in waiting:
+            if len(rows) < batch and who[row] not in who[rows]:
+                rows.append(row)
+        waiting = [row for row in waiting if row not in rows]
+        state = np.stack([states.get(int(who[row]), np.zeros(size)) for row in rows])
+        out[rows], state = run(values[rows], times[rows], state)
+        states |= {int(who[row]): one for row, one in zip(rows, state, strict=True)}
+    return out
+
+
+def runtime(path: Path, format: str) -> Callable[..., list[Array]]:
+    """A file with a state as a function of arrays."""
+    if format == "onnx":
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        assert [entry.name for entry in session.get_outputs()] == ["probabilities", "new_state"]
+        return lambda x, time, state: session.run(None, {"x": x, "time": time, "state": state})
+    program = torch.export.load(path).module()
+    return lambda *given: [each.detach().numpy() for each in program(*map(torch.from_numpy, given))]
+
+
+EVERYTHING = {"parts": PARTS["causal"], "gap": 5.0, "scales": (2, 8)}
+
+
+@pytest.mark.parametrize(
+    ("format", "algorithm", "options"),
+    [
+        ("onnx", "base", EVERYTHING),
+        pytest.param("torch", "base", EVERYTHING, marks=pytest.mark.slow),
+        pytest.param("onnx", "boosting", {}, marks=pytest.mark.slow),
+        pytest.param("onnx", "base", {"parts": ("relative",)}, marks=pytest.mark.slow),
+    ],
+)
+def test_samples_one_by_one_get_from_the_file_what_the_run_gives_them_together(
+    stays: DomainDataset, tmp_path: Path, format: str, algorithm: str, options: dict[str, Any]
+) -> None:
+    skip_without(format)
+    run = train(stays, algorithm=algorithm, context="causal", context_options=options, epochs=2, device="cpu")
+    written = export_run(run, tmp_path / "model", format)
+    size, expected = written.metadata["inputs"]["state"]["shape"][1], run.predict_proba(stays)
+    for batch in (1, 7):
+        found = streamed(runtime(written.path, format), stays, size, batch)
+        np.testing.assert_allclose(found, expected, atol=2e-6, rtol=0)
+    without = run.predict_proba(stays.column("x"), patients=np.arange(len(stays)), times=stays.times.numpy())  # type: ignore[union-attr]
+    assert np.abs(without - expected).max() > 0.01  # The context counts.
+
+
+def test_the_state_starts_at_zero_is_documented_and_refuses_what_is_late_or_infinite(
+    stays: DomainDataset, tmp_path: Path
+) -> None:
+    run = train(stays, algorithm="base", context="causal", epochs=1, device="cpu")
+    written = export_run(run, tmp_path / "model.pt2", "torch")
+    said, size = written.metadata["state"], written.metadata["inputs"]["state"]["shape"][1]
+    assert said["initial"] == "zeros"
+    ends = [field["start"] + int(np.prod(field["shape"])) for field in said["fields"]]
+    assert [field["start"] for field in said["fields"]] == [0, *ends[:-1]]
+    assert ends[-1] == size == written.metadata["output"]["new_state"][1]
+    predict, x = runtime(written.path, "torch"), stays.column("x").numpy()  # type: ignore[union-attr]
+    _, state = predict(x[:1], np.array([5.0]), np.zeros((1, size)))
+    samples = {field["name"]: state[0, field["start"]] for field in said["fields"]}
+    assert (samples["time"], samples["samples"], samples["samples_before"]) == (5.0, 1.0, 0.0)
+    endless = np.where(np.arange(18) == 3, np.inf, x[1:2]).astype(np.float32)
+    for row, time in ((x[1:2], 4.0), (x[1:2], np.nan), (endless, 6.0)):
+        refused, same = predict(row, np.array([time]), state)
+        assert np.isnan(refused).all()
+        np.testing.assert_array_equal(same, state)
+    again, after = predict(x[1:2], np.array([5.0]), state)
+    assert np.isfinite(again).all()
+    assert after[0, said["fields"][0]["start"]] == 5.0
+
+
+def test_context_that_cannot_be_streamed_is_refused_with_the_remedy(
+    stays: DomainDataset, tmp_path: Path, nights: DomainDataset
+) -> None:
+    offline = train(stays, algorithm="base", context="offline", epochs=1, device="cpu")
+    with pytest.raises(ConfigError, match="later samples; train with --context causal, or export with --context inp"):
+        export_run(offline, tmp_path / "model.pt2", "torch")
+    assert not (tmp_path / "model.pt2").exists()
+    timed = from_arrays(
+        {"signal": nights.column("signal")}, nights.targets, nights.domains, kind="classes",
+        times=np.tile(np.arange(5.0), 10), info={"settings": dict(nights.info.settings)},
+    )  # fmt: skip
+    signals = train(timed, algorithm="base", context="causal", epochs=1, batch_size=16, device="cpu")
+    with pytest.raises(ConfigError, match=r"context of signals \(signal\) is made of their spectrograms; export with"):
+        export_run(signals, tmp_path / "signals.pt2", "torch")
+    with pytest.raises(ConfigError, match="did you mean 'state'"):
+        export_run(offline, tmp_path / "model.pt2", "torch", context="stat")
+
+
+@pytest.mark.slow
+def test_the_hourly_kidney_table_streams_through_onnx(shared_data: Path, tmp_path: Path) -> None:
+    skip_without("onnx")
+    hourly = shared_data / "aki_hourly_eicu_demo"
+    if not hourly.is_dir():
+        pytest.skip("the hourly kidney table is not there")
+    hours = pl.read_parquet(hourly / "dyn.parquet").join(
+        pl.read_parquet(hourly / "outc.parquet"), on=["stay_id", "time"], how="inner"
+    )
+    few = hours["stay_id"].unique().sort()[:40].implode()
+    hours = hours.filter(pl.col("stay_id").is_in(few)).sort("stay_id", "time")
+    counts = hours.drop("stay_id", "time", "label").count().row(0, named=True)
+    measured = pl.col(sorted(counts, key=lambda name: -counts[name])[:24])
+    # Hours without a measurement are the same of everybody, which training warns of.
+    hours = hours.filter(pl.sum_horizontal(measured.is_not_null()) > 3)
+    values = hours.select(measured).cast(pl.Float32).fill_null(float("nan")).to_numpy().copy()
+    when = (hours["time"].dt.total_minutes() / 60).to_numpy().copy()
+    data = from_arrays(values, hours["label"].to_numpy() > 0, hours["stay_id"].to_numpy(), times=when, missing=True)
+    run = train(data, algorithm="boosting", context="causal", settings={"rounds": 40}, device="cpu")
+    assert "last" in run.schema.settings["context"]["parts"]  # type: ignore[operator, index, call-overload]
+    written = export_run(run, tmp_path / "model.onnx")
+    found = streamed(runtime(written.path, "onnx"), data, written.metadata["inputs"]["state"]["shape"][1], batch=8)
+    np.testing.assert_allclose(found, run.predict_proba(data), atol=1e-6, rtol=0)

@@ -153,6 +153,10 @@ def export(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run.", show_default=False)],
     out: Annotated[Path, typer.Option(help="File to write, such as model.onnx or model.pt2.")],
     format: Annotated[str, typer.Option(help="onnx (for onnxruntime) or torch (for torch.export.load).")] = "onnx",
+    context: Annotated[
+        str,
+        typer.Option(help="Patient context: state (made by the file) or inputs (made by manydg, given with each row)."),
+    ] = "state",
     backbone: UsedBackbone = None,
     algorithm: UsedAlgorithm = None,
     json: AsJson = False,
@@ -161,7 +165,8 @@ def export(
 
     It takes the inputs in the units of the dataset (signals in microvolts: the spectrogram is part of the file), any
     number of rows at a time, and gives probabilities. The file is checked against the model before it is written.
-    A model trained with patient context takes the context as further inputs, which manydg has to make.
+    With causal patient context it takes the next sample of each patient, its time and the patient's state, and gives
+    the new state beside the probabilities; the state of a new patient is zeros.
     """
     from manydg.cli._options import console, show_json, show_line
     from manydg.data.dataset import TRUST
@@ -169,7 +174,7 @@ def export(
     from manydg.training.export import export_run
 
     with claimed(out):
-        written = export_run(run, out, format, backbone=backbone, algorithm=algorithm)
+        written = export_run(run, out, format, context=context, backbone=backbone, algorithm=algorithm)
     if json:
         show_json({"file": str(written.path), "difference": written.difference, **written.metadata})
         return
@@ -179,8 +184,10 @@ def export(
     if TRUST in written.metadata["inputs"]:
         console.print("context is made by manydg.data.context.add_context, with the settings the file names")
     names = written.metadata["target"]["names"]
-    output = next(iter(written.metadata["output"]))
+    output, *states = written.metadata["output"]
     show_line(f"output {output}: float32 (batch, {len(names)}): {', '.join(names)}")
+    for state in states:
+        show_line(f"output {state}: float64: the state to give with the patient's next sample; zeros at the first")
     console.print(f"wrote {written.path}; it agrees with the model within {written.difference:.1e}")
 
 
@@ -208,8 +215,10 @@ def serve(
         Path | None,
         typer.Option(help="File with the token that every request must carry.", show_default="none on this machine"),
     ] = None,
-    patients: Annotated[int, typer.Option(min=1, help="Patients whose samples are kept in memory.")] = 1000,
-    samples: Annotated[int, typer.Option(min=1, help="Samples of each patient that are kept: the latest.")] = 1000,
+    patients: Annotated[int, typer.Option(min=1, help="Patients who are remembered, in memory.")] = 1000,
+    samples: Annotated[
+        int, typer.Option(min=1, help="Samples of each patient kept, where the model needs them.")
+    ] = 1000,
     device: Device = "cpu",
     backbone: UsedBackbone = None,
     algorithm: UsedAlgorithm = None,
@@ -217,8 +226,8 @@ def serve(
     """Answer predictions over HTTP (JSON or Arrow).
 
     Beside probabilities come calibrated ones, prediction sets, and whether the patient is unlike those of the training.
-    A model with patient context is shown the patient's earlier samples, which are kept in memory alone: a restart loses
-    them, and each answer says how many there were. The OpenAPI page is at /docs, Prometheus metrics at /metrics.
+    What a model with patient context needs of earlier samples is kept in memory alone: a restart loses it, and each
+    answer says how many samples there were. The OpenAPI page is at /docs, Prometheus metrics at /metrics.
     """
     from manydg.cli._options import console
     from manydg.serve import Limits, Predictor, check_address, read_token, run_server

@@ -11,15 +11,16 @@ reads a sample that is later, or of the same time. The columns are ordinary inpu
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from manydg.data.columns import Ragged, unnest
-from manydg.data.dataset import TRUST, DomainDataset
+from manydg.data.dataset import TRUST, DomainDataset, InputSchema
 from manydg.data.timeline import (
     DEFAULT_PARTS,
     DEFAULT_STRENGTH,
@@ -27,6 +28,7 @@ from manydg.data.timeline import (
     PAUSE,
     REMEMBERED,
     ContextOptions,
+    PatientState,
     SequenceOptions,
     Timeline,
     assemble,
@@ -35,6 +37,7 @@ from manydg.data.timeline import (
     some_patients,
 )
 from manydg.errors import ConfigError, DataError
+from manydg.files import ParsedJson
 
 Spectrum = Callable[[Tensor], Tensor]
 """From signals ``(rows, channels, samples)`` to log spectrograms ``(rows, channels, frequencies, frames)``."""
@@ -158,6 +161,26 @@ def fitting_parts(dataset: DomainDataset, mode: str) -> tuple[str, ...]:
     missing = sum(int(torch.isnan(table).sum()) for table in tables)
     sparse = 2 * missing > sum(table.numel() for table in tables)
     return (*DEFAULT_PARTS[mode], *(REMEMBERED if sparse else ()))
+
+
+def unstreamed(schema: InputSchema) -> str | None:
+    """Why the context of a model cannot be made from samples that come one by one; ``None`` where it can."""
+    if cast("ParsedJson", schema.settings["context"])["mode"] != "causal":
+        return "offline context needs the patient's later samples"
+    given = schema.without_context().columns
+    if records := sorted(name for name, column in given.items() if column.nesting):
+        return f"the context of records ({', '.join(records)}) is made of all earlier ones"
+    if signals := sorted(name for name, column in given.items() if len(column.shape) > 1):
+        return f"the context of signals ({', '.join(signals)}) is made of their spectrograms"
+    return None
+
+
+def stream_of(schema: InputSchema) -> tuple[PatientState, list[str]]:
+    """How the context of a model is made of samples that come one by one, and the columns that it is made of."""
+    given = schema.without_context().columns
+    names = [name for name, column in given.items() if getattr(torch, column.dtype).is_floating_point]
+    width = sum(math.prod(given[name].shape) for name in names)
+    return PatientState(ContextOptions.from_json(cast("ParsedJson", schema.settings["context"])), width), names
 
 
 def unsupported(dataset: DomainDataset, mode: str = "offline") -> str | None:

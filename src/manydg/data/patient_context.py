@@ -7,9 +7,7 @@ the same functions (:mod:`manydg.data.timeline`).
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,13 +17,12 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted, v
 
 from manydg.data.timeline import (
     DEFAULT_STRENGTH,
-    MAX_DEVIATION,
     REMEMBERED,
     TABLE_COLUMNS,
     ContextOptions,
+    PatientState,
     Timeline,
     assemble,
-    patient_statistics,
     samples_until_known,
     some_patients,
 )
@@ -130,10 +127,10 @@ class PatientContext(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         names = [f"x{number}" for number in range(self.n_features_in_)] if names is None else list(names)
         return np.array([*names, *context_names(names, self._options_)], dtype=object)
 
-    def stream(self) -> PatientStream:
+    def stream(self, exact: bool = True) -> PatientStream:
         """The same for samples that come one by one; causal context only."""
         check_is_fitted(self, "_options_")
-        return PatientStream(self._options_)
+        return PatientStream(self._options_, exact)
 
     def _options(self) -> ContextOptions:
         parts = None if self.parts is None else tuple(self.parts)
@@ -212,183 +209,17 @@ class _RunningSum:
         return current
 
 
-class _WindowSums:
-    """Sums over the last 1, 2, 4, ... rows of a session, as :func:`windows` makes them."""
-
-    def __init__(self, scales: tuple[int, ...]) -> None:
-        self._scales, self._levels, self._count = scales, max(scales, default=1).bit_length() - 1, 0
-        self._last: list[list[Vector]] = [[] for _ in range(self._levels)]
-
-    def add(self, row: Vector) -> dict[int, Vector]:
-        current, kept = row, {1: row}
-        for level, sums in enumerate(self._last):
-            step = 1 << level
-            if self._count < step:
-                sums.append(current)
-            else:
-                at = self._count & (step - 1)
-                current, sums[at] = current + sums[at], current
-            kept[2 * step] = current
-        self._count += 1
-        return {scale: kept[scale] for scale in self._scales}
-
-
-@dataclass(frozen=True, eq=False)
-class _Known:
-    """What is known of a patient after a sample."""
-
-    session: int
-    time: float
-    totals: Vector
-    windows: dict[int, Vector]
-    lowest: Vector
-    highest: Vector
-    values: Vector
-    seen: Vector
-    changed: Vector
-    measured: _Measured
-
-
-@dataclass(frozen=True, eq=False)
-class _Measured:
-    """The last two measurements of each feature in a session, and how many there were; NaN times without any."""
-
-    value: Vector
-    time: Vector
-    value_before: Vector
-    time_before: Vector
-    count: Vector
-
-    @staticmethod
-    def nothing(width: int) -> _Measured:
-        zeros, never = np.zeros(width), np.full(width, math.nan)
-        return _Measured(zeros, never, zeros, never, zeros)
-
-    def then(self, known: npt.NDArray[np.bool_], values: Vector, time: float, latest: _Measured) -> _Measured:
-        """With a further sample, where this is of strictly earlier ones and ``latest`` of all."""
-        return _Measured(
-            np.where(known, values, latest.value),
-            np.where(known, time, latest.time),
-            np.where(known, self.value, latest.value_before),
-            np.where(known, self.time, latest.time_before),
-            latest.count + known,
-        )
-
-    def columns(
-        self, now: _Measured, first: Vector, time: float, start: float, parts: Sequence[str]
-    ) -> Iterator[Vector]:
-        """The parts of context, in their order; ``now`` has the sample itself, too."""
-        if "last" in parts:
-            yield np.where(np.isnan(self.time), 0.0, self.value + first)
-        if "since" in parts:
-            yield np.log1p(time - np.where(np.isnan(self.time), start, self.time))
-        if "trend" in parts:
-            rate = (now.value - now.value_before) / np.clip(now.time - now.time_before, 1e-9, None)
-            yield np.where(np.isnan(now.time_before), 0.0, rate)
-        if "count" in parts:
-            yield np.log1p(self.count)
-
-
-class _PatientSoFar:
-    """One patient's samples, in the order of time."""
-
-    def __init__(self, options: ContextOptions, width: int) -> None:
-        self.options, self.width = options, width
-        self.first = np.zeros(width)
-        self.ever = np.zeros(width, bool)
-        self.sums, self.windows = _RunningSum(), _WindowSums(options.scales)
-        self.session = 0
-        self.start = self.session_start = math.nan
-        self.earlier: _Known | None = None
-        self.latest: _Known | None = None
-
-    def update(self, row: Vector, time: float) -> Vector:
-        if self.latest is None:
-            self.start = self.session_start = time
-        elif time < self.latest.time:
-            raise DataError(f"a sample of time {time:g} comes after one of {self.latest.time:g}: give them in order")
-        elif time > self.latest.time:
-            self.earlier = self.latest
-            if self.options.gap is not None and time - self.latest.time > self.options.gap:
-                self.session, self.session_start = self.session + 1, time
-                self.windows = _WindowSums(self.options.scales)
-        known = ~np.isnan(row)
-        self.first = np.where(known & ~self.ever, row, self.first)
-        self.ever = self.ever | known
-        values = np.where(known, row - self.first, 0.0)
-        with np.errstate(all="ignore"):
-            context, changed = self._context(known, values, time)
-        self.latest = self._after(known, values, time, changed)
-        return context
-
-    def _context(self, known: npt.NDArray[np.bool_], values: Vector, time: float) -> tuple[Vector, Vector]:
-        """The columns of context, and when each value last changed."""
-        options, past, n = self.options, self.earlier, self.width
-        parts, seen = options.parts or (), known.astype(np.float64)
-        own = np.concatenate([seen, values, np.square(values)])
-        count, total, squares = np.split(own if past is None else past.totals + own, 3)
-        patient: Any = patient_statistics(count, total, squares, seen, options.strength or DEFAULT_STRENGTH)
-        difference = np.where(known, patient.weight * (values - patient.mean), 0.0)
-        blocks = []
-        if "relative" in parts:
-            blocks.append(np.clip(difference * patient.scale, -MAX_DEVIATION, MAX_DEVIATION))
-        if "difference" in parts:
-            blocks.append(difference)
-        if "extremes" in parts:
-            low, high = (np.full(n, math.inf), np.full(n, -math.inf)) if past is None else (past.lowest, past.highest)
-            blocks.append(np.where(known, values - np.minimum(low, np.where(known, values, math.inf)), 0.0))
-            blocks.append(np.where(known, values - np.maximum(high, np.where(known, values, -math.inf)), 0.0))
-        session = past if past is not None and past.session == self.session else None
-        was_seen, previous = (np.zeros(n), np.zeros(n)) if session is None else (session.seen, session.values)
-        when = np.where((known != (was_seen > 0)) | (values != previous), time, -math.inf)
-        changed = when if session is None else np.maximum(session.changed, when)
-        if "age" in parts:
-            since = time - changed
-            blocks.append(np.log1p(np.where(np.isfinite(since), since, 0.0)))
-        measured = _Measured.nothing(n) if session is None else session.measured
-        now = measured.then(known, values, time, measured)
-        blocks += measured.columns(now, self.first, time, self.session_start, parts)
-        blocks += self._neighbours(session, known, values, patient, parts)
-        table = np.stack(blocks) if blocks else np.zeros((0, n))
-        columns = [table[:, start : start + TABLE_COLUMNS].ravel() for start in range(0, n, TABLE_COLUMNS)]
-        clock = time - self.session_start
-        if "clock" in parts:
-            columns.insert(0, np.array([clock, np.log1p(clock), np.log1p(time - self.start)]))
-        return np.concatenate(columns), when
-
-    def _neighbours(
-        self, session: _Known | None, known: npt.NDArray[np.bool_], values: Vector, patient: Any, parts: Sequence[str]
-    ) -> Iterator[Vector]:
-        for scale in self.options.scales:
-            window = np.zeros(2 * self.width) if session is None else session.windows[scale]
-            count, total = np.split(window, 2)
-            mean = total / np.clip(count, 1.0, None)
-            if "before" in parts:
-                yield np.where(known & (count > 0), mean - values, 0.0)
-            if "before-level" in parts:
-                level = patient.weight * (mean - patient.mean) * patient.scale
-                yield np.clip(np.where(count > 0, level, 0.0), -MAX_DEVIATION, MAX_DEVIATION)
-
-    def _after(self, known: npt.NDArray[np.bool_], values: Vector, time: float, when: Vector) -> _Known:
-        seen, last = known.astype(np.float64), self.latest
-        low, high = np.where(known, values, math.inf), np.where(known, values, -math.inf)
-        if last is not None:
-            low, high = np.minimum(last.lowest, low), np.maximum(last.highest, high)
-        if last is not None and last.session == self.session:
-            when = np.maximum(last.changed, when)
-        totals = self.sums.add(np.concatenate([seen, values, np.square(values)]))
-        windows = self.windows.add(np.concatenate([seen, values]))
-        latest = last.measured if last is not None and last.session == self.session else _Measured.nothing(self.width)
-        past = self.earlier
-        before = past.measured if past is not None and past.session == self.session else _Measured.nothing(self.width)
-        measured = before.then(known, values, time, latest)
-        return _Known(self.session, time, totals, windows, low, high, values, seen, when, measured)
-
-
 class PatientStream:
     """Context of samples that come one by one: the same numbers as :meth:`PatientContext.transform` of all of them.
 
-    Made by :meth:`PatientContext.stream`. It keeps some sums for every sample that it has seen.
+    Made by :meth:`PatientContext.stream`.
+
+    Parameters
+    ----------
+    options : ContextOptions
+    exact : bool
+        Bit for bit the same, for which some sums are kept for every sample. Otherwise a patient takes a fixed amount of
+        memory, and the last digit may differ.
 
     Examples
     --------
@@ -398,11 +229,11 @@ class PatientStream:
     ([5.0, 0.0], [9.0, 1.0])
     """
 
-    def __init__(self, options: ContextOptions) -> None:
-        if options.mode != "causal":
-            raise ConfigError("offline context needs later samples, which a stream does not have: use mode='causal'")
-        self.options = options
-        self._patients: dict[Any, _PatientSoFar] = {}
+    def __init__(self, options: ContextOptions, exact: bool = True) -> None:
+        self.options, self.exact = options, exact
+        self._layout = PatientState(options, 0)
+        self._states: dict[Any, Vector] = {}
+        self._sums: dict[Any, _RunningSum] = {}
 
     def update(self, group: Any, x: Any, time: float) -> npt.NDArray[np.float32]:
         """The sample with its context ``(features + context,)``; the sample is then part of its patient's context.
@@ -415,13 +246,28 @@ class PatientStream:
         time : float
             Not earlier than the patient's last.
         """
-        row = np.asarray(x, np.float32)
-        patient = self._patients.get(group)
-        if patient is None:
-            patient = self._patients[group] = _PatientSoFar(self.options, len(row))
-        context = patient.update(row.astype(np.float64), float(time))
-        return np.concatenate([row, context.astype(np.float32)])
+        row = np.asarray(x, np.float32)[None]
+        if not self._states:
+            self._layout = PatientState(self.options, row.shape[1])
+        layout, state = self._layout, self._states.get(group)
+        if state is None:
+            state = np.zeros((1, layout.size))
+        elif time < state[0, 0]:
+            raise DataError(f"a sample of time {time:g} comes after one of {state[0, 0]:g}: give them in order")
+        context, _, state = layout.step(state, row, np.array([time], float))  # type: ignore[arg-type, assignment]
+        if self.exact:
+            self._add_exactly(group, state, row)
+        self._states[group] = state
+        return np.concatenate([row[0], context[0]])
+
+    def _add_exactly(self, group: Any, state: Vector, row: npt.NDArray[np.float32]) -> None:
+        start, width = self._layout.fields["count"].start, row.shape[1]
+        known = ~np.isnan(row[0])
+        values = np.where(known, row[0] - self._layout.part(state, "first")[0], 0.0)  # type: ignore[arg-type]
+        own = np.concatenate([known, values, np.square(values)])
+        state[0, start : start + 3 * width] = self._sums.setdefault(group, _RunningSum()).add(own)
 
     def forget(self, group: Any) -> None:
         """Drop what is known of a patient."""
-        self._patients.pop(group, None)
+        self._states.pop(group, None)
+        self._sums.pop(group, None)

@@ -16,6 +16,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -56,7 +57,6 @@ _MIN_VARIANCE = 1e-10
 """Values vary if their variance is more than this share of their mean square."""
 TABLE_COLUMNS = 16
 """Input columns whose context is made at a time, which bounds the memory of intermediate results."""
-_COLUMNS_AT_ONCE = 16
 _ROWS = 500_000
 _ENDLESS = 1e18
 
@@ -237,6 +237,10 @@ class Timeline:
         return known
 
 
+def _same(array: Tensor) -> Tensor:
+    return array
+
+
 def _flip(array: Tensor) -> Tensor:
     flipped: Tensor = _namespace(array).flip(array, (0,))
     return flipped
@@ -378,37 +382,124 @@ def table_context(
             yield xp.concatenate([xp.asarray(block, dtype=xp.float32) for block in blocks], 1)
 
 
-class _TableContext:
-    """Context of a few columns of measurements, part by part."""
+class _Context:
+    """Context of a few columns of measurements, part by part. What is known of other samples comes from a subclass.
+
+    - ``known``, ``values`` ``(rows, n)``: Whether a value is there, and its difference from the patient's first known
+      value ``first``; 0 where it is not.
+    - ``now``, ``session_start`` ``(rows, 1)``: The time of each row, and that at which its session began.
+    """
+
+    xp: Any
+    known: Tensor
+    values: Tensor
+    first: Tensor
+    now: Tensor
+    session_start: Tensor
+    statistics: PatientStatistics
+
+    def earlier_extreme(self, candidates: Tensor, combine: Combine, nothing: float) -> Tensor:
+        """The lowest or highest value at strictly earlier rows of the patient."""
+        raise NotImplementedError
+
+    def previous(self) -> tuple[Tensor, Tensor]:
+        """The value at the row before in the session, and whether it was known there."""
+        raise NotImplementedError
+
+    def earlier_change(self, when: Tensor) -> Tensor:
+        """When a value changed last at strictly earlier rows of the session; minus infinity for never."""
+        raise NotImplementedError
+
+    def measurement(self, which: str) -> tuple[Tensor, Tensor, Tensor]:
+        """Whether there is a measurement in the session, its value and its time.
+
+        The ``last`` one strictly before the row; with the row itself the most ``recent`` one, and the ``previous`` one
+        before that.
+        """
+        raise NotImplementedError
+
+    def measurements(self) -> Tensor:
+        """How many measurements there were at strictly earlier rows of the session."""
+        raise NotImplementedError
+
+    def windows(self, side: str, scales: tuple[int, ...]) -> Iterator[tuple[Tensor, Tensor]]:
+        """For each scale the number and the sum of the known values at so many rows strictly before or after."""
+        raise NotImplementedError
+
+    def blocks(self, parts: tuple[str, ...], scales: tuple[int, ...]) -> Iterator[Tensor]:
+        """Columns of context, ``(rows, n)`` each."""
+        patient, xp = self.statistics, self.xp
+        difference = xp.where(self.known, patient.weight * (self.values - patient.mean), 0.0)
+        if "relative" in parts:
+            yield xp.clip(difference * patient.scale, -MAX_DEVIATION, MAX_DEVIATION)
+        if "difference" in parts:
+            yield difference
+        if "extremes" in parts:
+            for combine, nothing in ((xp.minimum, math.inf), (xp.maximum, -math.inf)):
+                candidates = xp.where(self.known, self.values, nothing)
+                past = self.earlier_extreme(candidates, combine, nothing)
+                yield xp.where(self.known, self.values - combine(past, candidates), 0.0)
+        if "age" in parts:
+            when = self.changes()
+            since = self.now - xp.maximum(self.earlier_change(when), when)
+            yield xp.log1p(xp.where(xp.isfinite(since), since, 0.0))
+        yield from self._remembered(parts)
+        for side in ("before", "after"):
+            if side in parts or f"{side}-level" in parts:
+                yield from self._neighbours(side, parts, scales)
+
+    def changes(self) -> Tensor:
+        """The row's time where the value is another one than before, minus infinity elsewhere."""
+        previous, was_known = self.previous()
+        when: Tensor = self.xp.where((self.known != was_known) | (self.values != previous), self.now, -math.inf)
+        return when
+
+    def _remembered(self, parts: tuple[str, ...]) -> Iterator[Tensor]:
+        """The value measured last at an earlier sample of the session, how long ago, the trend, and how many.
+
+        The trend is that of the last two measurements up to the sample. Before the first measurement, how long ago is
+        counted from the session's beginning, and the rest is 0.
+        """
+        xp = self.xp
+        if "last" in parts or "since" in parts:
+            there, value, time = self.measurement("last")
+            if "last" in parts:
+                yield xp.where(there, value + self.first, 0.0)
+            if "since" in parts:
+                yield xp.log1p(self.now - xp.where(there, time, self.session_start))
+        if "trend" in parts:
+            (_, value, time), (there, before, then) = self.measurement("recent"), self.measurement("previous")
+            yield xp.where(there, (value - before) / xp.clip(time - then, 1e-9, None), 0.0)
+        if "count" in parts:
+            yield xp.log1p(self.measurements())
+
+    def _neighbours(self, side: str, parts: tuple[str, ...], scales: tuple[int, ...]) -> Iterator[Tensor]:
+        """Means of the last few rows strictly before (after): minus the value, or in the patient's own units."""
+        patient, xp = self.statistics, self.xp
+        for count, total in self.windows(side, scales):
+            mean = total / xp.clip(count, 1.0, None)
+            if side in parts:
+                yield xp.where(self.known & (count > 0), mean - self.values, 0.0)
+            if f"{side}-level" in parts:
+                level = patient.weight * (mean - patient.mean) * patient.scale
+                yield xp.clip(xp.where(count > 0, level, 0.0), -MAX_DEVIATION, MAX_DEVIATION)
+
+
+class _TableContext(_Context):
+    """Context of whole records."""
 
     def __init__(self, values: Tensor, timeline: Timeline, mode: str, strength: float) -> None:
         self.timeline, self.mode, self.strength = timeline, mode, strength
-        self.xp: Any = _namespace(values)
+        self.xp = _namespace(values)
+        self.now, self.session_start = timeline.times[:, None], timeline.times[timeline.session][:, None]
         self.known = ~self.xp.isnan(values)
         # One column serves for all where nothing is missing.
         one = self.known[:, :1] if bool(self.known.all()) else self.known
         self.seen: Tensor = self.xp.asarray(one, dtype=self.xp.float64)
         # Relative to the patient's first known value, which is never later than any row that uses it.
         self.first = _first_known(values, self.known, timeline)
-        self.values: Tensor = self.xp.where(self.known, values - self.first, 0.0)
+        self.values = self.xp.where(self.known, values - self.first, 0.0)
         self.statistics = self._statistics()
-
-    def blocks(self, parts: tuple[str, ...], scales: tuple[int, ...]) -> Iterator[Tensor]:
-        patient = self.statistics
-        difference = self.xp.where(self.known, patient.weight * (self.values - patient.mean), 0.0)
-        if "relative" in parts:
-            yield self.xp.clip(difference * patient.scale, -MAX_DEVIATION, MAX_DEVIATION)
-        if "difference" in parts:
-            yield difference
-        if "extremes" in parts:
-            yield from self._extremes()
-        if "age" in parts:
-            yield self._age()
-        if any(part in parts for part in REMEMBERED):
-            yield from self._remembered(parts)
-        for side, timeline in (("before", self.timeline), ("after", self.timeline.reversed())):
-            if side in parts or f"{side}-level" in parts:
-                yield from self._neighbours(timeline, side, parts, scales)
 
     def _statistics(self) -> PatientStatistics:
         line, sums = self.timeline, [self.seen, self.values, self.xp.square(self.values)]
@@ -420,75 +511,43 @@ class _TableContext:
             count, total, squares = (past + own for past, own in zip(earlier, sums, strict=True))
         return patient_statistics(count, total, squares, self.seen, self.strength)
 
-    def _extremes(self) -> Iterator[Tensor]:
-        """Distance from the patient's lowest and highest value so far."""
-        xp = self.xp
-        for combine, nothing in ((xp.minimum, math.inf), (xp.maximum, -math.inf)):
-            candidates = xp.where(self.known, self.values, nothing)
-            past = self.timeline.earlier(
-                running(candidates, self.timeline.patient, combine), self.timeline.patient, nothing
-            )
-            yield xp.where(self.known, self.values - combine(past, candidates), 0.0)
-
-    def _age(self) -> Tensor:
-        """Logarithm of the time since the value last changed, or since the session began."""
+    def earlier_extreme(self, candidates: Tensor, combine: Combine, nothing: float) -> Tensor:
         line = self.timeline
-        previous = line.earlier(self.values, line.session)
+        return line.earlier(running(candidates, line.patient, combine), line.patient, nothing)
+
+    def previous(self) -> tuple[Tensor, Tensor]:
+        line = self.timeline
         was_known = line.earlier(self.seen, line.session) > 0
-        changed = (self.known != was_known) | (self.values != previous)
-        xp, now = self.xp, line.times[:, None]
-        when = xp.where(changed, now, -math.inf)
-        past = line.earlier(running(when, line.session, xp.maximum), line.session, -math.inf)
-        since = now - xp.maximum(past, when)
-        age: Tensor = xp.log1p(xp.where(xp.isfinite(since), since, 0.0))
-        return age
+        return line.earlier(self.values, line.session), was_known
 
-    def _remembered(self, parts: tuple[str, ...]) -> Iterator[Tensor]:
-        """The value measured last at an earlier sample of the session, how long ago, the trend, and how many.
+    def earlier_change(self, when: Tensor) -> Tensor:
+        line = self.timeline
+        return line.earlier(running(when, line.session, self.xp.maximum), line.session, -math.inf)
 
-        The trend is that of the last two measurements up to the sample. Before the first measurement, how long ago is
-        counted from the session's beginning, and the rest is 0.
-        """
-        line, xp, columns = self.timeline, self.xp, _positions(self.values[0])
+    @cached_property
+    def _measured(self) -> dict[str, Tensor]:
+        """Positions of measurements, -1 for none."""
+        line, xp = self.timeline, self.xp
         now = xp.where(self.known, _positions(self.values[:, 0])[:, None], -1)
-        before = line.earlier(running(now, line.session, xp.maximum), line.session, -1)
-        last = xp.maximum(before, now)
-        previous = xp.where(last >= 0, before[xp.clip(last, 0, None), columns], -1)
-        start, recent = xp.clip(before, 0, None), xp.clip(last, 0, None)
-        if "last" in parts:
-            yield xp.where(before >= 0, self.values[start, columns] + self.first, 0.0)
-        if "since" in parts:
-            yield xp.log1p(line.times[:, None] - line.times[xp.where(before >= 0, before, line.session[:, None])])
-        if "trend" in parts:
-            earlier = xp.clip(previous, 0, None)
-            rise = self.values[recent, columns] - self.values[earlier, columns]
-            duration = xp.clip(line.times[recent] - line.times[earlier], 1e-9, None)
-            yield xp.where(previous >= 0, rise / duration, 0.0)
-        if "count" in parts:
-            seen = xp.asarray(self.known, dtype=xp.float64)
-            yield xp.log1p(line.earlier(running(seen, line.session), line.session))
+        last = line.earlier(running(now, line.session, xp.maximum), line.session, -1)
+        recent = xp.maximum(last, now)
+        before = last[xp.clip(recent, 0, None), _positions(self.values[0])]
+        return {"last": last, "recent": recent, "previous": xp.where(recent >= 0, before, -1)}
 
-    def _neighbours(
-        self, timeline: Timeline, side: str, parts: tuple[str, ...], scales: tuple[int, ...]
-    ) -> Iterator[Tensor]:
-        """Means of the last few rows strictly before (after): minus the value, or in the patient's own units."""
-        backwards = side == "after"
-        seen, values, xp = self.seen, self.values, self.xp
-        if backwards:
-            seen, values = _flip(seen), _flip(values)
-        counts = windows(seen, timeline.session, scales)
-        sums = windows(values, timeline.session, scales)
+    def measurement(self, which: str) -> tuple[Tensor, Tensor, Tensor]:
+        position = self._measured[which]
+        row = self.xp.clip(position, 0, None)
+        return position >= 0, self.values[row, _positions(self.values[0])], self.timeline.times[row]
+
+    def measurements(self) -> Tensor:
+        line, seen = self.timeline, self.xp.asarray(self.known, dtype=self.xp.float64)
+        return line.earlier(running(seen, line.session), line.session)
+
+    def windows(self, side: str, scales: tuple[int, ...]) -> Iterator[tuple[Tensor, Tensor]]:
+        line, turn = (self.timeline.reversed(), _flip) if side == "after" else (self.timeline, _same)
+        counts, sums = (windows(turn(one), line.session, scales) for one in (self.seen, self.values))
         for scale in scales:
-            count = timeline.earlier(counts[scale], timeline.session)
-            mean = timeline.earlier(sums[scale], timeline.session) / xp.clip(count, 1.0, None)
-            if backwards:
-                count, mean = _flip(count), _flip(mean)
-            if side in parts:
-                yield xp.where(self.known & (count > 0), mean - self.values, 0.0)
-            if f"{side}-level" in parts:
-                patient = self.statistics
-                level = patient.weight * (mean - patient.mean) * patient.scale
-                yield xp.clip(xp.where(count > 0, level, 0.0), -MAX_DEVIATION, MAX_DEVIATION)
+            yield tuple(turn(line.earlier(one[scale], line.session)) for one in (counts, sums))  # type: ignore[misc]
 
 
 def _first_known(values: Tensor, known: Tensor, timeline: Timeline) -> Tensor:
@@ -501,6 +560,256 @@ def _first_known(values: Tensor, known: Tensor, timeline: Timeline) -> Tensor:
     value = values[xp.clip(first, None, absent - 1), _positions(values[0])]
     known_value: Tensor = xp.where(first < absent, value, 0.0)
     return known_value
+
+
+@dataclass(frozen=True)
+class StateField:
+    """A part of what is known of a patient.
+
+    - ``initial``: Its value before the first sample.
+    - ``of_session``: Whether it begins anew with a session.
+    - ``parts``: The parts of context that need it; all, if it is empty.
+    - ``start``: Position of its first number in the state.
+    """
+
+    name: str
+    meaning: str
+    initial: float = 0.0
+    of_session: bool = False
+    parts: tuple[str, ...] = ()
+    start: int = 0
+    shape: tuple[int, ...] = (1,)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    def to_json(self) -> dict[str, Json]:
+        """As an exported model describes it."""
+        return {"name": self.name, "start": self.start, "shape": list(self.shape), "meaning": self.meaning}
+
+
+_TIMES = (
+    StateField("time", "time of the last sample", -math.inf),
+    StateField("start", "time of the first sample"),
+    StateField("session_start", "time of the first sample of the session"),
+)
+_FACTS = (
+    StateField("count", "number of known values"),
+    StateField("sum", "their sum, of each its difference from the first one"),
+    StateField("squares", "sum of the squares of these differences"),
+    StateField("lowest", "lowest of these differences", math.inf, parts=("extremes",)),
+    StateField("highest", "highest of these differences", -math.inf, parts=("extremes",)),
+    StateField("seen", "whether the last sample of the session has the value", of_session=True, parts=("age",)),
+    StateField("value", "its difference from the first one", of_session=True, parts=("age",)),
+    StateField("changed", "when it changed last in the session", -math.inf, of_session=True, parts=("age",)),
+    StateField("last_value", "last measurement of the session, less the first one", 0.0, True, REMEMBERED),
+    StateField("last_time", "its time", math.nan, True, REMEMBERED),
+    StateField("previous_value", "the measurement before it, at an earlier time", 0.0, True, REMEMBERED),
+    StateField("previous_time", "its time", math.nan, True, REMEMBERED),
+    StateField("measured", "number of measurements in the session", 0.0, True, REMEMBERED),
+)
+
+
+class PatientState:
+    """Causal context from a state: what is known of a patient, in as many numbers after every sample.
+
+    Works on NumPy arrays and on tensors, for several patients at once. Zeros are the state of a patient of whom nothing
+    is known. A pause longer than the options' gap begins a new session.
+
+    - ``options``: Causal ones, with every default filled in.
+    - ``width``: Number of features.
+    """
+
+    def __init__(self, options: ContextOptions, width: int) -> None:
+        if options.mode != "causal":
+            raise ConfigError("offline context needs later samples, which a stream does not have: use mode='causal'")
+        self.options, self.parts = options, options.parts or ()
+        self.scales = options.scales if {"before", "before-level"} & set(self.parts) else ()
+        self.facts = [fact for fact in _FACTS if not fact.parts or set(fact.parts) & set(self.parts)]
+        self.fields: dict[str, StateField] = {}
+        self.size = 0
+        for field in self._layout(width):
+            self.fields[field.name] = dataclasses.replace(field, start=self.size)
+            self.size += field.size
+        latest, before = (self.fields[name].start for name in ("samples", "samples_before"))
+        # What is known after the last sample, and what was before its time, in the same order.
+        self.latest, self.before_time = slice(latest, before), slice(before, 2 * before - latest)
+
+    def _layout(self, width: int) -> Iterator[StateField]:
+        yield from _TIMES
+        yield StateField("first", "first known value of each feature", shape=(width,))
+        for suffix, when in (("", "at the last sample"), ("_before", "before the time of the last sample")):
+            yield StateField(f"samples{suffix}", f"number of samples, {when}")
+            for fact in self.facts:
+                words = f"{fact.meaning}, {when}"
+                yield dataclasses.replace(fact, name=fact.name + suffix, meaning=words, shape=(width,))
+        if self.scales:
+            words = "latest samples of the session, the last one last: whether each value is known, and its difference"
+            yield StateField("recent", words, of_session=True, shape=(max(self.scales), 2, width))
+            words = "for each scale the sum of so many of them, before the time of the last sample"
+            yield StateField("windows", words, of_session=True, shape=(len(self.scales), 2, width))
+
+    @cached_property
+    def _initial(self) -> npt.NDArray[np.float64]:
+        return np.repeat([each.initial for each in self.fields.values()], [each.size for each in self.fields.values()])
+
+    @cached_property
+    def _of_session(self) -> npt.NDArray[np.bool_]:
+        fields = self.fields.values()
+        return np.repeat([each.of_session for each in fields], [each.size for each in fields])
+
+    def part(self, state: Tensor, name: str) -> Tensor:
+        """A part of states, ``(patients, numbers)``."""
+        field = self.fields[name]
+        return state[:, field.start : field.start + field.size]
+
+    def parts_of(self, state: Tensor) -> dict[str, Tensor]:
+        """All parts of states, ``(patients, *shape)`` each."""
+        pieces: Any = [self.part(state, name) for name in self.fields]
+        if _namespace(state) is not np:
+            # One operation in an exported graph, not one for each part.
+            pieces = _namespace(state).split(state, [field.size for field in self.fields.values()], 1)
+        shapes = [(state.shape[0], *field.shape) for field in self.fields.values()]
+        shaped = (
+            piece if len(shape) == 2 else piece.reshape(shape) for piece, shape in zip(pieces, shapes, strict=True)
+        )
+        return dict(zip(self.fields, shaped, strict=True))
+
+    def step(self, state: Tensor, values: Tensor, times: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The context of one further sample of each patient.
+
+        - ``state`` ``(patients, size)`` float64
+        - ``values`` ``(patients, features)``: NaN is a missing value.
+        - ``times`` ``(patients,)`` float64: Not earlier than the patient's last.
+
+        Gives the context ``(patients, columns)`` and its weight ``(patients, 1)`` (:meth:`Timeline.trust`), both
+        float32, and the state with the sample in it.
+        """
+        xp: Any = _namespace(state)
+        exact = xp.asarray(values, dtype=xp.float64)
+        with np.errstate(all="ignore"):
+            sample = _SampleContext(self, self._advanced(state, times[:, None]), exact)
+            columns = sample.clock() if "clock" in self.parts else []
+            if blocks := list(sample.blocks(self.parts, self.options.scales)):
+                table, rows = xp.stack(blocks, 1), state.shape[0]
+                starts = range(0, exact.shape[1], TABLE_COLUMNS)
+                columns += [table[:, :, start : start + TABLE_COLUMNS].reshape((rows, -1)) for start in starts]
+            context, others = xp.concatenate(columns, 1), sample.before("samples")
+            weight = others / (others + (self.options.strength or DEFAULT_STRENGTH))
+            return xp.asarray(context, dtype=xp.float32), xp.asarray(weight, dtype=xp.float32), sample.after()
+
+    def _advanced(self, state: Tensor, now: Tensor) -> Tensor:
+        """The state at a time ``(patients, 1)``, before the sample of that time."""
+        xp: Any = _namespace(state)
+        initial, of_session = (xp.asarray(each, **_device(state)) for each in (self._initial, self._of_session))
+        fresh = self.part(state, "samples") == 0
+        state = xp.where(fresh, initial, state)
+        known = self.parts_of(state)
+        later = now > known["time"]
+        begins = fresh if self.options.gap is None else fresh | (now - known["time"] > self.options.gap)
+        latest = state[:, self.latest]
+        pieces = [now, xp.where(fresh, now, known["start"]), xp.where(begins, now, known["session_start"])]
+        pieces += [known["first"], latest, xp.where(later, latest, state[:, self.before_time])]
+        if self.scales:
+            sums = xp.where(later, self._sums(known["recent"]), self.part(state, "windows"))
+            pieces += [self.part(state, "recent"), sums]
+        return xp.where(begins & of_session, initial, xp.concatenate(pieces, 1))  # type: ignore[no-any-return]
+
+    def _sums(self, recent: Tensor) -> Tensor:
+        """Sums over the last rows for each scale, added in the order in which :func:`windows` adds."""
+        sums, size, kept = recent, 1, {1: recent[:, -1]}
+        while sums.shape[1] > 1:
+            sums, size = sums[:, 1::2] + sums[:, ::2], 2 * size
+            kept[size] = sums[:, -1]
+        flat: Tensor = _namespace(recent).stack([kept[scale] for scale in self.scales], 1)
+        return flat.reshape((recent.shape[0], -1))
+
+
+class _SampleContext(_Context):
+    """Context of one sample of each patient."""
+
+    def __init__(self, layout: PatientState, state: Tensor, values: Tensor) -> None:
+        self.xp, self._layout, self._state = _namespace(state), layout, state
+        self._parts = layout.parts_of(state)
+        self.known = ~self.xp.isnan(values)
+        self.first = self.xp.where(self.known & (self._parts["count"] == 0), values, self._parts["first"])
+        self.values = self.xp.where(self.known, values - self.first, 0.0)
+        self.seen = self.xp.asarray(self.known, dtype=self.xp.float64)
+        self.now, self.session_start = self._parts["time"], self._parts["session_start"]
+        sums = zip(("count", "sum", "squares"), (self.seen, self.values, self.xp.square(self.values)), strict=True)
+        count, total, squares = (self.before(name) + own for name, own in sums)
+        strength = layout.options.strength or DEFAULT_STRENGTH
+        self.statistics = patient_statistics(count, total, squares, self.seen, strength)
+
+    def before(self, name: str) -> Tensor:
+        """What was known before the time of this sample."""
+        return self._parts[f"{name}_before"]
+
+    def clock(self) -> list[Tensor]:
+        since = self.now - self.session_start
+        return [since, self.xp.log1p(since), self.xp.log1p(self.now - self._parts["start"])]
+
+    def earlier_extreme(self, candidates: Tensor, combine: Combine, nothing: float) -> Tensor:
+        return self.before("lowest" if nothing > 0 else "highest")
+
+    def previous(self) -> tuple[Tensor, Tensor]:
+        return self.before("value"), self.before("seen") > 0
+
+    def earlier_change(self, when: Tensor) -> Tensor:
+        return self.before("changed")
+
+    def measurement(self, which: str) -> tuple[Tensor, Tensor, Tensor]:
+        name = "previous" if which == "previous" else "last"
+        value, time = self.before(f"{name}_value"), self.before(f"{name}_time")
+        if which != "last":
+            later = (
+                (self.values, self.now) if which == "recent" else (self.before("last_value"), self.before("last_time"))
+            )
+            value, time = (self.xp.where(self.known, *pair) for pair in zip(later, (value, time), strict=True))
+        return ~self.xp.isnan(time), value, time
+
+    def measurements(self) -> Tensor:
+        return self.before("measured")
+
+    def windows(self, side: str, scales: tuple[int, ...]) -> Iterator[tuple[Tensor, Tensor]]:
+        windows = self._parts["windows"]
+        for position in range(len(scales)):
+            yield windows[:, position, 0], windows[:, position, 1]
+
+    def after(self) -> Tensor:
+        """The state with this sample in it."""
+        xp, layout, state = self.xp, self._layout, self._state
+        pieces = [state[:, : len(_TIMES)], self.first, self._parts["samples"] + 1.0]
+        pieces += [self._fact(fact.name) for fact in layout.facts]
+        pieces.append(state[:, layout.before_time])
+        if layout.scales:
+            own = xp.stack([self.seen, self.values], 1)[:, None]
+            recent = xp.concatenate([self._parts["recent"][:, 1:], own], 1)
+            pieces += [recent.reshape((state.shape[0], -1)), layout.part(state, "windows")]
+        joined: Tensor = xp.concatenate(pieces, 1)
+        return joined
+
+    def _fact(self, name: str) -> Tensor:
+        """What is known with this sample."""
+        xp, old = self.xp, self._parts[name]
+        if name in ("seen", "value"):
+            return self.seen if name == "seen" else self.values
+        if name in ("lowest", "highest"):
+            combine, nothing = (xp.minimum, math.inf) if name == "lowest" else (xp.maximum, -math.inf)
+            best: Tensor = combine(old, xp.where(self.known, self.values, nothing))
+            return best
+        if name == "changed":
+            changed: Tensor = xp.maximum(old, self.changes())
+            return changed
+        added = {"count": self.seen, "measured": self.seen, "sum": self.values, "squares": xp.square(self.values)}
+        if name in added:
+            total: Tensor = old + added[name]
+            return total
+        news = {"last_value": self.values, "last_time": self.now}
+        new = news[name] if name in news else self.before(name.replace("previous", "last"))
+        kept: Tensor = xp.where(self.known, new, old)
+        return kept
 
 
 def samples_until_known(values: Tensor, domains: Tensor, times: Tensor | None = None) -> float | None:
@@ -536,7 +845,7 @@ def samples_until_known(values: Tensor, domains: Tensor, times: Tensor | None = 
     if int(((line.patient == _positions(line.patient)) & (count > 1)).sum()) < 3:
         return None
     order = line.order
-    pieces = [values[:, start : start + _COLUMNS_AT_ONCE] for start in range(0, values.shape[1], _COLUMNS_AT_ONCE)]
+    pieces = [values[:, start : start + TABLE_COLUMNS] for start in range(0, values.shape[1], TABLE_COLUMNS)]
     with np.errstate(all="ignore"):
         errors = [_errors(xp.asarray(piece[order], dtype=xp.float64), line, count) for piece in pieces]
     ratios = [_lower_median(row.tolist()) for row in xp.concatenate(errors, 1)]

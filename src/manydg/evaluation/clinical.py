@@ -109,14 +109,16 @@ def raise_alarms(
     scores: FloatArray,
     threshold: float,
     silence: float | None = None,
+    last: FloatArray | None = None,
 ) -> npt.NDArray[np.bool_]:
     """Which samples raise an alarm, ``(rows,)``, where nothing is known of onsets yet.
 
     - ``times``, ``session``, ``scores`` (rows,): A probability that is NaN raises none.
     - ``silence``: In the unit of the times; by default the horizon.
+    - ``last`` (rows,): When an alarm was raised last in the session of each sample, before all of these samples.
     """
     watch = _Watch(Timing(event, times, np.full(len(times), np.nan), session), np.nan_to_num(scores, nan=-1.0))
-    return watch.raised(threshold, event.horizon if silence is None else silence)
+    return watch.raised(threshold, event.horizon if silence is None else silence, last)
 
 
 class _Watch:
@@ -152,9 +154,11 @@ class _Watch:
         usual = float(np.median(pauses)) if len(pauses) else 0.0
         return np.asarray(last - first + usual, float)
 
-    def raised(self, threshold: float, silence: float) -> npt.NDArray[np.bool_]:
+    def raised(self, threshold: float, silence: float, before: FloatArray | None) -> npt.NDArray[np.bool_]:
         """Which samples raise an alarm, ``(rows,)``."""
         last, raised = np.full(self.sessions, -np.inf), np.zeros(len(self.scores), bool)
+        if before is not None:
+            last[self.session] = before
         for rows in self.rounds if self.sessions else ():
             who, now = self.session[rows], self.times[rows]
             raised[rows] = (self.scores[rows] >= threshold) & (now - last[who] >= silence * (1 - _ROUNDING))

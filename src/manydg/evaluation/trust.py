@@ -229,20 +229,26 @@ class Reference:
         codes, means, counts, _ = _patient_means(np.asarray(embeddings, float), patients)
         return codes, self._distances(means, counts)
 
-    def distances_so_far(self, embeddings: Array, patients: Array, times: Array) -> FloatArray:
+    def distances_so_far(
+        self, embeddings: Array, patients: Array, times: Array, before: tuple[Array, Array] | None = None
+    ) -> FloatArray:
         """How far each sample's patient is as known at its time, ``(samples,)``.
 
         The patient's mean is that of the sample itself and of strictly earlier ones, so that no later sample has a say.
 
         - ``embeddings`` ``(samples, dim)``
         - ``patients``, ``times`` ``(samples,)``: Codes of the patients, and when each sample was taken.
+        - ``before`` ``(samples, dim)``, ``(samples,)``: Sum and number of further embeddings of the patient, of
+          strictly earlier samples (:class:`EmbeddingSums`).
         """
         line = Timeline.of(torch.as_tensor(patients), torch.as_tensor(times), None)
         values = torch.as_tensor(np.asarray(embeddings, float))[line.order]
         sums = line.earlier(running(values, line.patient), line.patient) + values
-        counts = (line.before - line.patient + 2).numpy().astype(float)
+        counts, order = (line.before - line.patient + 2).numpy().astype(float), line.order.numpy()
+        further, number = (0.0, 0.0) if before is None else (before[0][order], before[1][order])
+        counts = counts + number
         distances = np.empty(len(values))
-        distances[line.order.numpy()] = self._distances(sums.numpy() / counts[:, None], counts)
+        distances[order] = self._distances((sums.numpy() + further) / counts[:, None], counts)
         return distances
 
     def _distances(self, means: FloatArray, counts: FloatArray) -> FloatArray:
@@ -251,6 +257,36 @@ class Reference:
             along = (means - self.mean) @ self.axes
             squared = along**2 / (1.0 + self.within / counts[:, None])
             return np.asarray(np.sqrt(squared.mean(axis=1)), float)
+
+
+@dataclass(eq=False)
+class EmbeddingSums:
+    """Sums of the embeddings that patients had so far.
+
+    - ``times`` ``(patients,)``: Of the last sample.
+    - ``counts`` ``(patients, 2)``: Samples before that time, and all of them.
+    - ``sums`` ``(patients, 2, dim)``
+    """
+
+    times: FloatArray
+    counts: FloatArray
+    sums: FloatArray
+
+    def before(self, patients: Array, times: Array) -> tuple[FloatArray, FloatArray]:
+        """Sum and number of the embeddings strictly before each sample, ``(samples, dim)`` and ``(samples,)``."""
+        which = (times > self.times[patients]).astype(int)
+        return self.sums[patients, which], self.counts[patients, which]
+
+    def add(self, embeddings: Array, patients: Array, times: Array) -> None:
+        """Take in further samples, none of them earlier than the patient's last."""
+        last = self.times.copy()
+        np.maximum.at(last, patients, times)
+        later, earlier = last > self.times, times < last[patients]
+        for values, added in ((self.counts, np.ones(len(patients))), (self.sums, np.asarray(embeddings, float))):
+            values[later, 0] = values[later, 1]
+            np.add.at(values[:, 0], patients[earlier], added[earlier])
+            np.add.at(values[:, 1], patients, added)
+        self.times = last
 
 
 def fit_reference(embeddings: Array, patients: Array) -> Reference:

@@ -2,6 +2,9 @@
 
 The graph takes the input columns in the dataset's own units and gives probabilities, so that scaling, spectrograms and
 the softmax are inside it and nothing of the preparation can be forgotten. The number of rows is free.
+
+Causal patient context is inside it, too: such a graph takes one further sample of each patient, its time, and the state
+of what is known of the patient (:class:`~manydg.data.timeline.PatientState`), and gives the state with it.
 """
 
 from __future__ import annotations
@@ -19,40 +22,50 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from manydg.algorithms import Algorithm
 from manydg.algorithms._forest import Forest
 from manydg.data.columns import CATEGORIES
-from manydg.data.dataset import InputSchema
+from manydg.data.context import COLUMN, stream_of, unstreamed
+from manydg.data.dataset import TRUST, ColumnSchema, InputSchema
 from manydg.errors import ConfigError, StorageError, TrainingError, unknown_name
 from manydg.files import ParsedJson, write_atomically
 from manydg.training.inference import finite_probabilities
 from manydg.training.run import Run, open_run
 
-FORMATS = ("onnx", "torch")
+FORMATS, CONTEXTS = ("onnx", "torch"), ("state", "inputs")
+TIME, STATE, NEW_STATE = "time", "state", "new_state"
 METADATA = "manydg.json"
 TOLERANCE = 1e-4
 _OPSET = 18
-_ROWS_TRACED, _ROWS_CHECKED = 3, (1, 17)
+_ROWS_TRACED, _ROWS_CHECKED, _SAMPLES_CHECKED = 3, (1, 17), 4
 
 
 class Deployed(nn.Module):
-    """An algorithm as a function of plain tensors, in the order of the columns' names, to probabilities.
+    """An algorithm as a function of plain tensors, in the order of the inputs, to probabilities.
 
     Parameters
     ----------
     algorithm : Algorithm
         It is copied, so that the original is not touched.
-    names : tuple of str
-        The input columns.
+    schema : InputSchema
+        Of what it was trained on.
+
+    Attributes
+    ----------
+    inputs : dict of str to ColumnSchema
+    outputs : dict of str to int
+        Width of each output.
     """
 
-    def __init__(self, algorithm: Algorithm, names: tuple[str, ...]) -> None:
+    def __init__(self, algorithm: Algorithm, schema: InputSchema) -> None:
         super().__init__()
         self.algorithm = copy.deepcopy(algorithm).cpu().eval()
-        self.names = names
+        self.schema, self.names = schema, tuple(schema.columns)
+        self.inputs, self.outputs = dict(schema.columns), {output_name(algorithm): algorithm.target.size}
         for parent in list(self.algorithm.modules()):
             for name, part in list(parent.named_children()):
                 if isinstance(part, Forest):
@@ -67,6 +80,34 @@ class Deployed(nn.Module):
                 infinite = torch.isinf(column.flatten(1)).any(dim=1, keepdim=True)
                 probabilities = torch.where(infinite, torch.nan, probabilities)
         return probabilities
+
+
+class DeployedStream(Deployed):
+    """An algorithm with causal context as a function of one further sample of each patient.
+
+    A sample that is earlier than its patient's last one, or infinite, gets NaN and leaves the state as it was.
+    """
+
+    def __init__(self, algorithm: Algorithm, schema: InputSchema) -> None:
+        super().__init__(algorithm, schema)
+        given = schema.without_context().columns
+        self.names = (*given, COLUMN, TRUST)
+        self.layout, tables = stream_of(schema)
+        self.tables = [self.names.index(name) for name in tables]
+        state = ColumnSchema("float64", (self.layout.size,), 0)
+        self.inputs = {**given, TIME: ColumnSchema("float64", (), 0), STATE: state}
+        self.outputs = {**self.outputs, NEW_STATE: self.layout.size}
+
+    def forward(self, *given: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """Probabilities ``(batch, K)`` and states ``(batch, size)``, from columns, times ``(batch,)`` and states."""
+        *columns, times, state = given
+        values = torch.cat([columns[position].flatten(1) for position in self.tables], dim=1)
+        context, weight, after = self.layout.step(state, values, times)
+        probabilities = super().forward(*columns, context, weight)
+        time, samples = times.unsqueeze(1), self.layout.part(state, "samples")
+        late = (samples > 0) & (time < self.layout.part(state, "time"))
+        valid = torch.isfinite(time) & ~late & ~torch.isinf(values).any(dim=1, keepdim=True)
+        return torch.where(valid, probabilities, torch.nan), torch.where(valid, after, state)
 
 
 class WalkedForest(nn.Module):
@@ -123,6 +164,7 @@ def export_run(
     out: str | Path,
     format: str = "onnx",
     *,
+    context: str = "state",
     backbone: str | None = None,
     algorithm: str | None = None,
 ) -> Exported:
@@ -137,24 +179,33 @@ def export_run(
     format : {"onnx", "torch"}
         ``onnx`` needs the extra ``manydg[onnx]``. ``torch`` is a program of :func:`torch.export.save`, to be loaded
         with :func:`torch.export.load`; it holds no Python object of this package.
+    context : {"state", "inputs"}
+        Of a run with patient context: made by the graph, from a state that it takes and gives, or taken as further
+        inputs, which :class:`~manydg.PatientContext` makes.
     backbone, algorithm : str, optional
         Classes of your own that a run folder was trained with, as ``package.module:Class``.
     """
+    if context not in CONTEXTS:
+        raise unknown_name("way to give context", context, CONTEXTS)
     if format not in FORMATS:
         raise unknown_name("format", format, FORMATS)
     path = Path(out)
     if path.is_dir():
         raise StorageError(f"{path} is a folder: name the file to write")
     opened = run if isinstance(run, Run) else open_run(run, backbone=backbone, algorithm=algorithm)
-    if reason := refusal(opened.algorithm, opened.schema):
+    streamed = context == "state" and "context" in opened.schema.settings
+    reason = refusal(opened.algorithm, opened.schema)
+    if reason is None and streamed and (reason := unstreamed(opened.schema) or _named_alike(opened.schema)):
+        reason += "; train with --context causal, or" if "offline" in reason else ";"
+        reason += " export with --context inputs, which takes the context as further inputs that manydg makes"
+    if reason:
         raise ConfigError(f"this run cannot be exported: {reason}")
-    model = Deployed(opened.algorithm, tuple(opened.schema.columns))
-    metadata = describe(opened)
-    columns = sample_inputs(opened.schema, _ROWS_TRACED)
+    model = (DeployedStream if streamed else Deployed)(opened.algorithm, opened.schema)
+    metadata = describe(opened, model)
     make = _onnx_bytes if format == "onnx" else _torch_bytes
     with _quietly():
-        content, loaded = make(model, columns, metadata)
-    difference = max(_difference(model, loaded, sample_inputs(opened.schema, rows)) for rows in _ROWS_CHECKED)
+        content, loaded = make(model, sample_inputs(model, _ROWS_TRACED), metadata)
+    difference = max(_difference(model, loaded, rows) for rows in _ROWS_CHECKED)
     difference /= opened.algorithm.target.unit
     if not difference <= TOLERANCE:
         raise TrainingError(
@@ -191,14 +242,22 @@ def refusal(algorithm: Algorithm, schema: InputSchema) -> str | None:
     return None
 
 
-def describe(run: Run) -> ParsedJson:
+def _named_alike(schema: InputSchema) -> str | None:
+    taken = [name for name in (TIME, STATE) if name in schema.columns]
+    return f"its input '{taken[0]}' has the name of another input" if taken else None
+
+
+def describe(run: Run, model: Deployed) -> ParsedJson:
     """What whoever runs the file must know, as JSON values; no patient is in it."""
-    columns = {
-        name: {"dtype": column.dtype, "shape": ["batch", *column.shape]} for name, column in run.schema.columns.items()
-    }
+    columns = {n: {"dtype": c.dtype, "shape": ["batch", *c.shape]} for n, c in model.inputs.items()}
+    state = {}
+    if isinstance(model, DeployedStream):
+        fields = [field.to_json() for field in model.layout.fields.values()]
+        state = {"state": {"initial": "zeros", "session_gap": model.layout.options.gap, "fields": fields}}
     return {
         "inputs": columns,
-        "output": {output_name(run.algorithm): ["batch", run.algorithm.target.size]},
+        "output": {name: ["batch", width] for name, width in model.outputs.items()},
+        **state,
         "target": {"kind": run.algorithm.target.kind, "names": list(run.algorithm.target.spec.names)},
         "threshold": run.record.threshold,
         "algorithm": run.record.algorithm,
@@ -208,22 +267,24 @@ def describe(run: Run) -> ParsedJson:
     }
 
 
-def sample_inputs(schema: InputSchema, rows: int) -> tuple[Tensor, ...]:
-    """Random columns of a schema, the same at every call: normal values, codes 0 and 1, or levels of categories."""
+def sample_inputs(model: Deployed, rows: int) -> tuple[Tensor, ...]:
+    """Random inputs, the same at every call: normal values, codes 0 and 1, or levels of categories; no state yet."""
     draw = torch.Generator().manual_seed(rows)
     columns = []
-    for name, column in schema.columns.items():
+    for name, column in model.inputs.items():
         shape, dtype = (rows, *column.shape), getattr(torch, column.dtype)
-        if dtype.is_floating_point:
+        if name not in model.names:
+            columns.append(torch.zeros(shape, dtype=dtype))
+        elif dtype.is_floating_point:
             # Of the size of microvolts, so that spectrograms lie above their floor.
             columns.append(10 * torch.randn(shape, generator=draw).to(dtype))
         else:
-            most = torch.tensor(list(schema.categories().values())) if name == CATEGORIES else torch.tensor(2)
+            most = torch.tensor(list(model.schema.categories().values())) if name == CATEGORIES else torch.tensor(2)
             columns.append((torch.rand(shape, generator=draw) * most).to(dtype))
     return tuple(columns)
 
 
-_Runs = Callable[[tuple[Tensor, ...]], Any]
+_Runs = Callable[[tuple[Tensor, ...]], list[npt.NDArray[Any]]]
 
 
 def _dynamic_rows(columns: tuple[Tensor, ...]) -> tuple[tuple[dict[int, Any], ...]]:
@@ -240,7 +301,7 @@ def _torch_bytes(model: Deployed, columns: tuple[Tensor, ...], metadata: ParsedJ
     torch.export.save(program, buffer, extra_files={METADATA: json.dumps(metadata)})
     content = buffer.getvalue()
     loaded = torch.export.load(io.BytesIO(content)).module()
-    return content, lambda given: loaded(*given).detach().numpy()
+    return content, lambda given: _arrays(loaded(*given))
 
 
 def _onnx_bytes(model: Deployed, columns: tuple[Tensor, ...], metadata: ParsedJson) -> tuple[bytes, _Runs]:
@@ -253,14 +314,14 @@ def _onnx_bytes(model: Deployed, columns: tuple[Tensor, ...], metadata: ParsedJs
         raise ConfigError(
             f"ONNX needs the package '{error.name}': pip install 'manydg[onnx]', or export with --format torch"
         ) from None
-    output = output_name(model.algorithm)
+    inputs, outputs = list(model.inputs), list(model.outputs)
     program = torch.onnx.export(
         model,
         columns,
         dynamo=True,
         opset_version=_OPSET,
-        input_names=list(model.names),
-        output_names=[output],
+        input_names=inputs,
+        output_names=outputs,
         dynamic_shapes=_dynamic_rows(columns),
         verbose=False,
     )
@@ -273,17 +334,30 @@ def _onnx_bytes(model: Deployed, columns: tuple[Tensor, ...], metadata: ParsedJs
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     taken = {entry.name for entry in session.get_inputs()}
 
-    def run(given: tuple[Tensor, ...]) -> Any:
-        named = {name: column.numpy() for name, column in zip(model.names, given, strict=True) if name in taken}
-        return session.run([output], named)[0]
+    def run(given: tuple[Tensor, ...]) -> list[npt.NDArray[Any]]:
+        named = {name: column.numpy() for name, column in zip(inputs, given, strict=True) if name in taken}
+        return list(session.run(outputs, named))
 
     return content, run
 
 
-def _difference(model: Deployed, loaded: _Runs, columns: tuple[Tensor, ...]) -> float:
-    with torch.inference_mode():
-        expected = model(*columns).numpy()
-    return float(np.abs(expected - loaded(columns)).max())
+def _arrays(outputs: Tensor | tuple[Tensor, ...]) -> list[npt.NDArray[Any]]:
+    return [each.detach().numpy() for each in ((outputs,) if isinstance(outputs, Tensor) else outputs)]
+
+
+def _difference(model: Deployed, loaded: _Runs, rows: int) -> float:
+    """The largest difference; with a state over some samples, each of which gets the state that the last one gave."""
+    given, differences = sample_inputs(model, rows), []
+    for _ in range(_SAMPLES_CHECKED):
+        with torch.inference_mode():
+            expected = _arrays(model(*given))
+        found = loaded(given)
+        differences.append(float(np.abs(expected[0] - found[0]).max()))
+        if not isinstance(model, DeployedStream):
+            break
+        *columns, times, _ = given
+        given = (*(each.roll(1, 0) for each in columns), times + 1.0, torch.from_numpy(found[1]))
+    return float(np.max(differences))
 
 
 @contextmanager

@@ -34,6 +34,7 @@ from manydg.data.timeline import ORDER, ContextOptions, SequenceOptions
 from manydg.errors import ConfigError, DataError, ManyDGWarning, StorageError
 from manydg.evaluation.metrics import Predictions
 from manydg.evaluation.trust import (
+    EmbeddingSums,
     Reference,
     SetRule,
     fit_for_most_patients,
@@ -435,18 +436,23 @@ def patient_embeddings(
     return _embed(algorithm, dataset.select(chosen)), domains[chosen]
 
 
-def distances_so_far(algorithm: Algorithm, dataset: DomainDataset, reference: Reference) -> npt.NDArray[np.float64]:
+def distances_so_far(
+    algorithm: Algorithm, dataset: DomainDataset, reference: Reference, known: EmbeddingSums | None = None
+) -> npt.NDArray[np.float64]:
     """How far each sample's patient is from the training patients, known from samples up to this one, ``(samples,)``.
 
     - ``dataset``: With times.
+    - ``known``: Of the dataset's patients before these samples, which are added to it.
     """
     assert dataset.times is not None
     distances = np.empty(len(dataset))
     for rows in whole_patients(dataset):
         part = dataset.select(rows)
-        distances[rows.cpu().numpy()] = reference.distances_so_far(
-            _embed(algorithm, part), part.domains.cpu().numpy(), dataset.times[rows].cpu().numpy()
-        )
+        given = _embed(algorithm, part), part.domains.cpu().numpy(), dataset.times[rows].cpu().numpy()
+        before = None if known is None else known.before(*given[1:])
+        distances[rows.cpu().numpy()] = reference.distances_so_far(*given, before)
+        if known is not None:
+            known.add(*given)
     return distances
 
 
