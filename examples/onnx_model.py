@@ -42,7 +42,8 @@ def with_state(folder: Path) -> None:
     usual = rng.normal(0, 3, (30, 4))[patient]
     x = (usual + rng.normal(size=usual.shape)).astype(np.float32)
     data = manydg.from_arrays(x, x[:, 0] > usual[:, 0], patient, times=minute)
-    run = manydg.train(data, algorithm="base", context="causal", epochs=2)
+    parts = {"parts": ["relative", "difference", "before"]}
+    run = manydg.train(data, algorithm="base", context="causal", context_options=parts, epochs=2)
     session = onnxruntime.InferenceSession(export_run(run, folder / "stream.onnx").path)
     size = next(entry.shape[1] for entry in session.get_inputs() if entry.name == "state")
     states = {name: np.zeros((1, size)) for name in range(30)}  # nothing is known of a new patient
