@@ -180,8 +180,7 @@ def experiment(
     label_delay: Annotated[
         float,
         typer.Option(
-            min=0,
-            help="personalise: time until the label of a sample is known, in the unit of the dataset's times.",
+            min=0, help="personalise: time until the label of a sample is known, in the unit of the dataset's times."
         ),
     ] = 0.0,
     settings: RunSettings,
@@ -314,10 +313,7 @@ def show_summaries(out: Path, summaries: Sequence[Summary], files: Sequence[Path
 def paper(
     out: Annotated[Path, typer.Option(help="Folder for datasets, results and the report.", show_default=False)],
     *,
-    raw: Annotated[
-        Path | None,
-        typer.Option(help="Folder with datasets, prepared or raw.", show_default=False),
-    ] = None,
+    raw: Annotated[Path | None, typer.Option(help="Folder with datasets, prepared or raw.", show_default=False)] = None,
     synthetic: Annotated[bool, typer.Option("--synthetic", help="Make up the paper's datasets instead.")] = False,
     scale: Annotated[str, typer.Option(help="full, small or smoke: how many patients, splits and epochs.")] = "full",
     engine: EngineOptions,
@@ -403,7 +399,7 @@ def demo(
         dataset.save(folder, overwrite=True)
         console.print(
             f"{len(dataset):,} samples of {patients} synthetic patients; {int(made.is_new.sum())} of the patients are "
-            "new: nobody trains on them, and a feature that helps on the others misleads there",
+            "new: nobody trains on them, and a feature that helps on the others misleads there"
         )
         options = TrainingConfig(epochs=epochs, lr=1e-3)
         request = make_request("context-rivals", folder, options, seeds, ("base", "boosting", "manydg"))

@@ -96,10 +96,7 @@ class Split:
 
 
 def split_patients(
-    domains: Domains,
-    ratios: tuple[float, float, float] = (0.8, 0.1, 0.1),
-    seed: int = 0,
-    labels: Indices | None = None,
+    domains: Domains, ratios: tuple[float, float, float] = (0.8, 0.1, 0.1), seed: int = 0, labels: Indices | None = None
 ) -> Split:
     """Split samples into training, validation and test so that each patient is on one side only.
 

@@ -346,11 +346,7 @@ def score(target: Target, truth: Array, probabilities: Array, threshold: float |
 
 
 def score_patients(
-    target: Target,
-    truth: Array,
-    probabilities: Array,
-    patients: Array,
-    threshold: float | None = None,
+    target: Target, truth: Array, probabilities: Array, patients: Array, threshold: float | None = None
 ) -> dict[Any, dict[str, float]]:
     """Every default metric within each patient, and the patient's number of samples.
 

@@ -83,9 +83,7 @@ class SeriesStyle:
 def series_style(position: int) -> SeriesStyle:
     """The style of the series at a position; the first is the most prominent."""
     return SeriesStyle(
-        COLOURS[position % len(COLOURS)],
-        MARKERS[position % len(MARKERS)],
-        DASHES[position % len(DASHES)],
+        COLOURS[position % len(COLOURS)], MARKERS[position % len(MARKERS)], DASHES[position % len(DASHES)]
     )
 
 

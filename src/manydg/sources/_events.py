@@ -248,12 +248,7 @@ class EventStore:
         return Vocabulary(words, tuple(ranges))
 
     def blocks(
-        self,
-        vocabulary: Vocabulary,
-        *,
-        min_events: int = 1,
-        max_events: int | None = None,
-        ticks_per_minute: int = 1,
+        self, vocabulary: Vocabulary, *, min_events: int = 1, max_events: int | None = None, ticks_per_minute: int = 1
     ) -> Iterator[EventBlock]:
         """Lay the samples out block by block, in order; a block's rows are freed once it is yielded."""
         remap = self._codes_in(vocabulary)

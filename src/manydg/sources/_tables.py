@@ -53,9 +53,7 @@ class Table:
         """The named columns as a lazy frame with lower-case names; everything else is skipped while parsing."""
         self.require(*integers, *texts)
         frame = pl.scan_csv(
-            self.path,
-            infer_schema=False,
-            schema_overrides={self.columns[name]: pl.Int64 for name in integers},
+            self.path, infer_schema=False, schema_overrides={self.columns[name]: pl.Int64 for name in integers}
         )
         return frame.select(pl.col(self.columns[name]).alias(name) for name in (*integers, *texts))
 
@@ -96,12 +94,7 @@ class Table:
 
 
 def find_tables(
-    raw: str | Path,
-    wanted: Sequence[str],
-    *,
-    source: str,
-    optional: Sequence[str] = (),
-    without: Sequence[str] = (),
+    raw: str | Path, wanted: Sequence[str], *, source: str, optional: Sequence[str] = (), without: Sequence[str] = ()
 ) -> dict[str, Table]:
     """Find a database's tables in a folder.
 

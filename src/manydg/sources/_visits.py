@@ -623,10 +623,7 @@ def codes_by_visit(visits: pl.DataFrame, codes: pl.DataFrame, words: Sequence[st
 
 
 def visit_columns(
-    patients: IntArray,
-    complete: npt.NDArray[np.bool_],
-    rows: IntArray,
-    codes: Mapping[str, Ragged],
+    patients: IntArray, complete: npt.NDArray[np.bool_], rows: IntArray, codes: Mapping[str, Ragged]
 ) -> dict[str, Column]:
     """Input columns of some visits, each with its patient's earlier complete visits.
 

@@ -82,9 +82,7 @@ class TableOptions(Options):
         help="Columns of the inputs, such as 'EEG_*', or '*' for all.", metavar="PATTERN...", greedy=True
     )
     target: tuple[str, ...] = option(
-        (),
-        help="Column of the class; repeat it for votes or labels. --event makes a target of its own.",
-        metavar="COL",
+        (), help="Column of the class; repeat it for votes or labels. --event makes a target of its own.", metavar="COL"
     )
     categorical: tuple[str, ...] = option(
         (),

@@ -150,13 +150,7 @@ class Scale:
 
 SCALES = {
     "full": Scale("full", seeds=5, varied_seeds=5),
-    "small": Scale(
-        "small",
-        seeds=3,
-        varied_seeds=2,
-        epochs=10,
-        patients=300,
-    ),
+    "small": Scale("small", seeds=3, varied_seeds=2, epochs=10, patients=300),
     "smoke": Scale(
         "smoke",
         seeds=2,

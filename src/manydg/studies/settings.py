@@ -66,12 +66,7 @@ class Options:
         own = {**head, **self.own.get(algorithm, {})}
         training = {name: own.pop(name) for name in OWN_TRAINING if name in own}
         shared = self.common.settings if self.common.algorithm == algorithm else {}
-        return self.common.replace(
-            algorithm=algorithm,
-            settings={**shared, **own, **settings},
-            seed=at,
-            **training,
-        )
+        return self.common.replace(algorithm=algorithm, settings={**shared, **own, **settings}, seed=at, **training)
 
 
 def setting_names(algorithm: str) -> set[str]:

@@ -789,10 +789,7 @@ class Recommendation:
 
 
 def recommend(
-    validation: Mapping[str, Mapping[int, float]],
-    costs: Mapping[str, Cost],
-    test_share: float | None,
-    metric: str = "",
+    validation: Mapping[str, Mapping[int, float]], costs: Mapping[str, Cost], test_share: float | None, metric: str = ""
 ) -> Recommendation | None:
     """Choose among models; None where there are no two that were validated on the same splits.
 

@@ -17,14 +17,7 @@ from manydg.errors import ConfigError
 from manydg.files import disk_errors, write_json
 from manydg.sources import Options, Twin, option
 from manydg.sources._preparing import Progress
-from manydg.synthetic._twins import (
-    PatientFactors,
-    check_request,
-    draw_factors,
-    draw_signals,
-    spectra,
-    synthetic_folder,
-)
+from manydg.synthetic._twins import PatientFactors, check_request, draw_factors, draw_signals, spectra, synthetic_folder
 
 _EPOCH = 30
 _STAGES = ("W", "N1", "N2", "N3", "R")
@@ -104,12 +97,7 @@ def channel_names(count: int) -> list[str]:
 
 
 def _write_recording(
-    out: Path,
-    options: EdfTwinOptions,
-    person: int,
-    number: int,
-    factors: PatientFactors,
-    rng: np.random.Generator,
+    out: Path, options: EdfTwinOptions, person: int, number: int, factors: PatientFactors, rng: np.random.Generator
 ) -> None:
     epochs = int(options.minutes * 60 // _EPOCH)
     stages = _draw_stages(rng, epochs, np.asarray(factors.preferences))

@@ -16,14 +16,7 @@ from manydg.errors import ConfigError
 from manydg.files import Json, NpyStream, write_json
 from manydg.sources import Options, Twin, option
 from manydg.sources._preparing import Progress
-from manydg.synthetic._twins import (
-    PatientFactors,
-    check_request,
-    draw_factors,
-    draw_signals,
-    spectra,
-    synthetic_folder,
-)
+from manydg.synthetic._twins import PatientFactors, check_request, draw_factors, draw_signals, spectra, synthetic_folder
 
 _CHANNELS, _SAMPLES, _RATE, _CLASSES = 16, 2000, 200, 6
 _LEFT = np.isin(np.arange(16) % 8, (0, 1, 2, 3))

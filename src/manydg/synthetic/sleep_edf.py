@@ -19,14 +19,7 @@ from manydg.files import disk_errors, write_json
 from manydg.sources import Options, Twin, option
 from manydg.sources._edf import write_annotations
 from manydg.sources._preparing import Progress
-from manydg.synthetic._twins import (
-    PatientFactors,
-    check_request,
-    draw_factors,
-    draw_signals,
-    spectra,
-    synthetic_folder,
-)
+from manydg.synthetic._twins import PatientFactors, check_request, draw_factors, draw_signals, spectra, synthetic_folder
 
 _EPOCH, _RATE, _SAMPLES = 30, 100, 3000
 _WORDS = ("W", "1", "2", "3", "4", "R", "?")

@@ -45,10 +45,7 @@ COVERED = ("model.safetensors", "calibration.safetensors", "predictions.npz", "s
 """The files of a run whose checksums its record holds."""
 _NEEDED = COVERED[:2]
 _ALWAYS = {"run", "experiment", "algorithm", "seed", "dataset", "status"}
-_FINISHED = {
-    *("target", "samples", "patients", "test"),
-    *("epoch", "selection_rule", "threshold", "threshold_rule"),
-}
+_FINISHED = {*("target", "samples", "patients", "test"), *("epoch", "selection_rule", "threshold", "threshold_rule")}
 
 
 _OPTIONAL = (

@@ -682,11 +682,7 @@ def _write_model(folder: Path, run: Run) -> None:
 
 
 def open_run(
-    folder: str | Path,
-    *,
-    backbone: nn.Module | str | None = None,
-    algorithm: str | None = None,
-    device: str = "cpu",
+    folder: str | Path, *, backbone: nn.Module | str | None = None, algorithm: str | None = None, device: str = "cpu"
 ) -> Run:
     """Open a finished run, or a model that :meth:`manydg.ManyDGClassifier.save` wrote.
 

@@ -11,14 +11,7 @@ from manydg.report.sections import Block, Cell, Column, Part, Section, Table, Te
 from manydg.report.study_figures import probe_names
 from manydg.report.words import MINUS, algorithm_name, metric_name, number, sentence
 from manydg.studies.figure_data import CosineTable, Similarity
-from manydg.studies.paper_figures import (
-    Difference,
-    beside,
-    data_difference,
-    paper_table,
-    paper_tasks,
-    task_on,
-)
+from manydg.studies.paper_figures import Difference, beside, data_difference, paper_table, paper_tasks, task_on
 from manydg.studies.summary import summarize
 
 Line = tuple[str, str, str, str, str]

@@ -124,12 +124,7 @@ def _why(choice: Recommendation, metric: str) -> str:
 def _decision(chapter: Chapter, comparison: Comparison, choice: Recommendation) -> Table:
     """The recommended model beside the plain one, boosting, and whatever else the reader will ask for."""
     shown = list(dict.fromkeys([choice.row, *_alternatives(comparison, choice), choice.best, comparison.first]))
-    titles = (
-        "Expected " + metric_name(chapter.metric),
-        "Recommended minus this",
-        "Training",
-        _PREDICTION,
-    )
+    titles = ("Expected " + metric_name(chapter.metric), "Recommended minus this", "Training", _PREDICTION)
     columns = [Column("Model", numeric=False), *map(Column, titles), Column("Patient context", numeric=False)]
     rows = []
     for row in shown:

@@ -193,11 +193,7 @@ class ColdStart(Experiment):
     def plan(self, request: Request) -> list[PlannedRun]:
         kinds = (NONE, OFFLINE) if request.dataset.times is None else (NONE, OFFLINE, CAUSAL)
         return [
-            PlannedRun(
-                "cold-start",
-                request.options.of(algorithm, seed).replace(context=kind),
-                {"context": kind},
-            )
+            PlannedRun("cold-start", request.options.of(algorithm, seed).replace(context=kind), {"context": kind})
             for seed in range(request.seeds)
             for kind in kinds
             for algorithm in ("base", "manydg-context")
