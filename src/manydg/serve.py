@@ -47,14 +47,9 @@ _SHORTEST_TOKEN = 16
 class Limits:
     """How much is kept in memory, and how much a request may hold.
 
-    Attributes
-    ----------
-    patients : int
-        Patients whose samples are kept; beyond that the one not seen for longest is forgotten.
-    samples : int
-        Of each patient, the latest so many, where samples themselves are kept.
-    request : int
-        Samples of one request.
+    - ``patients``: Patients whose samples are kept; beyond that the one not seen for longest is forgotten.
+    - ``samples``: Of each patient, the latest so many, where samples themselves are kept.
+    - ``request``: Samples of one request.
     """
 
     patients: int = 1000
@@ -83,11 +78,6 @@ class Tally:
 class Predictor:
     """Predictions of a model for samples as they arrive.
 
-    Parameters
-    ----------
-    run : Run
-    limits : Limits, optional
-
     Notes
     -----
     Where the model has causal context of measurements, a state of fixed size is kept of each patient
@@ -115,17 +105,10 @@ class Predictor:
     def predict(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Predict samples: a row each, in their order.
 
-        Parameters
-        ----------
-        rows : DataFrame
-            The inputs by name, the patient of each sample, and its time where the model needs it. The columns are
-            called as in training, or ``patient`` and ``time``.
-
-        Returns
-        -------
-        DataFrame
-            ``predicted``, ``p_NAME``, ``calibrated_NAME``, prediction sets, ``unlike_training``, ``distance``, and
-            ``context_samples``: how many earlier samples of the patient were in memory.
+        - ``rows``: The inputs by name, the patient of each sample, and its time where the model needs it. The columns
+          are called as in training, or ``patient`` and ``time``.
+        - returns: ``predicted``, ``p_NAME``, ``calibrated_NAME``, prediction sets, ``unlike_training``, ``distance``,
+          and ``context_samples``: how many earlier samples of the patient were in memory.
         """
         named = self._named(rows)
         with self._lock:

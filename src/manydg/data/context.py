@@ -327,13 +327,9 @@ def add_order(dataset: DomainDataset, options: SequenceOptions, training: Tensor
     the same time are in the order of the dataset. ``context_pause`` is the logarithm of the time since the session's
     last sample, in units of the usual pause; 0 for the first.
 
-    Parameters
-    ----------
-    dataset : DomainDataset
-        With times.
-    options : SequenceOptions
-    training : Tensor, optional
-        Rows of the training patients, whose median pause is the usual one where the options give none; by default all.
+    - ``dataset``: With times.
+    - ``training``: Rows of the training patients, whose median pause is the usual one where the options give none; by
+      default all.
     """
     if dataset.times is None:
         raise DataError(

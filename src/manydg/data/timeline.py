@@ -65,26 +65,19 @@ _ENDLESS = 1e18
 class ContextOptions:
     """Which context to add.
 
-    Parameters
-    ----------
-    mode : {"offline", "causal"}
-        All samples of the patient, or only strictly earlier ones.
-    parts : tuple of str, optional
-        ``relative``: the value in the patient's own standard deviations from the patient's own mean; ``difference``:
-        the same in its own unit; ``before`` and ``after``: means of the nearest samples minus the value;
-        ``before-level`` and ``after-level``: those means in the patient's own units; ``extremes``: distance from the
-        lowest and the highest value so far; ``age``: time since the value changed; ``clock``: time since the start;
-        ``last``: the value measured last at an earlier sample of the session; ``since``: how long ago; ``trend``: the
-        change between the last two measurements by unit of time; ``count``: how many there were.
-    scales : tuple of int
-        How many neighbouring samples are averaged; powers of two.
-    strength : float, optional
-        With ``m`` other samples, the patient's mean has the weight ``m / (m + strength)``. The default is 5; a training
-        run without it estimates it from its training patients (:func:`estimate_strength`), and its model keeps that
-        number.
-    gap : float, optional
-        A pause longer than this begins a new session, across which no neighbours are taken. By default the
-        dataset's setting ``session_gap``, if it has one.
+    - ``mode`` {"offline", "causal"}: All samples of the patient, or only strictly earlier ones.
+    - ``parts``: ``relative``: the value in the patient's own standard deviations from the patient's own mean;
+      ``difference``: the same in its own unit; ``before`` and ``after``: means of the nearest samples minus the value;
+      ``before-level`` and ``after-level``: those means in the patient's own units; ``extremes``: distance from the
+      lowest and the highest value so far; ``age``: time since the value changed; ``clock``: time since the start;
+      ``last``: the value measured last at an earlier sample of the session; ``since``: how long ago; ``trend``: the
+      change between the last two measurements by unit of time; ``count``: how many there were.
+    - ``scales``: How many neighbouring samples are averaged; powers of two.
+    - ``strength``: With ``m`` other samples, the patient's mean has the weight ``m / (m + strength)``. The default is
+      5; a training run without it estimates it from its training patients (:func:`estimate_strength`), and its model
+      keeps that number.
+    - ``gap``: A pause longer than this begins a new session, across which no neighbours are taken. By default the
+      dataset's setting ``session_gap``, if it has one.
     """
 
     mode: str = "offline"
@@ -163,19 +156,14 @@ def _where_true(array: Any) -> Any:
 class Timeline:
     """Rows sorted by patient, then time, then position in the dataset. All attributes are in sorted order.
 
-    Attributes
-    ----------
-    order : Tensor ``(rows,)``
-        The dataset's row at each position.
-    times : Tensor ``(rows,)`` float64
-        Zeros where the dataset has none.
-    patient, session : Tensor ``(rows,)``
-        Position of the first row of the patient, and of the session (samples without a long gap).
-    last, session_last : Tensor ``(rows,)``
-        Position of the last row of the patient and of the session.
-    before, after : Tensor ``(rows,)``
-        Position of the last row that is strictly earlier, and of the first strictly later; outside the patient or the
-        session where there is none. Samples of the same time are neither before nor after one another.
+    - ``order`` ``(rows,)``: The dataset's row at each position.
+    - ``times`` ``(rows,)``: Zeros where the dataset has none.
+    - ``patient``, ``session`` ``(rows,)``: Position of the first row of the patient, and of the session (samples
+      without a long gap).
+    - ``last``, ``session_last`` ``(rows,)``: Position of the last row of the patient and of the session.
+    - ``before``, ``after`` ``(rows,)``: Position of the last row that is strictly earlier, and of the first strictly
+      later; outside the patient or the session where there is none. Samples of the same time are neither before nor
+      after one another.
     """
 
     order: Tensor
@@ -269,11 +257,8 @@ def _bounds(begins: Tensor) -> tuple[Tensor, Tensor]:
 def running(values: Tensor, start: Tensor, combine: Combine | None = None) -> Tensor:
     """Combination of each row ``(rows, n)`` with all rows before it from ``start`` on, itself included.
 
-    Parameters
-    ----------
-    values : Tensor ``(rows, n)``
-    start : Tensor ``(rows,)``
-        Position of the first row of each row's segment.
+    - ``values`` ``(rows, n)``
+    - ``start`` ``(rows,)``: Position of the first row of each row's segment.
     """
     combine = combine or _namespace(values).add
     rank, step, current = _rank_in_segment(start), 1, values
@@ -339,12 +324,9 @@ def _clock(timeline: Timeline, mode: str) -> Tensor:
 class PatientStatistics:
     """A patient's mean and scale, as known at each row.
 
-    Attributes
-    ----------
-    mean, scale : Tensor ``(rows, n)``
-        ``scale`` is one over the standard deviation; 0 where the patient's values do not vary.
-    weight : Tensor ``(rows, n)``
-        ``m / (m + strength)`` for ``m`` other known values.
+    - ``mean``, ``scale`` ``(rows, n)``: ``scale`` is one over the standard deviation; 0 where the patient's values do
+      not vary.
+    - ``weight`` ``(rows, n)``: ``m / (m + strength)`` for ``m`` other known values.
     """
 
     mean: Tensor
@@ -369,10 +351,8 @@ def table_context(
 ) -> Iterator[Tensor]:
     """Blocks of context columns, float32 ``(rows, ...)`` in sorted order, sixteen input columns at a time.
 
-    Parameters
-    ----------
-    values : Tensor ``(rows, n)``
-        In the order of the dataset; NaN is a missing value. Where nothing is known the context is 0.
+    - ``values`` ``(rows, n)``: In the order of the dataset; NaN is a missing value. Where nothing is known the context
+      is 0.
     """
     for start in range(0, values.shape[1], TABLE_COLUMNS):
         xp: Any = _namespace(values)
@@ -821,16 +801,9 @@ def samples_until_known(values: Tensor, domains: Tensor, times: Tensor | None = 
     :class:`ContextOptions`. Where neighbouring samples are alike (epochs of one stage of sleep) it
     takes many; where values differ more between patients than within one (most laboratory values), one is enough.
 
-    Parameters
-    ----------
-    values : Tensor ``(rows, n)``
-        NaN is ignored.
-    domains, times : Tensor ``(rows,)``
-
-    Returns
-    -------
-    float or None
-        Between 1 and 10,000, the median over columns; ``None`` where fewer than three patients have two samples.
+    - ``values`` ``(rows, n)``: NaN is ignored.
+    - ``domains``, ``times`` ``(rows,)``
+    - returns: Between 1 and 10,000, the median over columns; ``None`` where fewer than three patients have two samples.
 
     Examples
     --------
@@ -928,26 +901,17 @@ def some_patients(domains: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 class SequenceOptions:
     """How a patient's samples are read in order.
 
-    Parameters
-    ----------
-    kind : {"gru", "transformer", "conv"}
-        The network that reads the samples of a session: gated recurrent units; attention to neighbours by content and
-        distance; or dilated convolutions.
-    direction : {"offline", "causal"}
-        Whether the output of a sample draws on the whole session, or on the samples up to it.
-    crop : int
-        Consecutive samples that training reads at a time, about; predictions read whole sessions.
-    width : int
-        Values of a layer, for each direction.
-    layers : int
-        By default 1 for ``gru``, 2 for ``transformer`` and 7 for ``conv``.
-    dropout : float
-        Between layers, and before the output.
-    gap : float, optional
-        A pause longer than this begins a new session, which is read anew. By default the dataset's setting
-        ``session_gap``; without one, all samples of a patient are one session.
-    pause : float, optional
-        The usual time from one sample to the next, by default the median of the training patients.
+    - ``kind`` {"gru", "transformer", "conv"}: The network that reads the samples of a session: gated recurrent units;
+      attention to neighbours by content and distance; or dilated convolutions.
+    - ``direction`` {"offline", "causal"}: Whether the output of a sample draws on the whole session, or on the samples
+      up to it.
+    - ``crop``: Consecutive samples that training reads at a time, about; predictions read whole sessions.
+    - ``width``: Values of a layer, for each direction.
+    - ``layers``: By default 1 for ``gru``, 2 for ``transformer`` and 7 for ``conv``.
+    - ``dropout``: Between layers, and before the output.
+    - ``gap``: A pause longer than this begins a new session, which is read anew. By default the dataset's setting
+      ``session_gap``; without one, all samples of a patient are one session.
+    - ``pause``: The usual time from one sample to the next, by default the median of the training patients.
     """
 
     kind: str = "gru"

@@ -47,18 +47,9 @@ _ROWS_TRACED, _ROWS_CHECKED, _SAMPLES_CHECKED = 3, (1, 17), 4
 class Deployed(nn.Module):
     """An algorithm as a function of plain tensors, in the order of the inputs, to probabilities.
 
-    Parameters
-    ----------
-    algorithm : Algorithm
-        It is copied, so that the original is not touched.
-    schema : InputSchema
-        Of what it was trained on.
-
-    Attributes
-    ----------
-    inputs : dict of str to ColumnSchema
-    outputs : dict of str to int
-        Width of each output.
+    - ``algorithm``: It is copied, so that the original is not touched.
+    - ``schema``: Of what it was trained on.
+    - ``outputs``: Width of each output.
     """
 
     def __init__(self, algorithm: Algorithm, schema: InputSchema) -> None:
@@ -144,14 +135,9 @@ class WalkedForest(nn.Module):
 class Exported:
     """A file written by :func:`export_run`.
 
-    Attributes
-    ----------
-    path : Path
-    difference : float
-        The largest difference found between its probabilities and the model's, over random inputs; of values, in
-        standard deviations of the training patients' values.
-    metadata : mapping
-        What the file says of itself: inputs, classes, decision threshold, settings of the data.
+    - ``difference``: The largest difference found between its probabilities and the model's, over random inputs; of
+      values, in standard deviations of the training patients' values.
+    - ``metadata``: What the file says of itself: inputs, classes, decision threshold, settings of the data.
     """
 
     path: Path
