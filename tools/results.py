@@ -335,7 +335,8 @@ def block(plan: StudyPlan, found: dict[str, dict[str, Any]]) -> str:
     if plan.name not in found:
         return f"{command}\n\nNot run yet."
     tables = [_summary_table(summary) for summary in found[plan.name]["summaries"]]
-    tables += [_figure_table(parse_figure(figure)) for figure in found[plan.name]["figures"]]
+    figures = [parse_figure(figure) for figure in found[plan.name]["figures"]]
+    tables += [_labels_table(one) if one.experiment == "personalise" else _figure_table(one) for one in figures]
     refused = found[plan.name].get("refused", {})
     tables += [f"Cannot be used here: {row} ({reason})." for row, reason in refused.items()]
     unfinished = [text for summary in found[plan.name]["summaries"] for text in _unfinished(plan, summary)]
@@ -411,6 +412,37 @@ def _figure_table(figure: FigureData) -> str:
     else:
         return ""
     return "\n".join(lines)
+
+
+_DRAWS = {"first": "the first in time", "drawn": "drawn at random", "spread": "drawn evenly over predicted classes"}
+
+
+def _labels_table(figure: FigureData) -> str:
+    """What labels of a new patient are worth: by their number in one table, and other protocols in a second one."""
+    if not isinstance(figure.data, CellTable):
+        return ""  # A curve of what the table has.
+    rows = [dict(zip(figure.data.columns, row, strict=True)) for row in figure.data.rows]
+    curves: dict[tuple[str, str, str], dict[int, str]] = {}
+    alone: dict[tuple[str, str, str], tuple[Any, Any]] = {}
+    others = _table_head(["method", "shown of the patient", "learner", "without", "with", "change", "p"], ["---"] * 7)
+    for row in rows:
+        bounds = None if row["low"] is None else [row["low"], row["high"]]
+        change = f"{_number(row['change'], sign=True)} {_interval(bounds, sign=True)}".strip()
+        p = "" if row["p"] is None else f"{row['p']:.3f}"
+        if row["labels"]:
+            kind = next(words for name, words in _DRAWS.items() if f"_{name}_" in row["protocol"])
+            key = str(row["method"]), kind, str(row["learner"])
+            curves.setdefault(key, {})[row["labels"]] = f"{change}, p {p}" if p else change
+            alone.setdefault(key, (row["model alone"], row["no labels"]))
+        else:
+            cells = [row["method"], row["shown of the patient"], row["learner"], _number(row["no labels"])]
+            others.append(_row([*map(str, cells), _number(row["shown"]), change, p]))
+    counts = sorted({count for entries in curves.values() for count in entries})
+    head = ["method", "labelled samples", "learner", "model alone", "0 labels", *map(str, counts)]
+    lines = _table_head(head, ["---"] * len(head))
+    for key, entries in curves.items():
+        lines.append(_row([*key, *map(_number, alone[key]), *(entries.get(count, "") for count in counts)]))
+    return "\n\n".join(["\n".join(lines), "\n".join(others), figure.note])
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ from manydg.errors import ConfigError, DataError, ManyDGWarning
 from manydg.evaluation.metrics import DEFAULT_THRESHOLD, decide
 from manydg.files import JsonObject, fingerprint
 from manydg.training.fit import fit, trust_named
-from manydg.training.inference import NONE, embed_dataset, predict_probabilities, with_context
+from manydg.training.inference import CAUSAL, NONE, embed_dataset, predict_probabilities, with_context
 from manydg.training.personal import fit_population
 from manydg.training.record import checksum
 from manydg.training.run import Run, context_of, open_run, save_model, training_record
@@ -347,7 +347,8 @@ class PatientEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
             context=context_of(schema, fitted.algorithm), threshold=threshold, threshold_rule=rule
         )  # fmt: skip
         probabilities = None if val is None else predict_probabilities(fitted.algorithm, val).numpy()
-        population = fit_population(fitted.algorithm, train, val, probabilities)
+        causal = record.context.get("mode") == CAUSAL
+        population = fit_population(fitted.algorithm, train, val, probabilities, causal=causal)
         info = self._data_info(data, module)
         return Run(fitted.algorithm.eval(), record, schema, config, info, population=population)
 
@@ -566,7 +567,7 @@ class ManyDGClassifier(ClassifierMixin, PatientEstimator):  # type: ignore[misc]
             is every sample to predict.
         times : array ``(labelled,)``, optional
             When each was taken, where the model was trained with times.
-        learner : {"effects", "prototypes", "intercept", "fine-tune"}
+        learner : {"effects", "prototypes", "intercept", "fine-tune", "markov", "auto"}
             How labels are used (:mod:`manydg.training.personal`).
 
         Returns

@@ -140,7 +140,7 @@ def personalise_raw(
     - ``run_folder``, ``raw``, ``out``, ``backbone``, ``algorithm``, ``**options``: As :func:`predict_raw` takes them.
     - ``labels``: CSV or Parquet: the column ``label`` (several labels separated by ``|``), and one or more columns of
       ``predictions.csv`` that say which sample it is of, such as ``row``, or ``recording`` and ``row``.
-    - ``learner``: {"effects", "prototypes", "intercept", "fine-tune"}
+    - ``learner``: {"effects", "prototypes", "intercept", "fine-tune", "markov", "auto"}
     - returns: ``predictions.csv``, with the samples that are not labelled. Beside it is ``about.json``.
     """
     run, folder, path = open_run(run_folder, backbone=backbone, algorithm=algorithm), Path(out), Path(raw)

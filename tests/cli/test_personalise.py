@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+
+from manydg.training.personal import AUTO, LEARNERS, Chain, Strengths, read_population, write_population
+from manydg.training.record import RunRecord
 
 PATIENTS, SAMPLES = 24, 12
 
@@ -39,48 +43,66 @@ def made(commands: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ):  # fmt: skip
         code, _, err = commands.run(*arguments, folder=folder)
         assert code == 0, err
+    for run in ("run", "causal"):
+        make_strong(folder / run)
     return folder
 
 
-def personalised(commands: Any, made: Path, out: Path, run: str = "run", **files: pl.DataFrame) -> pl.DataFrame:
+def make_strong(run: Path) -> None:
+    """Let every learner make much of labels, whatever was chosen on so few validation patients."""
+    population = read_population(run, 2)
+    assert population is not None
+    strong = Strengths(intercept=1.0, slope=0.3, head=0.5, drift=1.0, length=3.0, prototypes=1.0, temper=0.3, steps=10)
+    chain = Chain(np.array([[0.8, 0.2], [0.3, 0.7]]), 1.0)
+    strengths = dict.fromkeys(population.strengths, strong)
+    write_population(run, dataclasses.replace(population, strengths=strengths, chain=chain))
+    RunRecord.read(run / "run.json").write(run / "run.json")
+
+
+def personalised(
+    commands: Any, made: Path, out: Path, run: str = "run", learner: str = "effects", **files: pl.DataFrame
+) -> pl.DataFrame:
     """What the command predicts, with some of its files replaced."""
     paths = {name: made / f"{name}.csv" for name in ("new", "labels")}
     for name, frame in files.items():
         paths[name] = out.with_name(f"{out.name}-{name}.csv")
         frame.write_csv(paths[name])
-    code, _, err = commands.run("personalise", made / run, paths["new"], "--labels", paths["labels"], "--out", out)
+    arguments = ("personalise", made / run, paths["new"], "--labels", paths["labels"], "--learner", learner)
+    code, _, err = commands.run(*arguments, "--out", out)
     assert code == 0, err
     return pl.read_csv(out / "predictions.csv")
 
 
+@pytest.mark.parametrize("learner", [name for name in LEARNERS if name != AUTO])
 def test_nothing_but_shown_labels_of_the_same_patient_reaches_a_prediction(
-    commands: Any, made: Path, tmp_path: Path
+    commands: Any, made: Path, tmp_path: Path, learner: str
 ) -> None:
     new, labels = pl.read_csv(made / "new.csv"), pl.read_csv(made / "labels.csv")
-    first = personalised(commands, made, tmp_path / "first")
+    first = personalised(commands, made, tmp_path / "first", learner=learner)
     assert set(first["row"]).isdisjoint(labels["row"])
     assert len(first) + len(labels) == len(new)
     # The labels in the raw file: none of them is read.
     hidden = new.with_columns(state=pl.lit("well"))
-    assert personalised(commands, made, tmp_path / "hidden", new=hidden).equals(first)
+    assert personalised(commands, made, tmp_path / "hidden", learner=learner, new=hidden).equals(first)
     # Labels and inputs of the other patients.
     swapped = pl.when(pl.col("label") == "ill").then(pl.lit("well")).otherwise(pl.lit("ill"))
     others = labels.with_columns(label=pl.when(pl.col("row") < SAMPLES).then("label").otherwise(swapped))
     moved = new.with_columns(a=pl.when(pl.col("who") == "p0").then("a").otherwise(pl.col("a") * 7 + 3))
-    changed = personalised(commands, made, tmp_path / "others", labels=others, new=moved)
+    changed = personalised(commands, made, tmp_path / "others", learner=learner, labels=others, new=moved)
     assert changed.filter(pl.col("row") < SAMPLES).equals(first.filter(pl.col("row") < SAMPLES))
     assert not changed.equals(first)
 
 
+@pytest.mark.parametrize("learner", [name for name in LEARNERS if name != AUTO])
 def test_with_causal_context_later_labels_and_inputs_do_not_reach_earlier_samples(
-    commands: Any, made: Path, tmp_path: Path
+    commands: Any, made: Path, tmp_path: Path, learner: str
 ) -> None:
     new, labels = pl.read_csv(made / "new.csv"), pl.read_csv(made / "labels.csv")
-    first = personalised(commands, made, tmp_path / "first", "causal")
+    first = personalised(commands, made, tmp_path / "first", "causal", learner)
     late, swapped = pl.col("row") % SAMPLES >= 6, pl.when(pl.col("label") == "ill").then(pl.lit("well"))
     later = labels.with_columns(label=pl.when(late).then(swapped.otherwise(pl.lit("ill"))).otherwise("label"))
     moved = new.with_columns(a=pl.when(pl.col("hour") >= 7).then(pl.col("a") + 5).otherwise("a"))
-    changed = personalised(commands, made, tmp_path / "later", "causal", labels=later, new=moved)
+    changed = personalised(commands, made, tmp_path / "later", "causal", learner, labels=later, new=moved)
     assert changed.filter(~late).equals(first.filter(~late))
     assert not changed.filter(late).equals(first.filter(late))
     about = json.loads((tmp_path / "first" / "about.json").read_text())["personalised"]

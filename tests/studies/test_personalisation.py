@@ -74,8 +74,19 @@ def test_labels_of_earlier_samples_reach_a_sample_only_when_they_are_known(study
     assert {row["shown of the patient"] for row in earlier} == {"the labels of all earlier samples, known after 2"}
     best = {row["learner"]: row["change"] for row in earlier}
     assert best["effects"] > 0.1
-    assert {row["shown of the patient"] for row in rows if row["learner"] == "shares"} == {
-        "20% of the samples, without labels"
-    }
+    unlabelled = {row["learner"]: row["shown of the patient"] for row in rows if "unlabeled" in str(row["protocol"])}
+    assert unlabelled == {"markov": "all samples, without labels", "shares": "20% of the samples, without labels"}
+    assert [row["labels"] for row in rows if row["learner"] == "auto" and "drawn" in str(row["protocol"])] == [
+        1,
+        5,
+        10,
+        20,
+    ]
+    for row in rows:
+        # The change is by the labels alone: what a learner makes of samples without labels is told apart from it.
+        assert row["change"] == pytest.approx(row["shown"] - row["no labels"], abs=1e-6)
+        if row["learner"] not in ("markov", "auto"):
+            assert row["no labels"] == row["model alone"]
+    assert "(interval below 0): in " in figures["personalise"].note
     curve = figures["personalise-drawn"].data
     assert curve.x.values == [0, 1, 5, 10, 20]  # type: ignore[union-attr]

@@ -22,6 +22,8 @@ from tools.results import (
 )
 
 from manydg.evaluation.statistics import compare_paired
+from manydg.studies.catalogue.personalisation import COLUMNS
+from manydg.studies.figure_data import CellTable, FigureData
 
 found = read_evidence()
 
@@ -55,6 +57,25 @@ def test_a_version_is_another_one_for_an_algorithm_that_predicts_otherwise() -> 
         after = predicted({**reference, f"algorithm.base.{kind}.predictions.float_hash": "x"})
         assert after["base"] != before["base"]
         assert after["irm"] == before["irm"]
+
+
+def test_the_worth_of_labels_is_a_row_of_counts_with_its_test_and_the_verdict_below() -> None:
+    def entry(protocol: str, labels: int | None, learner: str, change: float, p: float | None) -> list[Any]:
+        return ["base", protocol, "words", labels, learner, 0.7, 0.75, 0.75 + change, change, change - 0.01, 0.2, p]
+
+    rows = [
+        entry("train_and_target_labeled_drawn_1", 1, "markov", 0.001, None),
+        entry("train_and_target_labeled_drawn_20", 20, "markov", 0.031, 0.012),
+        entry("train_and_target_labeled_earlier", None, "markov", 0.1, 0.003),
+    ]
+    note = "Worse than without labels beyond chance (interval below 0): in none of 3 rows."
+    figures = [FigureData("Labels", CellTable(list(COLUMNS), rows), "personalise", note=note).to_json()]
+    plan = next(plan for plan in STUDIES if plan.name == "sleep-labels")
+    text = block(plan, {"sleep-labels": {"summaries": [], "figures": figures}})
+    assert "| base | drawn at random | markov | 0.700 | 0.750 | +0.001 [-0.009, +0.200] | +0.031 [+0.021," in text
+    assert "+0.200], p 0.012 |" in text
+    assert "| base | words | markov | 0.750 | 0.850 | +0.100 [+0.090, +0.200] | 0.003 |" in text
+    assert text.endswith(note)
 
 
 def test_a_row_that_was_refused_has_its_reason_and_is_not_called_unfinished(made_up: dict[str, dict[str, Any]]) -> None:

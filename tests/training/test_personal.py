@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,12 @@ from manydg.errors import ConfigError, DataError, StorageError
 from manydg.estimator import EstimatorError, ManyDGClassifier
 from manydg.targets import target_of
 from manydg.training.personal import (
+    AUTO,
     DEFAULTS,
     LEARNERS,
+    MARKOV,
     PERSONAL,
+    Chain,
     Outputs,
     Population,
     Strengths,
@@ -58,7 +62,9 @@ def outputs(rows: int = 12, seed: int = 0) -> Outputs:
 def population(**strengths: Strengths) -> Population:
     rng = np.random.default_rng(1)
     means, spread = rng.normal(size=(3, 5)), rng.uniform(0.1, 1.0, 5)
-    return Population(np.zeros(5), np.eye(5), means, spread, np.full(3, 1 / 3), {**STRONG, **strengths}, 0)
+    chain = Chain(np.full((3, 3), 0.1) + 0.7 * np.eye(3), 1.0, emission=0.8, prior=0.5, sharpness=0.9)
+    known = {**STRONG, **strengths}
+    return Population(np.zeros(5), np.eye(5), means, spread, np.array([0.5, 0.3, 0.2]), known, 0, chain, MARKOV)
 
 
 def shown(labels: list[int]) -> np.ndarray:
@@ -109,8 +115,8 @@ def test_a_label_counts_for_its_own_patient_alone_and_causally_for_later_samples
     other, later = [0, 1, 2, 2], [0, 1, 0, 0]
     personal = population()
 
-    def logits(labels: list[int], **options: Any) -> np.ndarray:
-        return personal_logits(given, patients, known, shown(labels), personal, THREE, learner, **options)
+    def logits(labels: list[int], where: np.ndarray = known, given: Outputs = given, **options: Any) -> np.ndarray:
+        return personal_logits(given, patients, where, shown(labels), personal, THREE, learner, **options)
 
     np.testing.assert_array_equal(logits(truth)[:6], logits(other)[:6])
     assert (logits(truth)[6:] != logits(other)[6:]).any()
@@ -118,13 +124,80 @@ def test_a_label_counts_for_its_own_patient_alone_and_causally_for_later_samples
     np.testing.assert_array_equal(first[:5], second[:5])
     assert (first[5] != second[5]).any()
     # Before the first label, and until a label is known, nothing changes.
-    np.testing.assert_array_equal(first[0], given.logits[0])
-    np.testing.assert_array_equal(logits(truth, causal=True, delay=3.0)[:4], given.logits[:4])
+    unlabelled = personal_logits(given, patients, known[:0], np.zeros((0, 3)), personal, THREE, learner, causal=True)
+    np.testing.assert_array_equal(first[0], unlabelled[0])
+    np.testing.assert_allclose(logits(truth, causal=True, delay=3.0)[:4], unlabelled[:4])
+    if learner not in (MARKOV, AUTO):
+        np.testing.assert_array_equal(unlabelled, given.logits)
+    # Nor do later inputs, or those of another patient.
+    moved = given.logits.copy()
+    moved[3:] += [2.0, 0.0, -1.0]
+    later_inputs = logits(truth, given=dataclasses.replace(given, logits=moved), causal=True)
+    np.testing.assert_allclose(later_inputs[:3], first[:3])
+    moved[:6] = given.logits[:6]
+    others = logits(truth, given=dataclasses.replace(given, logits=moved))
+    np.testing.assert_allclose(others[:6], logits(truth)[:6])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_chain_is_the_sum_over_all_paths_of_classes(causal: bool) -> None:
+    """Smoothed, and filtered, probabilities by enumeration, with a label, an equal time and a long pause."""
+    times = np.array([0.0, 1.0, 3.0, 3.0, 40.0, 41.0])
+    given = dataclasses.replace(outputs(6), times=times)
+    personal, label = population(markov=Strengths(), **{"markov-first": Strengths()}), 2
+    ours = personal_logits(
+        given, np.zeros(6, int), np.array([1]), shown([label]), personal, THREE, MARKOV, causal=causal
+    )
+    chain, usual = personal.chain, personal.shares
+    assert chain is not None
+    evidence = np.exp(0.8 * (given.logits - 0.5 * np.log(usual)))
+    moves = [None, chain.transitions, np.linalg.matrix_power(chain.transitions, 2), None, None, chain.transitions]
+    for row in range(6):
+        # Whether it is labelled itself does not count in its own prediction where labels must be earlier.
+        last = row if causal else 5
+        totals = np.zeros(3)
+        for path in itertools.product(range(3), repeat=last + 1):
+            chance = 1.0
+            for at, state in enumerate(path):
+                move = moves[at]
+                chance *= usual[state] if move is None else move[path[at - 1], state]
+                clamped = at == 1 and (row != 1 if causal else True)
+                chance *= float(state == label) if clamped else evidence[at, state]
+            totals[path[row]] += chance
+        expected = np.maximum(totals / totals.sum(), 1e-6)
+        np.testing.assert_allclose(ours[row], 0.9 * np.log(expected), atol=1e-6)
+
+
+def test_a_chain_is_learnt_where_classes_last_and_a_run_of_an_earlier_version_says_what_it_lacks(
+    tmp_path: Path,
+) -> None:
+    rng = np.random.default_rng(0)
+    who, time = np.repeat(np.arange(40), 60), np.tile(np.arange(60.0), 40)
+    y = (time // 10 + who) % 2
+    x = y[:, None] + 2.0 * rng.normal(size=(len(who), 2))
+    data = from_arrays(x, np.where(y > 0, "ill", "well"), who, times=time)
+    options: Any = {"ratios": (0.5, 0.25, 0.25), "backbone_options": {"hidden": 16, "width": 8}}
+    run = train(data, algorithm="base", backbone="mlp", epochs=3, lr=1e-2, out=tmp_path / "r", device="cpu", **options)
+    assert run.population is not None
+    assert run.population.chain is not None
+    assert run.population.chain.transitions.diagonal().min() > 0.8
+    assert run.population.best == MARKOV
+    labels = ["ill" if y[row] else "well" for row in range(0, len(data), 20)]
+    given = [labels[row // 20] if row % 20 == 0 else None for row in range(len(data))]
+    rest = np.arange(len(data)) % 20 > 0
+    by = {name: run.personalise(data, given, learner=name) for name in ("effects", MARKOV, AUTO)}
+    right = {name: (values.argmax(axis=1) == data.targets.numpy())[rest].mean() for name, values in by.items()}
+    assert right[MARKOV] > right["effects"] + 0.05
+    np.testing.assert_array_equal(by[AUTO], by[MARKOV])
+    np.testing.assert_array_equal(open_run(tmp_path / "r").personalise(data, given, learner=AUTO), by[AUTO])
+    old = dataclasses.replace(run.population, strengths={"effects": Strengths(), "effects-first": Strengths()})
+    with pytest.raises(ConfigError, match="trained before there was the learner 'markov': train it again"):
+        dataclasses.replace(run, population=old).personalise(data, given, learner=MARKOV)
 
 
 def test_strengths_come_from_validation_patients_and_are_none_where_labels_tell_nothing(run: Run) -> None:
     assert run.population is not None
-    assert run.population.patients == 8
+    assert run.population.patients == 10
     assert run.population.strengths["effects"] != Strengths()
     assert run.population.strengths["intercept"].intercept > 0
     rng, data = np.random.default_rng(0), people()

@@ -167,7 +167,10 @@ class _PersonaliseCommand(_PredictCommand):
             "'row'.",
             show_default=False,
         )
-        learner = typer.Option(help="How labels are used: effects, prototypes, intercept or fine-tune.")
+        learner = typer.Option(
+            help="How labels are used: effects, prototypes, intercept, fine-tune, markov (reads samples in order of "
+            "time) or auto (the best of them on validation patients)."
+        )
         return [_parameter("labels", Annotated[Path, file]), _parameter("learner", Annotated[str, learner], "effects")]
 
 

@@ -11,6 +11,9 @@ learner         f(x)
 ``prototypes``  class means of the features, moved towards the labelled samples by a closed-form Gaussian posterior
 ``intercept``   mixed-effects head: an intercept and a slope of the logit, for each class
 ``fine-tune``   baseline: a linear head on the features, by gradient descent that is stopped early
+``markov``      ``effects`` without drift, then a Markov chain of the classes over the patient's samples in time: with
+                causal context over earlier samples alone, else over the whole record, whether labelled or not
+``auto``        the one of these that was best on validation patients
 ``shares``      without labels: the patient's own shares of the classes, by expectation maximisation
 ==============  ========================================================================================================
 """
@@ -18,9 +21,11 @@ learner         f(x)
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -31,13 +36,14 @@ from manydg.data.dataset import DomainDataset
 from manydg.data.timeline import Timeline
 from manydg.errors import ConfigError, StorageError, unknown_name
 from manydg.evaluation.metrics import score
-from manydg.files import ParsedJson
+from manydg.files import Json, ParsedJson
 from manydg.targets import Target
 from manydg.training.inference import embed_dataset, predict_probabilities
 from manydg.training.record import read_tensors, write_tensors
 
 PERSONAL = "personal.safetensors"
-LEARNERS = ("effects", "prototypes", "intercept", "fine-tune")
+MARKOV, AUTO = "markov", "auto"
+LEARNERS = ("effects", "prototypes", "intercept", "fine-tune", MARKOV, AUTO)
 UNLABELLED = "shares"
 """The learner that is shown samples without their labels."""
 KINDS = ("classes", "votes", "binary", "multilabel")
@@ -46,10 +52,14 @@ MOST_LABELS, MOST_EARLIER_LABELS = 1000, 200
 """Labelled samples of one patient that a learner uses: of more, the latest half, and others spread over time."""
 _LEAST_PROBABILITY = 1e-6
 _MOST_AXES = 64
-_TRAINING_PATIENTS, _VALIDATION_PATIENTS, _SAMPLES, _VALIDATION_SAMPLES = 60, 8, 100, 6000
+_TRAINING_PATIENTS, _VALIDATION_PATIENTS, _SAMPLES, _VALIDATION_SAMPLES = 60, 24, 100, 6000
 _COUNTS = (1, 5, 50)
 _STEPS, _TOLERANCE = 100, 1e-5
 _STEPS_OF_SEARCH = 10
+_JUDGED_SAMPLES = 500
+_MOST_PAUSES = 10
+"""A longer pause, in usual ones, begins a Markov chain anew."""
+_EMISSIONS, _PRIORS, _SHARPNESSES = (0.3, 0.5, 1.0), (0.0, 0.3, 0.6), (0.2, 0.3, 0.5, 0.7, 1.0)
 
 Array = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64]
@@ -92,6 +102,7 @@ _DEFAULTS = {
     "prototypes": Strengths(prototypes=0.3, temper=0.03),
     "intercept": Strengths(intercept=0.3),
     "fine-tune": Strengths(steps=3),
+    MARKOV: Strengths(intercept=0.3, head=0.1),
     UNLABELLED: Strengths(),
 }
 FIRST = "-first"
@@ -118,6 +129,11 @@ class Population:
     strengths : mapping of str to Strengths
         For each learner where the labelled samples are spread over the patient's others; and, as ``NAME-first``, where
         they are the patient's first, which says less about the rest.
+    chain : Chain, optional
+        None without times, for labels that do not exclude one another, and where it did not help on validation
+        patients: ``markov`` has the effects alone then.
+    best : str
+        What ``auto`` is.
     patients : int
         Validation patients that the strengths were chosen on; 0 where they are :data:`DEFAULTS`.
     """
@@ -129,6 +145,39 @@ class Population:
     shares: Array
     strengths: Mapping[str, Strengths]
     patients: int
+    chain: Chain | None = None
+    best: str = "effects"
+
+    def learner(self, name: str) -> str:
+        """The learner that a name stands for."""
+        name = self.best if name == AUTO else name
+        if name not in _EFFECTS:
+            raise unknown_name("learner", name, LEARNERS)
+        if name not in self.strengths:
+            raise ConfigError(f"this model was trained before there was the learner '{name}': train it again")
+        return name
+
+
+@dataclass(frozen=True, eq=False)
+class Chain:
+    """A Markov chain of the classes over a patient's samples in time.
+
+    Attributes
+    ----------
+    transitions : array ``(K, K)``
+        Probability of each class one usual pause after each other, of training patients.
+    pause : float
+        Usual time from one sample of a patient to the next.
+    emission, prior, sharpness : float
+        What a sample's own logits count for, which part of the classes' usual log shares is taken out of them, and the
+        factor of the resulting log probabilities.
+    """
+
+    transitions: Array
+    pause: float
+    emission: float = 0.5
+    prior: float = 0.3
+    sharpness: float = 0.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +204,12 @@ class Outputs:
 
 
 def fit_population(
-    algorithm: Algorithm, train: DomainDataset, val: DomainDataset | None, probabilities: npt.NDArray[np.float32] | None
+    algorithm: Algorithm,
+    train: DomainDataset,
+    val: DomainDataset | None,
+    probabilities: npt.NDArray[np.float32] | None,
+    *,
+    causal: bool = False,
 ) -> Population | None:
     """Learn from training and validation patients how much a patient may differ; test patients are not looked at.
 
@@ -165,6 +219,8 @@ def fit_population(
         With context, as the algorithm takes them.
     probabilities : array ``(validation samples, K)``
         As the algorithm predicts them.
+    causal : bool
+        Whether predictions may only use earlier samples.
 
     Returns
     -------
@@ -176,15 +232,19 @@ def fit_population(
     rows = _spread_rows(train, _TRAINING_PATIENTS, 2 * _SAMPLES)
     features, some = _features(algorithm, train, rows), train.select(rows)
     population = _moments(features, _indicators(algorithm.target, some), some.domains.cpu().numpy())
+    pause = _usual_pause(train)
+    if pause and algorithm.target.exclusive:
+        population = dataclasses.replace(population, chain=Chain(_transitions(algorithm.target, train, pause), pause))
     if val is None or probabilities is None:
         return _with_variance_of(algorithm, population)
     chosen = _spread_rows(val, _VALIDATION_PATIENTS, _VALIDATION_SAMPLES)
     outputs = _outputs(
         algorithm.target, _features(algorithm, val, chosen), probabilities[chosen], val, chosen, population
     )
-    tasks = list(_tasks(outputs, _indicators(algorithm.target, val.select(chosen)), val.domains[chosen].cpu().numpy()))
-    judged = _choose(population, tasks, algorithm.target, _usual_pause(val)) if tasks else population
-    return _with_variance_of(algorithm, judged)
+    people = _People(
+        outputs, _indicators(algorithm.target, val.select(chosen)), val.domains[chosen].cpu().numpy(), algorithm.target
+    )
+    return _with_variance_of(algorithm, _choose(population, people, pause, causal=causal))
 
 
 def _with_variance_of(algorithm: Algorithm, population: Population) -> Population:
@@ -253,6 +313,27 @@ def _moments(features: Array, indicators: Array, patients: Rows) -> Population:
     return Population(
         centre, axes[:, order], moved[:, order], spread[order], indicators.mean(axis=0), DEFAULTS, 0
     )  # fmt: skip
+
+
+def _transitions(target: Target, dataset: DomainDataset, pause: float) -> Array:
+    """How often each class follows each after a usual pause, ``(K, K)``."""
+    assert dataset.times is not None
+    timeline = Timeline.of(dataset.domains.cpu(), dataset.times.cpu(), None)
+    follows = (torch.diff(timeline.patient) == 0) & ((torch.diff(timeline.times) - pause).abs() <= pause / 2)
+    classes = target.truth(dataset.targets).cpu()[timeline.order].numpy()
+    # As if each had been seen to follow each a little: nothing is impossible.
+    counts = np.full((target.size, target.size), 1 / target.size)
+    np.add.at(counts, (classes[:-1][follows], classes[1:][follows]), 1)
+    return np.asarray(counts / counts.sum(axis=1, keepdims=True))
+
+
+def _usual_pause(dataset: DomainDataset) -> float:
+    """Median time from one sample of a patient to the next; 0 without times."""
+    if dataset.times is None:
+        return 0.0
+    timeline = Timeline.of(dataset.domains, dataset.times, None)
+    pauses = torch.diff(timeline.times)[torch.diff(timeline.patient) == 0]
+    return float(pauses[pauses > 0].median()) if bool((pauses > 0).any()) else 0.0
 
 
 def _between_patients(scaled: Array, means: Array, indicators: Array, patients: Rows) -> Array:
@@ -388,6 +469,7 @@ _EFFECTS: dict[str, Callable[[_Given], Array]] = {
     "prototypes": _moved_prototypes,
     "intercept": _gaussian_process,
     "fine-tune": _fine_tuned,
+    MARKOV: _gaussian_process,
     UNLABELLED: _shifted_shares,
 }
 
@@ -403,6 +485,7 @@ def personal_logits(
     *,
     causal: bool = False,
     delay: float = 0.0,
+    asked: Rows | None = None,
 ) -> Array:
     """Logits of all samples, each given the labelled samples of its own patient.
 
@@ -420,100 +503,233 @@ def personal_logits(
         Whether a sample may only use labels of strictly earlier samples.
     delay : float
         With ``causal``, how long it takes until the label of a sample is known.
+    asked : array, optional
+        Positions of the samples whose logits are needed, where that saves time; others may be as without labels.
     """
-    if learner not in _EFFECTS:
-        raise unknown_name("learner", learner, LEARNERS)
-    logits = outputs.logits.copy()
+    name = population.learner(learner)
+    needs = np.ones(len(patients), bool) if asked is None else np.isin(np.arange(len(patients)), asked)
+    readings = list(_readings(outputs, patients, known, indicators, population, target, name, causal, delay, needs))
+    answers = [reading.logits for reading in readings]
+    if name == MARKOV and population.chain is not None and readings:
+        answers = _chained(readings, population.shares, population.chain, causal=causal)
+    return _answered(readings, answers, outputs)
+
+
+@dataclass(frozen=True, eq=False)
+class _Reading:
+    """Samples of a patient in the order of time, what is known of them, and which of them are asked for."""
+
+    rows: Rows
+    times: Array
+    logits: Array
+    labels: Array
+    asked: npt.NDArray[np.bool_]
+
+
+def _readings(
+    outputs: Outputs,
+    patients: Rows,
+    known: Rows,
+    indicators: Array,
+    population: Population,
+    target: Target,
+    learner: str,
+    causal: bool,
+    delay: float,
+    needs: npt.NDArray[np.bool_],
+) -> Iterator[_Reading]:
+    """The samples that are read with the same labels, their logits with the effect of these labels."""
     owners = patients[known]
-    for code in np.unique(owners):
-        labelled = np.flatnonzero(owners == code)
-        labelled = labelled[np.argsort(outputs.times[known[labelled]], kind="stable")]
+    for code in np.unique(patients if learner == MARKOV else owners):
+        labelled = known[owners == code]
+        order = np.argsort(outputs.times[labelled], kind="stable")
+        own = _Labelled(labelled[order], outputs.take(labelled[order]), indicators[owners == code][order])
         rows = np.flatnonzero(patients == code)
-        own = _Labelled(outputs.take(known[labelled]), indicators[labelled])
-        strengths = population.strengths[learner + FIRST * (causal or own.come_first(outputs.times[rows]))]
-        for seen, at in own.reaching(outputs.times[rows], delay) if causal else [(own, np.arange(len(rows)))]:
-            some = seen.thinned(MOST_EARLIER_LABELS if causal else MOST_LABELS)
-            asked = outputs.take(rows[at])
-            given = _Given(some.outputs, some.indicators, asked, population, strengths, target, _STEPS)
-            logits[rows[at]] += _EFFECTS[learner](given)
+        rows = rows[np.argsort(outputs.times[rows], kind="stable")]
+        times = outputs.times[rows]
+        strengths = population.strengths[learner + FIRST * (causal or own.come_first(times))]
+        for seen, at in own.reaching(times, delay, needs[rows]) if causal else [(own, np.arange(len(rows)))]:
+            read = seen.since(times, at) if causal and learner == MARKOV else at
+            some, asked = seen.thinned(MOST_EARLIER_LABELS if causal else MOST_LABELS), outputs.take(rows[read])
+            logits = asked.logits
+            if len(some.rows):
+                given = _Given(some.outputs, some.indicators, asked, population, strengths, target, _STEPS)
+                logits = logits + _EFFECTS[learner](given)
+            yield _Reading(rows[read], times[read], logits, seen.labels_of(rows[read]), np.isin(read, at))
+
+
+def _answered(readings: list[_Reading], answers: list[Array], outputs: Outputs) -> Array:
+    """Logits of all samples, those that readings are asked for replaced by the answers."""
+    logits = outputs.logits.copy()
+    for reading, answer in zip(readings, answers, strict=True):
+        logits[reading.rows[reading.asked]] = answer[reading.asked]
     return logits
+
+
+def _chained(readings: list[_Reading], shares: Array, chain: Chain, *, causal: bool) -> list[Array]:
+    """Log probabilities of the classes by the forward-backward algorithm, or by its first half alone if ``causal``.
+
+    All readings go through the recursion together, each padded to the longest.
+    """
+    usual = np.maximum(shares, _LEAST_PROBABILITY) / np.maximum(shares, _LEAST_PROBABILITY).sum()
+    # After a long pause, and between samples of the same time, nothing is carried over.
+    powers = [np.linalg.matrix_power(chain.transitions, count) for count in range(1, _MOST_PAUSES + 1)]
+    moves = np.stack([np.tile(usual, (len(usual), 1)), *powers])
+    shape = max(len(reading.rows) for reading in readings), len(readings), len(usual)
+    evidence, pauses = np.ones(shape), np.ones(shape[:2], np.int64)
+    for column, reading in enumerate(readings):
+        own = chain.emission * (reading.logits - chain.prior * np.log(usual))
+        own = np.exp(own - own.max(axis=1, keepdims=True))
+        evidence[: len(own), column] = np.where(reading.labels.any(axis=1, keepdims=True), reading.labels, own)
+        counts = np.rint(np.diff(reading.times, prepend=np.nan) / chain.pause)
+        pauses[: len(own), column] = np.where((counts >= 1) & (counts <= _MOST_PAUSES), counts, 0)
+    # Mostly all of them have the same pause: one product of matrices.
+    alike = np.where((pauses == pauses[:, :1]).all(axis=1), pauses[:, 0], -1)
+    chance, belief = np.empty(shape), np.tile(usual, (shape[1], 1))
+    for row in range(shape[0]):
+        moved = belief @ moves[alike[row]] if alike[row] >= 0 else (belief[:, None] @ moves[pauses[row]])[:, 0]
+        belief = moved * evidence[row]
+        belief /= belief.sum(axis=1, keepdims=True)
+        chance[row] = belief
+    belief = np.ones(shape[1:])
+    for row in range(shape[0] - 1, 0, -1) if not causal else ():
+        belief = belief * evidence[row]
+        same = alike[row] >= 0
+        belief = belief @ moves[alike[row]].T if same else (moves[pauses[row]] @ belief[:, :, None])[:, :, 0]
+        belief /= belief.max(axis=1, keepdims=True)
+        chance[row - 1] *= belief
+    whole = np.log(np.maximum(chance / chance.sum(axis=2, keepdims=True), _LEAST_PROBABILITY)) * chain.sharpness
+    return [whole[: len(reading.rows), column] for column, reading in enumerate(readings)]
 
 
 @dataclass(frozen=True, eq=False)
 class _Labelled:
     """The labelled samples of a patient in the order of time."""
 
+    rows: Rows
     outputs: Outputs
     indicators: Array
 
     def come_first(self, times: Array) -> bool:
         """Whether the patient has no sample, at these times, that is earlier than one of them and not among them."""
-        return int((times <= self.outputs.times[-1]).sum()) <= len(self.indicators)
+        return bool(len(self.rows)) and int((times <= self.outputs.times[-1]).sum()) <= len(self.rows)
 
-    def first(self, count: int) -> _Labelled:
-        return _Labelled(self.outputs.take(np.arange(count)), self.indicators[:count])
+    def take(self, some: Rows) -> _Labelled:
+        return _Labelled(self.rows[some], self.outputs.take(some), self.indicators[some])
 
-    def reaching(self, times: Array, delay: float) -> Iterator[tuple[_Labelled, Rows]]:
-        """The labels that are known at each of some times, and the positions of those times."""
+    def since(self, times: Array, at: Rows) -> Rows:
+        """Positions of the last of them and of the samples after it, until the last of those that are asked for."""
+        until = np.flatnonzero(times <= times[at].max())
+        return until if not len(self.rows) else until[times[until] >= self.outputs.times[-1]]
+
+    def labels_of(self, rows: Rows) -> Array:
+        """Labels of some rows; 0 in those that have none."""
+        labels = np.zeros((len(rows), self.indicators.shape[1]))
+        positions = {int(row): position for position, row in enumerate(rows)}
+        for row, indicators in zip(self.rows, self.indicators, strict=True):
+            if int(row) in positions:
+                labels[positions[int(row)]] = indicators
+        return labels
+
+    def reaching(self, times: Array, delay: float, needs: npt.NDArray[np.bool_]) -> Iterator[tuple[_Labelled, Rows]]:
+        """The labels that are known at each of the times that are needed, and the positions of those times."""
         counts = np.searchsorted(self.outputs.times, times - delay, side="left")
         # Of more than a hundred labels the last fifth may wait, so that they are not weighed anew for every sample.
         counts -= np.where(counts > 100, counts % np.maximum(1, counts // 5), 0)
-        for count in np.unique(counts[counts > 0]):
-            yield self.first(int(count)), np.flatnonzero(counts == count)
+        for count in np.unique(counts[needs]):
+            yield self.take(np.arange(count)), np.flatnonzero((counts == count) & needs)
 
     def thinned(self, most: int) -> _Labelled:
-        count = len(self.indicators)
+        count = len(self.rows)
         if count <= most:
             return self
         older = np.linspace(0, count - most // 2 - 1, most - most // 2).astype(int)
-        rows = np.concatenate([older, np.arange(count - most // 2, count)])
-        return _Labelled(self.outputs.take(rows), self.indicators[rows])
+        return self.take(np.concatenate([older, np.arange(count - most // 2, count)]))
 
 
 # Choosing strengths on validation patients
 
+_Answer: TypeAlias = tuple[int, Array, Array]
+"""A patient, logits of samples, and their labels."""
+
+
+@dataclass(frozen=True, eq=False)
+class _People:
+    """Validation patients, all of whose labels are known."""
+
+    outputs: Outputs
+    indicators: Array
+    patients: Rows
+    target: Target
+
+    def trials(self) -> Iterator[_Trial]:
+        """For every count: the first samples of each patient are labelled, or as many drawn at random."""
+        rng = np.random.default_rng(0)
+        for count in _COUNTS:
+            for first in (True, False):
+                known, rest = [], []
+                for code in np.unique(self.patients):
+                    rows = np.flatnonzero(self.patients == code)
+                    rows = rows[np.argsort(self.outputs.times[rows], kind="stable")]
+                    if len(rows) >= 2 * count:
+                        order = rows if first else rng.permutation(rows)
+                        known.append(order[:count])
+                        rest.append(order[count :: -(-(len(order) - count) // _JUDGED_SAMPLES)])
+                if known:
+                    yield _Trial(self, first, np.concatenate(known), np.concatenate(rest))
+
+
+@dataclass(frozen=True, eq=False)
+class _Trial:
+    """Samples of validation patients that are labelled, and others to be judged by; labels are the ``first`` or any."""
+
+    people: _People
+    first: bool
+    known: Rows
+    rest: Rows
+
+    def tasks(self) -> Iterator[_Task]:
+        """One for each patient, judged by some of the samples."""
+        outputs, indicators = self.people.outputs, self.people.indicators
+        for code in np.unique(self.people.patients[self.known]):
+            known, rest = (rows[self.people.patients[rows] == code] for rows in (self.known, self.rest))
+            rest = rest[:: -(-len(rest) // _SAMPLES)]
+            yield _Task(int(code), outputs.take(known), indicators[known], outputs.take(rest), indicators[rest])
+
+    def readings(self, population: Population, learner: str, *, causal: bool) -> list[_Reading]:
+        known, people = self.known, self.people
+        given = people.outputs, people.patients, known, people.indicators[known], population, people.target
+        return list(_readings(*given, learner, causal, 0.0, np.isin(np.arange(len(people.patients)), self.rest)))
+
+    def answers(self, logits: Array) -> Iterator[_Answer]:
+        for code in np.unique(self.people.patients[self.known]):
+            rest = self.rest[self.people.patients[self.rest] == code]
+            yield int(code), logits[rest], self.people.indicators[rest]
+
 
 @dataclass(frozen=True, eq=False)
 class _Task:
-    """Some labelled samples of a validation patient, and others to be judged by; labels are the ``first`` or any."""
+    """Some labelled samples of a validation patient, and others to be judged by."""
 
     patient: int
-    first: bool
     seen: Outputs
     indicators: Array
     at: Outputs
     truth: Array
 
-
-def _tasks(outputs: Outputs, indicators: Array, patients: Rows) -> Iterator[_Task]:
-    """For every patient and count: the first samples are labelled, or as many drawn at random."""
-    rng = np.random.default_rng(0)
-    for code in np.unique(patients):
-        rows = np.flatnonzero(patients == code)
-        rows = rows[np.argsort(outputs.times[rows], kind="stable")]
-        for count in _COUNTS:
-            if len(rows) < 2 * count:
-                break
-            for first, order in ((True, np.arange(len(rows))), (False, rng.permutation(len(rows)))):
-                shown, rest = rows[order[:count]], rows[order[count:]]
-                rest = rest[:: -(-len(rest) // _SAMPLES)]
-                yield _Task(
-                    int(code), first, outputs.take(shown), indicators[shown], outputs.take(rest), indicators[rest]
-                )
+    def answer(self, learner: str, strengths: Strengths, population: Population, target: Target) -> _Answer:
+        given = _Given(self.seen, self.indicators, self.at, population, strengths, target, _STEPS_OF_SEARCH)
+        return self.patient, self.at.logits + _EFFECTS[learner](given), self.truth
 
 
-def _choose(population: Population, tasks: list[_Task], target: Target, pause: float) -> Population:
-    """The population with the strengths under which the labels that the tasks do not show are most likely."""
-    drifts = (
-        [(0.0, 1.0), *((drift, length * pause) for drift in (0.5, 1.0, 2.0) for length in (10, 50))] if pause else []
-    )
+def _choose(population: Population, people: _People, pause: float, *, causal: bool) -> Population:
+    """The population with the strengths under which the labels that the trials do not show are most likely."""
+    drifts = [(0.0, 1.0), *((drift, length * pause) for drift in (0.5, 1.0, 2.0) for length in (10, 50))]
+    heads = _grid("head", (0.0, 0.1, 0.2, 0.4))
+    intercepts = _grid("intercept", (0.0, 0.3, 0.6, 1.2))
+    drifting = [{"drift": drift, "length": length} for drift, length in drifts] if pause else []
     grids: dict[str, list[list[dict[str, float]]]] = {
-        "effects": [
-            _grid("head", (0.0, 0.1, 0.2, 0.4)),
-            [{"drift": drift, "length": length} for drift, length in drifts],
-            _grid("intercept", (0.0, 0.3, 0.6, 1.2)),
-            _grid("head", (0.0, 0.1, 0.2, 0.4)),
-        ],
+        "effects": [heads, drifting, intercepts, heads],
         "prototypes": [
             [
                 {"temper": temper, "prototypes": size}
@@ -521,29 +737,59 @@ def _choose(population: Population, tasks: list[_Task], target: Target, pause: f
                 for size in (0.03, 0.1, 0.3, 1.0)
             ]
         ],
-        "intercept": [_grid("intercept", (0.0, 0.3, 0.6, 1.2)), _grid("slope", (0.0, 0.1, 0.3))],
+        "intercept": [intercepts, _grid("slope", (0.0, 0.1, 0.3))],
         "fine-tune": [_grid("steps", (0, 1, 3, 10, 30, 100))],
+        MARKOV: [heads, intercepts, heads],
         UNLABELLED: [_grid("samples", (0, 10, 100, 1000))],
     }
+    trials = list(people.trials())
+    if not trials:
+        return population
     strengths = {}
     for first in (False, True):
-        some = [task for task in tasks if task.first == first]
+        some = [trial for trial in trials if trial.first == first]
+        tasks = [task for trial in some for task in trial.tasks()]
         for name, parts in grids.items():
-            strengths[name + FIRST * first] = _search(name, parts, population, some, target)
-    return dataclasses.replace(population, strengths=strengths, patients=len({task.patient for task in tasks}))
+            strengths[name + FIRST * first] = _search(name, parts, population, tasks, people.target)
+    judged = len(np.unique(np.concatenate([people.patients[trial.known] for trial in trials])))
+    chosen = dataclasses.replace(population, strengths=strengths, patients=judged)
+    return _choose_best(_choose_chain(chosen, trials, causal=causal), trials, causal=causal)
 
 
 def _grid(name: str, values: tuple[float, ...]) -> list[dict[str, float]]:
     return [{name: value} for value in values]
 
 
-def _usual_pause(dataset: DomainDataset) -> float:
-    """Median time from one sample of a patient to the next; 0 without times."""
-    if dataset.times is None:
-        return 0.0
-    timeline = Timeline.of(dataset.domains, dataset.times, None)
-    pauses = torch.diff(timeline.times)[torch.diff(timeline.patient) == 0]
-    return float(pauses[pauses > 0].median()) if bool((pauses > 0).any()) else 0.0
+def _choose_chain(population: Population, trials: list[_Trial], *, causal: bool) -> Population:
+    """The population with the best Markov chain, or with none where it does not help.
+
+    It is the same wherever the labels are, so that labels cannot be worth less than none by another chain.
+    """
+    alone, target = dataclasses.replace(population, chain=None), trials[0].people.target
+    if population.chain is None:
+        return alone
+    best = before = _judge_trials(MARKOV, alone, trials, causal=causal)
+    found, read = alone, [trial.readings(population, MARKOV, causal=causal) for trial in trials]
+    together = [reading for readings in read for reading in readings]
+    for emission, prior in itertools.product(_EMISSIONS, _PRIORS):
+        chain = dataclasses.replace(population.chain, emission=emission, prior=prior, sharpness=1.0)
+        answers = iter(_chained(together, population.shares, chain, causal=causal))
+        whole = [
+            (trial, _answered(some, list(itertools.islice(answers, len(some))), trial.people.outputs))
+            for trial, some in zip(trials, read, strict=True)
+        ]
+        for sharpness in _SHARPNESSES:
+            judged = _judge((one for trial, logits in whole for one in trial.answers(sharpness * logits)), target)
+            if judged.beats(best) and not judged.metric < before.metric:
+                best = judged
+                found = dataclasses.replace(population, chain=dataclasses.replace(chain, sharpness=sharpness))
+    return found
+
+
+def _choose_best(population: Population, trials: list[_Trial], *, causal: bool) -> Population:
+    """The population with the learner under which the labels that trials do not show are most likely."""
+    judged = {name: _judge_trials(name, population, trials, causal=causal) for name in LEARNERS if name != AUTO}
+    return dataclasses.replace(population, best=max(judged, key=lambda name: float(judged[name].likelihood.mean())))
 
 
 def _search(
@@ -551,44 +797,58 @@ def _search(
 ) -> Strengths:
     """One part after the other, the others as they are best so far; nothing where labels are not seen to help.
 
-    They are where the likelihood rises by more than its standard error over patients, and the target's metric does not
-    fall.
+    They are where the likelihood rises by more than its standard error over patients. Strengths with which the target's
+    metric falls are left out.
     """
     kept, nothing = DEFAULTS[learner], Strengths()
-    best = before = _judge(learner, nothing, population, tasks, target)
+
+    def judge(strengths: Strengths) -> _Judged:
+        return _judge((task.answer(learner, strengths, population, target) for task in tasks), target)
+
+    best = before = judge(nothing)
     found = nothing
     for grid in grids:
         start = kept
         for values in grid:
             candidate = dataclasses.replace(start, **values)  # type: ignore[arg-type]
-            judged = _judge(learner, candidate, population, tasks, target)
-            if judged.likelihood.mean() > best.likelihood.mean():
+            judged = judge(candidate)
+            if judged.beats(best) and not judged.metric < before.metric:
                 best, kept, found = judged, candidate, candidate
     gain = best.likelihood - before.likelihood
     error = gain.std(ddof=1) / len(gain) ** 0.5 if len(gain) > 1 else 0.0
-    return found if gain.mean() > error and not best.metric < before.metric else nothing
+    return found if gain.mean() > error else nothing
 
 
 @dataclass(frozen=True, eq=False)
 class _Judged:
-    """How well the labels that tasks do not show are predicted: log likelihood of each patient, and the metric."""
+    """How well the labels that are not shown are predicted: log likelihood of each patient, and the metric."""
 
     likelihood: Array
     metric: float
 
+    def beats(self, other: _Judged) -> bool:
+        return bool(self.likelihood.mean() > other.likelihood.mean())
 
-def _judge(learner: str, strengths: Strengths, population: Population, tasks: list[_Task], target: Target) -> _Judged:
+
+def _judge_trials(learner: str, population: Population, trials: list[_Trial], *, causal: bool) -> _Judged:
+    answers: list[_Answer] = []
+    for trial in trials:
+        known, people = trial.known, trial.people
+        given = people.outputs, people.patients, known, people.indicators[known], population, people.target
+        answers += trial.answers(personal_logits(*given, learner, causal=causal, asked=trial.rest))
+    return _judge(answers, trials[0].people.target)
+
+
+def _judge(answers: Iterable[_Answer], target: Target) -> _Judged:
     by_patient: dict[int, list[float]] = {}
-    chances = []
-    for task in tasks:
-        given = _Given(task.seen, task.indicators, task.at, population, strengths, target, _STEPS_OF_SEARCH)
-        effect = _EFFECTS[learner](given)
-        chances.append(_probabilities((task.at.logits + effect).T, target).T)
-        by_patient.setdefault(task.patient, []).append(_likelihood(chances[-1], task.truth, target))
-    truth = np.concatenate([task.truth for task in tasks])
-    answers = truth.argmax(axis=1) if target.exclusive else truth
-    metric = score(target, answers, np.concatenate(chances))[target.selection]
-    return _Judged(np.array([np.mean(values) for values in by_patient.values()]), metric)
+    chances, truths = [], []
+    for patient, logits, truth in answers:
+        chances.append(_probabilities(logits.T, target).T)
+        truths.append(truth)
+        by_patient.setdefault(patient, []).append(_likelihood(chances[-1], truth, target))
+    whole = np.concatenate(truths)
+    metric = score(target, whole.argmax(axis=1) if target.exclusive else whole, np.concatenate(chances))
+    return _Judged(np.array([np.mean(values) for values in by_patient.values()]), metric[target.selection])
 
 
 def _likelihood(chance: Array, truth: Array, target: Target) -> float:
@@ -602,14 +862,22 @@ def _likelihood(chance: Array, truth: Array, target: Target) -> float:
 # The file of a run folder
 
 _ARRAYS = ("centre", "axes", "means", "spread", "shares")
+_OF_CHAIN = ("pause", "emission", "prior", "sharpness")
 
 
 def write_population(folder: Path, population: Population) -> None:
     """Keep a population in a run folder."""
-    arrays = {name: getattr(population, name) for name in _ARRAYS}
+    arrays, chain = {name: getattr(population, name) for name in _ARRAYS}, population.chain
+    meta: dict[str, Json] = {
+        "strengths": {name: dataclasses.asdict(value) for name, value in population.strengths.items()},
+        "patients": population.patients,
+        "best": population.best,
+    }
+    if chain is not None:
+        arrays["transitions"] = chain.transitions
+        meta["chain"] = {name: getattr(chain, name) for name in _OF_CHAIN}
     tensors = {name: torch.from_numpy(np.ascontiguousarray(values, np.float64)) for name, values in arrays.items()}
-    strengths = {name: dataclasses.asdict(value) for name, value in population.strengths.items()}
-    write_tensors(folder / PERSONAL, tensors, {"strengths": strengths, "patients": population.patients})
+    write_tensors(folder / PERSONAL, tensors, meta)
 
 
 def read_population(folder: Path, classes: int) -> Population | None:
@@ -620,8 +888,12 @@ def read_population(folder: Path, classes: int) -> Population | None:
     tensors, meta = read_tensors(path, "train the run again")
     try:
         arrays = {name: tensors[name].numpy() for name in _ARRAYS}
-        strengths = {name: _strengths(meta["strengths"][name]) for name in DEFAULTS}
-        population = Population(**arrays, strengths=strengths, patients=int(meta["patients"]))
+        # Files of earlier versions lack what newer learners need; such a learner says so when it is asked for.
+        strengths = {name: _strengths(values) for name, values in meta["strengths"].items()}
+        chain = _read_chain(tensors["transitions"].numpy(), meta["chain"], classes) if "chain" in meta else None
+        best = str(meta.get("best", "effects"))
+        population = Population(**arrays, strengths=strengths, patients=int(meta["patients"]), chain=chain, best=best)
+        population.learner(AUTO)
         width, axes = population.axes.shape
         if (width,) != population.centre.shape or population.means.shape != (classes, axes):
             raise ValueError("its arrays do not fit one another")
@@ -632,8 +904,16 @@ def read_population(folder: Path, classes: int) -> Population | None:
         ):
             raise ValueError("its arrays have impossible values")
         return population
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, ConfigError) as error:
         raise StorageError(f"{path} does not hold what personalising needs ({error}): train the run again") from error
+
+
+def _read_chain(transitions: Array, given: ParsedJson, classes: int) -> Chain:
+    chain = Chain(transitions, **{name: float(given[name]) for name in _OF_CHAIN})
+    numbers = chain.pause, chain.emission, chain.sharpness
+    if transitions.shape != (classes, classes) or not (transitions > 0).all() or not all(0 < x < 1e9 for x in numbers):
+        raise ValueError("its Markov chain is impossible")
+    return chain
 
 
 def _strengths(given: ParsedJson) -> Strengths:

@@ -163,7 +163,7 @@ class Run:
             As :meth:`predict_proba` takes them, labelled samples included.
         labels : sequence ``(samples,)``
             The name of the sample's class, or a list of the names of its labels; ``None`` where it is not known.
-        learner : {"effects", "prototypes", "intercept", "fine-tune"}
+        learner : {"effects", "prototypes", "intercept", "fine-tune", "markov", "auto"}
             How labels are used (:mod:`manydg.training.personal`).
 
         Returns
@@ -185,7 +185,10 @@ class Run:
         _check_finite(outputs.logits)
         causal = context_of(self.schema, self.algorithm).get("mode") == CAUSAL
         patients = dataset.domains.cpu().numpy()
-        logits = personal_logits(outputs, patients, known, indicators, population, target, learner, causal=causal)
+        rest = np.setdiff1d(np.arange(len(patients)), known)
+        logits = personal_logits(
+            outputs, patients, known, indicators, population, target, learner, causal=causal, asked=rest
+        )
         probabilities = target.probabilities(torch.from_numpy(logits)).numpy().astype(np.float32)
         probabilities[known] = np.nan
         return probabilities
@@ -356,7 +359,8 @@ class _Training:
             predict_seconds=predict_seconds,
         )
         info, val = _data_info(self.dataset, self.backbone), held_out["val"].scored()
-        population = fit_population(fitted.algorithm, sides["train"], sides["val"], val.probabilities)
+        causal = record.context.get("mode") == CAUSAL
+        population = fit_population(fitted.algorithm, sides["train"], sides["val"], val.probabilities, causal=causal)
         run = Run(fitted.algorithm, record, schema, self.config, info, self.folder, population)
         if self.folder is not None:
             by_leader(partial(write_calibration, self.folder, fit_calibration(fitted.algorithm, sides, val)))

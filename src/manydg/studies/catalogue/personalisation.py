@@ -18,12 +18,23 @@ import torch
 from manydg.data.dataset import DomainDataset
 from manydg.data.splits import load_split
 from manydg.evaluation.metrics import Predictions, score
-from manydg.evaluation.statistics import Interval, patient_difference
+from manydg.evaluation.statistics import Interval, compare_paired, holm, patient_difference
 from manydg.studies.figure_data import Axis, Cell, CellTable, Curve, FigureData, Line, XAxis
 from manydg.studies.study import Experiment, PlannedRun, Record, Request, grid, mean_and_sd
 from manydg.targets import target_of
 from manydg.training.inference import CAUSAL
-from manydg.training.personal import KINDS, LEARNERS, UNLABELLED, Outputs, needed, outputs_of, personal_logits
+from manydg.training.personal import (
+    KINDS,
+    LEARNERS,
+    MARKOV,
+    UNLABELLED,
+    Outputs,
+    Population,
+    needed,
+    outputs_of,
+    personal_logits,
+)
+from manydg.training.record import Counts
 from manydg.training.run import SPLIT, Run, context_of, open_run
 
 COUNTS = (1, 5, 10, 20, 50, 100)
@@ -67,7 +78,13 @@ class Protocol:
 
     @property
     def learners(self) -> tuple[str, ...]:
-        return LEARNERS if self.labelled else (UNLABELLED,)
+        if self.labelled:
+            return LEARNERS
+        return (MARKOV,) if self.count == 0 else (UNLABELLED,)
+
+    def told(self, delay: float) -> str:
+        """What is shown, in words."""
+        return self.words + (f", known after {delay:g}" if self.online and delay else "")
 
     def shown(self, outputs: Outputs, patients: Rows, seed: int) -> Rows:
         """Positions of what is shown; draws of more samples hold those of fewer."""
@@ -99,6 +116,7 @@ def _in_turns(classes: Rows) -> Rows:
     return np.argsort(rank, kind="stable")
 
 
+UNLABELLED_RECORD = Protocol("train_and_target_unlabeled", "all samples, without labels", 0, labelled=False)
 UNLABELLED_SHARE = Protocol("train_and_target_unlabeled_20p", "20% of the samples, without labels", labelled=False)
 LABELLED_SHARE = Protocol(f"{_WITH_LABELS}_20p", "20% of the samples, labelled")
 FIRST = [Protocol(f"{_WITH_LABELS}_first_{k}", f"the first {k}, labelled", k, "first") for k in COUNTS]
@@ -108,7 +126,7 @@ SPREAD = [
     for k in COUNTS
 ]
 EARLIER = Protocol(f"{_WITH_LABELS}_earlier", "the labels of all earlier samples", online=True)
-PROTOCOLS = (UNLABELLED_SHARE, *FIRST, *DRAWN, *SPREAD, LABELLED_SHARE, EARLIER)
+PROTOCOLS = (UNLABELLED_RECORD, UNLABELLED_SHARE, *FIRST, *DRAWN, *SPREAD, LABELLED_SHARE, EARLIER)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +142,7 @@ class Unseen:
 
     @staticmethod
     def of(run: Run, part: DomainDataset) -> Unseen:
+        """What the model makes of the samples, computed once for all protocols and learners."""
         target, prepared = run.algorithm.target, run.prepare(part)
         population = needed(run.population, target)
         truth = target.truth(part.targets).cpu().numpy()
@@ -136,13 +155,18 @@ class Unseen:
         """Whether only labels of earlier samples may be used."""
         return context_of(self.run.schema, self.run.algorithm).get("mode") == CAUSAL
 
-    def personal(self, shown: Rows, learner: str, *, causal: bool, delay: float = 0.0) -> npt.NDArray[np.float64]:
-        """Logits of all samples; of the labels, only those that are shown are handed on."""
-        target = self.run.algorithm.target
+    def personal(
+        self, shown: Rows, learner: str, *, causal: bool, delay: float = 0.0, asked: Rows | None = None
+    ) -> npt.NDArray[np.float64]:
+        """Logits of all samples, or of those that are asked for; of the labels, only those shown are handed on."""
         return personal_logits(
-            self.outputs, self.patients, shown, self.indicators[shown], needed(self.run.population, target), target,
-            learner, causal=causal, delay=delay,
+            self.outputs, self.patients, shown, self.indicators[shown], self.population, self.run.algorithm.target,
+            learner, causal=causal, delay=delay, asked=asked,
         )  # fmt: skip
+
+    @property
+    def population(self) -> Population:
+        return needed(self.run.population, self.run.algorithm.target)
 
     def predictions(self, logits: npt.NDArray[np.float64], rows: Rows) -> Predictions:
         target = self.run.algorithm.target
@@ -153,24 +177,33 @@ class Unseen:
 
 @dataclass(frozen=True)
 class Gain:
-    """Predictions of the same samples with and without what a protocol shows, one of each for every split."""
+    """Predictions of the same samples with what a protocol shows, without it, and by the model alone, for every split.
+
+    Without labels, a learner may still know the patient's other samples (``markov``).
+    """
 
     protocol: Protocol
     learner: str
     shown: list[Predictions] = field(default_factory=list)
     without: list[Predictions] = field(default_factory=list)
+    alone: list[Predictions] = field(default_factory=list)
+
+    def add(self, other: Gain) -> None:
+        """Take the predictions of another split."""
+        for ours, theirs in ((self.shown, other.shown), (self.without, other.without), (self.alone, other.alone)):
+            ours.extend(theirs)
 
     def change(self) -> dict[str, Interval]:
         """Of each metric, with a 95% interval over patients."""
         return patient_difference(self.shown, self.without, resamples=_RESAMPLES)
 
-    def scores(self, metric: str) -> tuple[float | None, float | None]:
-        """A metric of the same samples without and with what is shown, the mean over the splits in which it exists."""
-        means = []
-        for side in (self.without, self.shown):
-            known = [score(one.target, one.truth, one.probabilities, one.threshold)[metric] for one in side]
-            means.append(mean_and_sd(known)[0])
-        return means[0], means[1]
+    def scores(self, metric: str) -> tuple[list[float | None], list[float | None], list[float | None]]:
+        """A metric of the model alone, without and with what is shown, for each split."""
+        alone, without, shown = (
+            [score(one.target, one.truth, one.probabilities, one.threshold)[metric] for one in side]
+            for side in (self.alone, self.without, self.shown)
+        )
+        return alone, without, shown
 
 
 def evaluate(unseen: Unseen, seed: int, delay: float = 0.0) -> Iterator[Gain]:
@@ -184,23 +217,25 @@ def evaluate(unseen: Unseen, seed: int, delay: float = 0.0) -> Iterator[Gain]:
     delay : float
         Where the labels of earlier samples are known: how long that takes.
     """
-    everyone = np.arange(len(unseen.patients))
+    everyone, nothing = np.arange(len(unseen.patients)), np.zeros(0, np.int64)
     timeless = bool((unseen.outputs.times == 0).all())
+    chained = {causal: unseen.personal(nothing, MARKOV, causal=causal) for causal in {unseen.causal, True}}
     for protocol in PROTOCOLS:
+        causal = protocol.online or unseen.causal
         shown = protocol.shown(unseen.outputs, unseen.patients, seed)
         rest = everyone if protocol.online else np.setdiff1d(everyone, shown)
-        if (
-            len(np.unique(unseen.patients[rest])) < 2
-            or (timeless and protocol.drawn == "first")
-            or (timeless and protocol.online)
-        ):
+        if len(np.unique(unseen.patients[rest])) < 2 or (timeless and (protocol.drawn == "first" or protocol.online)):
             continue
-        without = unseen.predictions(unseen.outputs.logits, rest)
+        alone = unseen.predictions(unseen.outputs.logits, rest)
+        known: dict[str, tuple[Predictions, Predictions]] = {}
         for learner in protocol.learners:
-            logits = unseen.personal(
-                shown, learner, causal=protocol.online or unseen.causal, delay=delay if protocol.online else 0.0
-            )
-            yield Gain(protocol, learner, [unseen.predictions(logits, rest)], [without])
+            name = unseen.population.learner(learner)
+            if name not in known:
+                lag = delay if protocol.online else 0.0
+                logits = unseen.personal(shown, name, causal=causal, delay=lag, asked=rest)
+                without = unseen.predictions(chained[causal], rest) if name == MARKOV and protocol.labelled else alone
+                known[name] = unseen.predictions(logits, rest), without
+            yield Gain(protocol, learner, [known[name][0]], [known[name][1]], [alone])
 
 
 class Personalise(Experiment):
@@ -221,53 +256,76 @@ class Personalise(Experiment):
             unseen = Unseen.of(run, request.dataset.select(np.asarray(split.test)))
             name = record.algorithm + (f", {_mode(run)} context" if _mode(run) != "none" else "")
             for gain in evaluate(unseen, record.seed, request.label_delay):
-                whole = gains.setdefault(name, {}).setdefault(
-                    (gain.protocol.name, gain.learner), Gain(gain.protocol, gain.learner)
-                )
-                whole.shown.extend(gain.shown)
-                whole.without.extend(gain.without)
+                key = gain.protocol.name, gain.learner
+                gains.setdefault(name, {}).setdefault(key, Gain(gain.protocol, gain.learner)).add(gain)
         metric = records[0].config.selection or target_of(request.dataset.target).selection
-        return _figures(gains, metric, request.label_delay)
+        return _figures(gains, metric, request.label_delay, records[0].patients)
 
 
 def _mode(run: Run) -> str:
     return str(context_of(run.schema, run.algorithm).get("mode"))
 
 
-def _figures(gains: Mapping[str, Mapping[tuple[str, str], Gain]], metric: str, delay: float) -> dict[str, FigureData]:
+COLUMNS = (
+    *("method", "protocol", "shown of the patient", "labels", "learner", "model alone", "no labels", "shown"),
+    *("change", "low", "high", "p"),
+)
+
+
+def _figures(
+    gains: Mapping[str, Mapping[tuple[str, str], Gain]], metric: str, delay: float, patients: Counts
+) -> dict[str, FigureData]:
     """A table of all protocols, and a curve over the number of labels for each way to choose them."""
     rows: list[list[Cell]] = []
     lines: dict[str, dict[str, dict[int, Interval]]] = {name: {} for name in _NAMES_OF_SERIES}
     for name, entries in gains.items():
-        for gain in entries.values():
-            change, scores = gain.change()[metric], gain.scores(metric)
-            interval = f"{change.low:+.3f} to {change.high:+.3f}" if math.isfinite(change.low) else change.note
-            known = gain.protocol.words + (f", known after {delay:g}" if gain.protocol.online and delay else "")
-            rows.append([name, gain.protocol.name, known, gain.learner, *scores, _finite(change.estimate), interval])
-            if gain.protocol.count is not None:
+        p_values = _corrected(list(entries.values()), metric, patients)
+        for gain, p in zip(entries.values(), p_values, strict=True):
+            change, means = gain.change()[metric], [mean_and_sd(values)[0] for values in gain.scores(metric)]
+            shown = [gain.protocol.name, gain.protocol.told(delay), gain.protocol.count, gain.learner]
+            numbers = [_finite(value) for value in (change.estimate, change.low, change.high, p)]
+            rows.append([name, *shown, *means, *numbers])
+            if gain.protocol.count:
                 of_kind = lines[gain.protocol.drawn]
                 of_kind.setdefault(f"{name}: {gain.learner}", {})[gain.protocol.count] = change
-    columns = [
-        "method",
-        "protocol",
-        "shown of the patient",
-        "learner",
-        "nothing shown",
-        "shown",
-        "change",
-        "95% interval",
-    ]
     note = (
-        f"{metric} of the samples that were not shown, all patients together; the interval is over patients. Strengths "
-        "of the learners were chosen on validation patients. Rows with labels and rows without them answer different "
-        "questions: only those of one protocol compare."
+        f"{metric} of the samples that were not shown, all patients together. The change is against the same learner "
+        "without labels; low and high are its 95% interval over patients, p is of the corrected resampled t-test over "
+        "splits, after Holm for the numbers of labels. Strengths of the learners were chosen on validation patients. "
+        f"{_verdict(rows)} Rows with labels and rows without them answer different questions: only those of one "
+        "protocol compare."
     )
-    figures = {"personalise": FigureData(Personalise.title, CellTable(columns, rows), Personalise.name, note=note)}
+    table = CellTable(list(COLUMNS), rows)
+    figures = {"personalise": FigureData(Personalise.title, table, Personalise.name, note=note)}
     for kind, series in lines.items():
         if series:
             title = f"What labels of a new patient are worth: {_NAMES_OF_SERIES[kind]}"
             figures[f"personalise-{kind}"] = FigureData(title, _curve(series, metric), Personalise.name, note=note)
     return figures
+
+
+def _corrected(gains: Sequence[Gain], metric: str, patients: Counts) -> list[float]:
+    """p of each change over splits, after Holm among those of one learner and one way to choose the labels."""
+    families: dict[tuple[str, str, bool], list[int]] = {}
+    raw = []
+    for position, gain in enumerate(gains):
+        _, without, shown = ([math.nan if x is None else x for x in values] for values in gain.scores(metric))
+        raw.append(compare_paired(shown, without, patients.test / max(patients.train, 1)).corrected_p)
+        families.setdefault((gain.learner, gain.protocol.drawn, gain.protocol.online), []).append(position)
+    adjusted = list(raw)
+    for positions in families.values():
+        for position, p in zip(positions, holm([raw[position] for position in positions]), strict=True):
+            adjusted[position] = p
+    return adjusted
+
+
+def _verdict(rows: Sequence[Sequence[Cell]]) -> str:
+    """Whether labels were ever worth less than none beyond chance, as a sentence."""
+    entries = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
+    tested = [entry for entry in entries if isinstance(entry["high"], float) and entry["labels"] != 0]
+    worse = [f"{entry['method']}, {entry['learner']}, {entry['protocol']}" for entry in tested if entry["high"] < 0]  # type: ignore[operator]
+    found = f"in {len(worse)}: {'; '.join(worse)}" if worse else "in none"
+    return f"Worse than without labels beyond chance (interval below 0): {found} of {len(tested)} rows."
 
 
 def _curve(series: Mapping[str, Mapping[int, Interval]], metric: str) -> Curve:
