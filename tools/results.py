@@ -421,7 +421,7 @@ def _labels_table(figure: FigureData) -> str:
     """What labels of a new patient are worth: by their number in one table, and other protocols in a second one."""
     if not isinstance(figure.data, CellTable):
         return ""  # A curve of what the table has.
-    rows = [dict(zip(figure.data.columns, row, strict=True)) for row in figure.data.rows]
+    rows: list[dict[str, Any]] = [dict(zip(figure.data.columns, row, strict=True)) for row in figure.data.rows]
     curves: dict[tuple[str, str, str], dict[int, str]] = {}
     alone: dict[tuple[str, str, str], tuple[Any, Any]] = {}
     others = _table_head(["method", "shown of the patient", "learner", "without", "with", "change", "p"], ["---"] * 7)

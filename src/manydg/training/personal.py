@@ -53,10 +53,10 @@ MOST_LABELS, MOST_EARLIER_LABELS = 1000, 200
 _LEAST_PROBABILITY = 1e-6
 _MOST_AXES = 64
 _TRAINING_PATIENTS, _VALIDATION_PATIENTS, _SAMPLES, _VALIDATION_SAMPLES = 60, 24, 100, 6000
-_COUNTS = (1, 5, 50)
+_COUNTS = (1, 5, 20, 50)
 _STEPS, _TOLERANCE = 100, 1e-5
 _STEPS_OF_SEARCH = 10
-_JUDGED_SAMPLES = 500
+_JUDGED_SAMPLES = 250
 _MOST_PAUSES = 10
 """A longer pause, in usual ones, begins a Markov chain anew."""
 _EMISSIONS, _PRIORS, _SHARPNESSES = (0.3, 0.5, 1.0), (0.0, 0.3, 0.6), (0.2, 0.3, 0.5, 0.7, 1.0)
@@ -689,11 +689,10 @@ class _Trial:
     rest: Rows
 
     def tasks(self) -> Iterator[_Task]:
-        """One for each patient, judged by some of the samples."""
+        """One for each patient."""
         outputs, indicators = self.people.outputs, self.people.indicators
         for code in np.unique(self.people.patients[self.known]):
             known, rest = (rows[self.people.patients[rows] == code] for rows in (self.known, self.rest))
-            rest = rest[:: -(-len(rest) // _SAMPLES)]
             yield _Task(int(code), outputs.take(known), indicators[known], outputs.take(rest), indicators[rest])
 
     def readings(self, population: Population, learner: str, *, causal: bool) -> list[_Reading]:

@@ -197,7 +197,7 @@ class Gain:
         """Of each metric, with a 95% interval over patients."""
         return patient_difference(self.shown, self.without, resamples=_RESAMPLES)
 
-    def scores(self, metric: str) -> tuple[list[float | None], list[float | None], list[float | None]]:
+    def scores(self, metric: str) -> tuple[list[float], list[float], list[float]]:
         """A metric of the model alone, without and with what is shown, for each split."""
         alone, without, shown = (
             [score(one.target, one.truth, one.probabilities, one.threshold)[metric] for one in side]
@@ -309,7 +309,7 @@ def _corrected(gains: Sequence[Gain], metric: str, patients: Counts) -> list[flo
     families: dict[tuple[str, str, bool], list[int]] = {}
     raw = []
     for position, gain in enumerate(gains):
-        _, without, shown = ([math.nan if x is None else x for x in values] for values in gain.scores(metric))
+        _, without, shown = gain.scores(metric)
         raw.append(compare_paired(shown, without, patients.test / max(patients.train, 1)).corrected_p)
         families.setdefault((gain.learner, gain.protocol.drawn, gain.protocol.online), []).append(position)
     adjusted = list(raw)
