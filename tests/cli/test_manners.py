@@ -185,9 +185,13 @@ def test_quiet_commands_print_results_alone_and_json_is_json(commands: Any, tmp_
     assert {(entry["row"], entry["metric"]) for entry in summary["entries"]} >= {("base", "auroc")}
 
 
-@pytest.mark.parametrize("command", ["demo", "paper", "report", "show", "train", "compare", "predict", "inspect"])
+@pytest.mark.parametrize(
+    "command",
+    ["demo", "paper", "report", "show", "train", "compare", "predict", "inspect", "tune", "experiment", "checklist",
+     "card", "export", "audit", "evaluate", "personalise", "clinical", "prepare table"],
+)  # fmt: skip
 def test_every_command_that_reports_can_do_so_as_json(command: str, commands: Any) -> None:
-    code, out, _ = commands.run(command, "--help")
+    code, out, _ = commands.run(*command.split(), "--help")
     assert code == 0
     assert "--json" in out
 

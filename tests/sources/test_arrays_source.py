@@ -151,7 +151,7 @@ def test_new_arrays_and_a_dataset_folder_get_the_same_predictions(
     with pytest.raises(ConfigError, match="--resample is for raw files, not for a dataset folder"):
         predict_raw(tmp_path / "run", tmp_path / "out", tmp_path / "no", resample=True)
     together, x = tmp_path / "all.npz", np.load(tmp_path / "x.npy")
-    np.savez(together, x=x, y=y, patient=patients, time=np.arange(60.0))
+    np.savez(together, x=x, y=y, patients=patients, time=np.arange(60.0))
     prepare("arrays", together, tmp_path / "same", y=together, patient=together)
     assert torch.equal(open_dataset(tmp_path / "same").column("x"), open_dataset(tmp_path / "out").column("x"))
     (beside,) = predict_raw(tmp_path / "run", together, tmp_path / "beside", keep=["time", "patient"])

@@ -443,15 +443,17 @@ def what_the_demo_shows(summary: Summary, made: DemoPatients) -> list[str]:
 def checklist(
     run: RunOrResults,
     out: Annotated[Path, typer.Option("--out", "-o", help="File to write, .md or .html.")] = Path("checklists.md"),
+    json: AsJson = False,
 ) -> None:
     """Fill TRIPOD+AI and PROBAST+AI as far as records know.
 
     The other items are left open and named, for a person to fill in.
     """
-    from manydg.cli._options import show_line
+    from manydg.cli._options import show_json, show_line
     from manydg.report.card import write_checklist
 
-    show_line(f"wrote {write_checklist(run, out)}")
+    written = write_checklist(run, out)
+    show_json({"checklists": str(written)}) if json else show_line(f"wrote {written}")
 
 
 def report(

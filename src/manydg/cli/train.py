@@ -194,15 +194,17 @@ def export(
 def card(
     run: RunOrResults,
     out: Annotated[Path, typer.Option("--out", "-o", help="File to write, .md or .html.")] = Path("model-card.md"),
+    json: AsJson = False,
 ) -> None:
     """Write a run's model card: use, data, results, limits.
 
     Everything comes from records; what they do not know is left open for a person to fill in.
     """
-    from manydg.cli._options import show_line
+    from manydg.cli._options import show_json, show_line
     from manydg.report.card import write_card
 
-    show_line(f"wrote {write_card(run, out)}")
+    written = write_card(run, out)
+    show_json({"card": str(written)}) if json else show_line(f"wrote {written}")
 
 
 def serve(

@@ -139,25 +139,26 @@ class Arrays(Source[ArraysOptions, NewArrayOptions]):
 
 
 def _holds(path: Path, role: str) -> bool:
-    """Whether a file holds several arrays, of which one has this name."""
-    return zipfile.is_zipfile(path) and f"{role}.npy" in zipfile.ZipFile(path).namelist()
+    """Whether a file holds several arrays, of which one has this name, or its plural."""
+    return zipfile.is_zipfile(path) and bool({f"{role}.npy", f"{role}s.npy"} & set(zipfile.ZipFile(path).namelist()))
 
 
 def _load(path: Path, role: str) -> npt.NDArray[Any]:
-    """The array of a file, memory-mapped; of one that holds several, that of this name."""
+    """The array of a file, memory-mapped; of one that holds several, that of this name, or of its plural."""
     try:
         loaded = np.load(path, mmap_mode="r", allow_pickle=False)
         if isinstance(loaded, np.ndarray):
             return loaded
         with loaded:
-            if role not in loaded:
+            name = role if role in loaded else f"{role}s"
+            if name not in loaded:
                 raise StorageError(
                     f"{path} has no array '{role}'; it has {', '.join(loaded.files)}: rename one of them"
                 )
-            size, limit = loaded.zip.getinfo(f"{role}.npy").file_size, unpacked_limit(path)
+            size, limit = loaded.zip.getinfo(f"{name}.npy").file_size, unpacked_limit(path)
             if size > limit:
                 raise DataError(f"{path}: '{role}' unpacks to {size:,} bytes, more than {limit:,}: save it as .npy")
-            return np.asarray(loaded[role])
+            return np.asarray(loaded[name])
     except FileNotFoundError:
         raise StorageError(f"there is no file {path}") from None
     except OSError as error:
