@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from manydg.cli._options import Address, AsJson, FilesEngine, UsedAlgorithm, UsedBackbone
+from manydg.cli._options import Address, AsJson, FilesEngine, UsedAlgorithm, UsedBackbone, console, show_json, show_line
 from manydg.errors import ManyDGWarning, printable
 from manydg.sources import SOURCES, TWINS, AnySource, Options, find_source, find_twin, option_help, option_types
 
@@ -97,7 +97,6 @@ class _SynthesizeGroup(_RegistryGroup):
         twin = find_twin(name)
 
         def run(out: Path, **values: Any) -> None:
-            from manydg.cli._options import show_line
             from manydg.files import claimed
 
             options = _options(twin.options_class, values)
@@ -185,7 +184,6 @@ def _all_prediction_parameters() -> list[inspect.Parameter]:
 def _predict(
     predict: Callable[..., list[Path]], run: Path, raw: Path, out: Path, as_json: bool = False, **options: Any
 ) -> None:
-    from manydg.cli._options import console, show_json
     from manydg.files import claimed
     from manydg.predict import ABOUT
 
@@ -300,7 +298,6 @@ def _prepare(
 
 def _show_prepared(source: AnySource, out: Path, *, as_json: bool) -> None:
     """Print what a new dataset holds."""
-    from manydg.cli._options import show_json, show_line
     from manydg.data.storage import read_description
 
     if as_json:

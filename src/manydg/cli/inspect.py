@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from manydg.cli._options import PlainConsole, show_json
 from manydg.errors import printable
 from manydg.sources import SOURCES, PublishedCounts, find_source
 
@@ -51,7 +52,6 @@ def inspect(
         flow = [step.to_json() for step in summary.cohort_flow]
         typer.echo(dumps(asdict(summary) | {"cohort_flow": flow}, indent=1))
         return
-    from manydg.cli._options import PlainConsole
 
     _show(PlainConsole(soft_wrap=True), summary)
 
@@ -78,7 +78,6 @@ def clinical(
     On test patients, with 95% intervals over patients: rates at the threshold; of an event, what a budget of false
     alarms buys; and each group of the columns that were named when the dataset was prepared (--subgroup).
     """
-    from manydg.cli._options import PlainConsole, show_json
     from manydg.studies.summary import clinical_results
 
     results = clinical_results(folder, at=at, silence=silence)

@@ -20,18 +20,25 @@ from manydg.cli._options import (
     DryRun,
     EngineOptions,
     Log,
+    PlainConsole,
     Reference,
     Repeats,
     Results,
     RunOrResults,
     RunSettings,
     Seeds,
+    TrialLines,
     Tuned,
     Workers,
     command,
     command_line,
     compared,
+    console,
     names_in,
+    show_json,
+    show_line,
+    show_plan,
+    study_board,
 )
 
 if TYPE_CHECKING:
@@ -89,7 +96,6 @@ def compare(
     Every algorithm is trained on every split, each run with a record in OUT/results.jsonl. The table gives means over
     splits, intervals over patients and paired tests. If the command is stopped, run it again: no run is repeated.
     """
-    from manydg.cli._options import console
     from manydg.studies.records import read_results
     from manydg.studies.tracking import Tracker
 
@@ -122,7 +128,6 @@ def tune(
     it again: no finished trial is repeated.
     """
     from manydg.algorithms import ALGORITHMS
-    from manydg.cli._options import TrialLines, console, show_json
     from manydg.files import claimed
     from manydg.studies.tuning import tune as search
 
@@ -145,7 +150,6 @@ def tune(
 
 def _show_chosen(tuning: Tuning, names: Sequence[str]) -> None:
     """Print what every search chose, by how much it is better than the defaults, and what it cost."""
-    from manydg.cli._options import show_line
 
     for search in tuning.searches:
         if search.algorithm not in names:
@@ -216,7 +220,6 @@ def _conduct(
 ) -> None:
     """Run an experiment and show the summary; without algorithms, with the paper's that make sense for the data."""
     from manydg.algorithms import ALGORITHMS, paper_methods
-    from manydg.cli._options import console, study_board
     from manydg.files import claimed
     from manydg.studies.conduct import conduct, fitting, make_request
     from manydg.studies.settings import changed
@@ -249,7 +252,6 @@ def _conduct(
 
 def _show_json(out: Path, summaries: Sequence[Summary], files: Sequence[Path]) -> None:
     """Print the numbers of a results folder."""
-    from manydg.cli._options import show_json
 
     show_json([_summary_json(summary) for summary in summaries])
 
@@ -286,7 +288,6 @@ def _number(value: float) -> float | None:
 
 def _show_experiment_plan(name: str, request: Request, dataset: Path, out: Path, workers: int, device: str) -> None:
     """List the runs of an experiment."""
-    from manydg.cli._options import show_line, show_plan
     from manydg.studies.conduct import plan_experiment, scaled_down
     from manydg.studies.study import Study
 
@@ -297,7 +298,6 @@ def _show_experiment_plan(name: str, request: Request, dataset: Path, out: Path,
 
 def show_summaries(out: Path, summaries: Sequence[Summary], files: Sequence[Path]) -> None:
     """Print the tables of a results folder and where their files are."""
-    from manydg.cli._options import PlainConsole, console, show_line
     from manydg.studies.summary_text import recommendation_text
 
     screen = PlainConsole()
@@ -326,7 +326,6 @@ def paper(
     Raw files are recognised by what they hold and prepared first. Everything ends in one report, OUT/report.html. If
     the command is stopped, run it again: nothing that is done is done again.
     """
-    from manydg.cli._options import console, show_json, show_line, study_board
     from manydg.errors import ConfigError
     from manydg.files import claimed
     from manydg.report.page import write_report
@@ -358,7 +357,6 @@ def _show_paper_plan(
     entries: Sequence[DataFolder], folder: Path, out: Path, size: Scale, workers: int, device: str
 ) -> None:
     """List the runs of every dataset that is prepared already."""
-    from manydg.cli._options import console, show_line, show_plan
     from manydg.studies.paper import ready, unprepared
 
     waiting = unprepared(entries, out)
@@ -386,7 +384,6 @@ def demo(
     patients that none of them has seen. A report page is written at the end. Nothing is downloaded, and it takes about
     two minutes on two cores.
     """
-    from manydg.cli._options import console, show_line, study_board
     from manydg.config import TrainingConfig
     from manydg.files import claimed
     from manydg.report.page import write_report
@@ -449,7 +446,6 @@ def checklist(
 
     The other items are left open and named, for a person to fill in.
     """
-    from manydg.cli._options import show_json, show_line
     from manydg.report.card import write_checklist
 
     written = write_checklist(run, out)
@@ -470,7 +466,6 @@ def report(
 
     The page is one HTML file that needs no network; RESULTS is a folder that 'compare' or 'experiment' wrote.
     """
-    from manydg.cli._options import show_json, show_line
     from manydg.files import claimed, write_atomically
     from manydg.report.page import write_report
     from manydg.studies.summary import summarize_folder

@@ -12,6 +12,7 @@ from manydg.cli._options import (
     AsJson,
     Dataset,
     Device,
+    EpochLines,
     Execution,
     Log,
     Precision,
@@ -21,6 +22,9 @@ from manydg.cli._options import (
     UsedAlgorithm,
     UsedBackbone,
     command,
+    console,
+    show_json,
+    show_line,
 )
 
 if TYPE_CHECKING:
@@ -62,7 +66,6 @@ def train(
     test patients are scored once. If the command is stopped, run it again: it goes on where it was.
     Several processes share the work of each step when started as 'torchrun --nproc-per-node N -m manydg train ...'.
     """
-    from manydg.cli._options import EpochLines
     from manydg.data.dataset import open_dataset
     from manydg.files import claimed
     from manydg.studies.tracking import Tracker
@@ -90,14 +93,12 @@ def train(
 
 def _show_record(record: RunRecord, out: Path) -> None:
     """Print the record of a run as JSON."""
-    from manydg.cli._options import show_json
 
     show_json(record.to_json())
 
 
 def _show_result(record: RunRecord, out: Path) -> None:
     """Print which epoch was chosen, how it did on the test patients, and what was written."""
-    from manydg.cli._options import console, show_line
     from manydg.targets import target_of
     from manydg.training.record import cautions
 
@@ -137,7 +138,6 @@ def show(
     """
     import tomllib
 
-    from manydg.cli._options import show_json
     from manydg.studies.settings import shown
 
     text = shown(name)
@@ -168,7 +168,6 @@ def export(
     With causal patient context it takes the next sample of each patient, its time and the patient's state, and gives
     the new state beside the probabilities; the state of a new patient is zeros.
     """
-    from manydg.cli._options import console, show_json, show_line
     from manydg.data.dataset import TRUST
     from manydg.files import claimed
     from manydg.training.export import export_run
@@ -200,7 +199,6 @@ def card(
 
     Everything comes from records; what they do not know is left open for a person to fill in.
     """
-    from manydg.cli._options import show_json, show_line
     from manydg.report.card import write_card
 
     written = write_card(run, out)
@@ -231,7 +229,6 @@ def serve(
     What a model with patient context needs of earlier samples is kept in memory alone: a restart loses it, and each
     answer says how many samples there were. The OpenAPI page is at /docs, Prometheus metrics at /metrics.
     """
-    from manydg.cli._options import console
     from manydg.serve import Limits, Predictor, check_address, read_token, run_server
     from manydg.training.run import open_run
 
@@ -256,7 +253,6 @@ def audit(
     """
     from json import dumps
 
-    from manydg.cli._options import console, show_line
     from manydg.data.dataset import open_dataset
     from manydg.data.splits import load_split
     from manydg.studies.catalogue.audit import audit_run
@@ -291,7 +287,6 @@ def evaluate(
     """
     from json import dumps
 
-    from manydg.cli._options import console, show_json, show_line
     from manydg.data.dataset import open_dataset
     from manydg.errors import unknown_name
     from manydg.files import write_atomically
