@@ -29,7 +29,6 @@ from benchmarks.plain import plain_training
 from benchmarks.tasks import TASKS, Task, model
 from manydg.config import TrainingConfig
 from manydg.data.dataset import DomainDataset
-from manydg.machine import keeping_freed_memory
 from manydg.training.execution.memory import place
 from manydg.training.fit import Silent, TrainingLoop
 
@@ -138,7 +137,7 @@ def work(side: str, name: str, threads: int) -> None:
         serve(once, lambda epoch: next(plain), samples)
         return
     loop, once = loop_for(task, data, "bf16" if side == HALF else "auto")
-    with keeping_freed_memory(), ThreadPoolExecutor(max_workers=1) as worker:
+    with loop.execution.running(), ThreadPoolExecutor(max_workers=1) as worker:
         serve(once, lambda epoch: loop._run_epoch(epoch, worker), samples)
 
 
@@ -157,7 +156,6 @@ def loop_for(task: Task, data: DomainDataset, precision: str) -> tuple[TrainingL
         backbone=task.backbone, epochs=10, batch_size=task.batch_size, lr=task.lr, precision=precision
     )
     loop = TrainingLoop(algorithm, placed, None, config, "", None, Silent())
-    loop.steps = loop._make_steps()
     return loop, once if placed is not data else Cost(0.0, 0.0)
 
 
