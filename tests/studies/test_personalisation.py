@@ -72,6 +72,8 @@ def test_labels_of_earlier_samples_reach_a_sample_only_when_they_are_known(study
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]  # type: ignore[union-attr]
     earlier = [row for row in rows if row["protocol"] == EARLIER.name]
     assert {row["shown of the patient"] for row in earlier} == {"the labels of all earlier samples, known after 2"}
+    assert {row["method"] for row in earlier} == {"base (labels of earlier samples known)"}
+    assert {row["method"] for row in rows if row["labels"]} == {"base (some labels of the patient known)"}
     best = {row["learner"]: row["change"] for row in earlier}
     assert best["effects"] > 0.1
     unlabelled = {row["learner"]: row["shown of the patient"] for row in rows if "unlabeled" in str(row["protocol"])}

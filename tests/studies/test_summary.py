@@ -77,6 +77,23 @@ def failure(algorithm: str, seed: int, error: str = "Traceback\nValueError: the 
     )  # fmt: skip
 
 
+def test_a_run_that_knew_earlier_labels_is_a_row_of_its_own_with_a_note(tmp_path: Path) -> None:
+    knew = [write_run(tmp_path, "base", seed, known_labels="earlier") for seed in range(4)]
+    line = knew[0].to_line()
+    assert '"known_labels": "earlier"' in line
+    assert RunRecord.from_line(line.encode(), "the line") == knew[0]
+    plain = write_study(tmp_path)
+    assert "known_labels" not in plain[0].to_line()
+    summary = summarize([*plain, *knew])
+    assert "base (labels of earlier samples known)" in summary.rows
+    assert (
+        "some rows knew labels of the patients they were tested on: compare them with each other alone" in summary.notes
+    )
+    assert not any("knew labels" in note for note in summarize(plain).notes)
+    with pytest.raises(StorageError, match="known_labels is 'later', not one of some, earlier"):
+        RunRecord.from_json({**knew[0].to_json(), "known_labels": "later"})
+
+
 def test_rows_run_from_base_over_controls_and_rivals_to_manydg(tmp_path: Path) -> None:
     records = write_study(tmp_path) + [write_run(tmp_path, "own-idea", 0)]
     assert summarize(records).rows == ("base", "prototype", "dann", "own-idea", "manydg")

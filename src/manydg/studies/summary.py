@@ -37,7 +37,7 @@ from manydg.studies.paper_figures import beside
 from manydg.studies.records import REFERENCE, RUN_RECORD, StudyDescription, read_description, read_results, views
 from manydg.studies.tuning import kept_tuning
 from manydg.targets import Target, oriented, target_of
-from manydg.training.record import Counts, RunRecord, cautions, check_files
+from manydg.training.record import KNOWN_LABELS, Counts, RunRecord, cautions, check_files
 from manydg.training.run import decide_threshold, silence_of
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ def group_records(records: Iterable[Record]) -> dict[tuple[str, str], list[Recor
 
 
 def row_name(record: Record) -> str:
-    """What a run is called in a table: its algorithm, and what varies within the experiment.
+    """What a run is called in a table: its algorithm, what varies in the experiment, and whether it knew labels.
 
     Examples
     --------
@@ -205,7 +205,8 @@ def row_name(record: Record) -> str:
     >>> row_name(Record(run="f0", algorithm="manydg", variant={"mmd": 0.1}, seed=0, dataset="d", config=config))
     'manydg (mmd 0.1)'
     """
-    detail = ", ".join(value if isinstance(value, str) else f"{key} {value}" for key, value in record.variant.items())
+    details = [value if isinstance(value, str) else f"{key} {value}" for key, value in record.variant.items()]
+    detail = ", ".join(filter(None, [*details, KNOWN_LABELS[record.known_labels]]))
     return f"{record.algorithm} ({detail})" if detail else record.algorithm
 
 
@@ -230,6 +231,8 @@ def select(records: Sequence[Record]) -> Selection:
     versions = {record.code_version for record in kept}
     if len(versions) > 1:
         notes.append(f"the runs come from {len(versions)} versions of the code")
+    if len({record.known_labels for record in kept}) > 1:
+        notes.append("some rows knew labels of the patients they were tested on: compare them with each other alone")
     experiment, dataset = next(iter(groups))
     return Selection(experiment, dataset, _target(kept[-1]), rows, seeds, tuple(notes))
 

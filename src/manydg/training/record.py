@@ -43,6 +43,8 @@ REMEDY = "delete it and run the same command again"
 _SCHEMA = 1
 COVERED = ("model.safetensors", "calibration.safetensors", "predictions.npz", "split.json", "personal.safetensors")
 """The files of a run whose checksums its record holds."""
+KNOWN_LABELS = {"": "", "some": "some labels of the patient known", "earlier": "labels of earlier samples known"}
+"""Which labels of a test patient a prediction may have used, and what a table says of it; "" is none."""
 _NEEDED = COVERED[:2]
 _ALWAYS = {"run", "experiment", "algorithm", "seed", "dataset", "status"}
 _FINISHED = {*("target", "samples", "patients", "test"), *("epoch", "selection_rule", "threshold", "threshold_rule")}
@@ -50,7 +52,7 @@ _FINISHED = {*("target", "samples", "patients", "test"), *("epoch", "selection_r
 
 _OPTIONAL = (
     *("synthetic", "first_use_seconds", "predict_seconds", "context", "processes", "sites", "curve", "members"),
-    *("event", "operating", "experiments"),
+    *("event", "operating", "experiments", "known_labels"),
 )
 _OF_FINISHED = (
     *("dataset_hash", "target", "samples", "patients", "selection_rule", "threshold", "threshold_rule", "epoch"),
@@ -184,6 +186,7 @@ class RunRecord:
       ``causal``.
     - ``processes``: Where several trained together.
     - ``curve``: Of continual learning.
+    - ``known_labels``: One of :data:`KNOWN_LABELS`: which labels of a test patient predictions may have used.
     - ``sites``: Pseudonym of each test patient to the patient's site, where whole sites were split.
     - ``members``: Of a model of several learners.
     - ``event``: Where samples come before or after an event: ``test`` then has every metric before and after its onset
@@ -228,6 +231,7 @@ class RunRecord:
     context: Mapping[str, Json] = field(default_factory=dict)
     processes: int | None = None
     sites: Mapping[str, Json] = field(default_factory=dict)
+    known_labels: str = ""
     curve: tuple[CurvePoint, ...] = ()
     members: tuple[MemberEntry, ...] = ()
     event: EventSpec | None = None
@@ -338,6 +342,10 @@ def _check_values(record: RunRecord) -> None:
         expected = _VALUES.get(str(entry.type))
         if expected is not None and not expected(value):
             raise ValueError(f"{entry.name} is {_short(value)}")
+    if record.known_labels not in KNOWN_LABELS:
+        raise ValueError(
+            f"known_labels is {_short(record.known_labels)}, not one of {', '.join(filter(None, KNOWN_LABELS))}"
+        )
     if record.threshold is not None and not 0 <= record.threshold <= 1:
         raise ValueError(f"threshold is {record.threshold}, which is no probability")
     counts = (*dataclasses.astuple(record.samples), *dataclasses.astuple(record.patients), record.epoch, record.epochs)

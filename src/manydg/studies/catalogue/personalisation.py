@@ -21,6 +21,7 @@ from manydg.evaluation.metrics import Predictions, score
 from manydg.evaluation.statistics import Interval, compare_paired, holm, patient_difference
 from manydg.studies.figure_data import Axis, Cell, CellTable, Curve, FigureData, Line, XAxis
 from manydg.studies.study import Experiment, PlannedRun, Record, Request, grid, mean_and_sd
+from manydg.studies.summary import row_name
 from manydg.targets import target_of
 from manydg.training.inference import CAUSAL
 from manydg.training.personal import (
@@ -34,7 +35,7 @@ from manydg.training.personal import (
     outputs_of,
     personal_logits,
 )
-from manydg.training.record import Counts
+from manydg.training.record import Counts, Variant
 from manydg.training.run import SPLIT, Run, context_of, open_run
 
 COUNTS = (1, 5, 10, 20, 50, 100)
@@ -81,6 +82,11 @@ class Protocol:
         if self.labelled:
             return LEARNERS
         return (MARKOV,) if self.count == 0 else (UNLABELLED,)
+
+    @property
+    def known_labels(self) -> str:
+        """As a record says it."""
+        return "earlier" if self.online else "some" if self.labelled else ""
 
     def told(self, delay: float) -> str:
         """What is shown, in words."""
@@ -254,16 +260,17 @@ class Personalise(Experiment):
             run = open_run(folder / record.folder)
             split = load_split(folder / record.folder / SPLIT, request.dataset)
             unseen = Unseen.of(run, request.dataset.select(np.asarray(split.test)))
-            name = record.algorithm + (f", {_mode(run)} context" if _mode(run) != "none" else "")
             for gain in evaluate(unseen, record.seed, request.label_delay):
+                name = row_name(record.replace(known_labels=gain.protocol.known_labels, variant=_variant(run)))
                 key = gain.protocol.name, gain.learner
                 gains.setdefault(name, {}).setdefault(key, Gain(gain.protocol, gain.learner)).add(gain)
         metric = records[0].config.selection or target_of(request.dataset.target).selection
         return _figures(gains, metric, request.label_delay, records[0].patients)
 
 
-def _mode(run: Run) -> str:
-    return str(context_of(run.schema, run.algorithm).get("mode"))
+def _variant(run: Run) -> Variant:
+    mode = str(context_of(run.schema, run.algorithm).get("mode"))
+    return {} if mode == "none" else {"context": f"{mode} context"}
 
 
 COLUMNS = (
