@@ -87,6 +87,7 @@ class Iiic(Source[IiicOptions, Options]):
 
     name = "iiic"
     options_class = IiicOptions
+    parallel = False
     published = PublishedCounts(
         "IIIC seizure patterns, samples with five or more votes",
         {"patients": 2_702, "samples": 165_309},
