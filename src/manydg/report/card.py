@@ -268,27 +268,25 @@ def _data(facts: Facts) -> Iterator[str]:
         yield f"Cohort, {step.step}: {counts}."
 
 
+def _around(facts: Facts, metric: str) -> str:
+    bounds = facts.intervals.get(metric)
+    return interval(bounds.low, bounds.high) if bounds else ""
+
+
 def _performance(facts: Facts) -> Iterator[Block]:
-    rows = []
-    for name, value in facts.record.test.items():
-        bounds = facts.intervals.get(name)
-        around = "" if bounds is None else interval(bounds.low, bounds.high)
-        rows.append(
-            [
-                Cell(sentence(metric_name(name))),
-                Cell(number(value), value),
-                Cell(around or "–"),
-                Cell(MEANING.get(name, "")),
-            ]
-        )
+    rows = [
+        [
+            Cell(sentence(metric_name(name))),
+            Cell(number(value), value),
+            Cell(_around(facts, name) or "–"),
+            Cell(MEANING.get(name, "")),
+        ]
+        for name, value in facts.record.test.items()
+    ]
     columns = [Column("Metric", numeric=False), Column("Value"), Column("95% interval over patients")]
     yield Table("Test patients", [*columns, Column("Meaning", numeric=False)], rows, "One split; scored once.")
-    within = facts.target.patient_metric
-    values = [value for each in facts.record.per_patient.values() if (value := each.get(within)) is not None]
-    if values:
-        yield Text(
-            f"Patient by patient, {worst_values(values, metric_name(within), errors=oriented(within, 1.0) < 0)}."
-        )
+    if worst := _by_patient(facts):
+        yield Text(f"Patient by patient, {worst}.")
     if facts.predictions is not None and not facts.target.numeric:
         recall = class_recall([facts.predictions])
         shown = sorted(recall.items(), key=lambda entry: entry[1])[:10]
@@ -392,12 +390,10 @@ def _labels(facts: Facts) -> str:
 
 
 def _scores(facts: Facts) -> str:
-    parts = []
-    for name, value in facts.record.test.items():
-        bounds = facts.intervals.get(name)
-        around = interval(bounds.low, bounds.high) if bounds else ""
-        parts.append(f"{metric_name(name)} {number(value)}" + (f" (95% {around})" if around else ""))
-    return "; ".join(parts)
+    return "; ".join(
+        f"{metric_name(name)} {number(value)}" + (f" (95% {around})" if (around := _around(facts, name)) else "")
+        for name, value in facts.record.test.items()
+    )
 
 
 def _by_group(facts: Facts) -> str:
@@ -406,12 +402,8 @@ def _by_group(facts: Facts) -> str:
 
 
 def _by_patient(facts: Facts) -> str:
-    known = [
-        value
-        for each in facts.record.per_patient.values()
-        if (value := each.get(facts.target.patient_metric)) is not None
-    ]
     metric = facts.target.patient_metric
+    known = [value for each in facts.record.per_patient.values() if (value := each.get(metric)) is not None]
     return worst_values(known, metric_name(metric), errors=oriented(metric, 1.0) < 0) if known else ""
 
 
@@ -432,15 +424,10 @@ def _training(facts: Facts) -> str:
 
 
 def _calibrated(facts: Facts) -> str:
-    calibration = facts.calibration
-    return (
-        ""
-        if calibration is None
-        else (
-            f"temperature {number(calibration.temperature)} and prediction sets fitted on "
-            f"{plural(calibration.patients, 'validation patient')}"
-        )
-    )
+    if (calibration := facts.calibration) is None:
+        return ""
+    people = plural(calibration.patients, "validation patient")
+    return f"temperature {number(calibration.temperature)} and prediction sets fitted on {people}"
 
 
 def _outputs(facts: Facts) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +38,7 @@ from manydg.studies.figure_data import Embedding, NormPairs, SimilarityRow, Spli
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
+Item = TypeVar("Item")
 _MIN_STATEMENTS = 10
 """A bin of a reliability curve with fewer statements is left out: its share would be noise."""
 _LONG_NAME = 21
@@ -92,13 +94,19 @@ def bars(
         for row, (value, edge) in enumerate(zip(mean, np.fmax(top, mean), strict=True)):
             text = number(value, digits)
             axes.text(max(edge, start) + 0.025 * (end - start), float(row), text, va="center", fontsize=8)
-        axes.set(xlim=(start, end + 0.16 * (end - start)), ylim=(len(names) - 0.4, -0.6), xlabel=x_label)
-        axes.set_yticks(position, [textwrap.fill(name, 22) for name in names])
-        axes.tick_params(axis="y", length=0)
-        axes.grid(visible=False, axis="y")
+        axes.set(xlim=(start, end + 0.16 * (end - start)), xlabel=x_label)
+        _name_rows(axes, [textwrap.fill(name, 22) for name in names])
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
         svg = to_svg(figure)
     return Panel(svg, title, f"{x_label}. " + _bar_words(names, mean, bottom, top, digits, with_range=low is not None))
+
+
+def _name_rows(axes: Axes, names: Sequence[str]) -> None:
+    """Rows from the top down, each with its name."""
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set_yticks(range(len(names)), list(names))
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False, axis="y")
 
 
 def _bar_range(mean: FloatArray, low: FloatArray, high: FloatArray) -> tuple[float, float]:
@@ -136,10 +144,8 @@ def distributions(title: str, groups: Mapping[str, FloatArray], x_label: str, wo
             axes.barh(row, upper - quarter, left=quarter, height=0.6, fc="none", ec=INK, lw=1.0, zorder=3)
             axes.vlines(median, row - 0.3, row + 0.3, color=INK, lw=2.2, zorder=4)
             axes.plot(tenth, row, marker="D", ms=5.5, mfc="white", mec=INK, mew=1.2, ls="", zorder=5)
-        axes.set(ylim=(len(kept) - 0.5, -0.5), xlabel=x_label)
-        axes.set_yticks(range(len(kept)), list(kept))
-        axes.tick_params(axis="y", length=0)
-        axes.grid(visible=False, axis="y")
+        axes.set(xlabel=x_label)
+        _name_rows(axes, list(kept))
         marks = [
             axes.plot([], [], marker="o", ls="", ms=3.5, color=QUIET)[0],
             axes.plot([], [], marker="|", ls="", ms=9, mew=2.2, color=INK)[0],
@@ -231,15 +237,16 @@ def _some_samples(count: int) -> IntArray:
 
 def reliability_panels(title: str, curves: Mapping[str, Reliability], x_label: str, y_label: str) -> list[Panel]:
     """Reliability curves in panels: the first model in every panel, the others four by four."""
-    names = list(curves)
-    if len(names) <= _MAX_LINES:
-        return [reliability(title, curves, x_label, y_label)]
-    starts = range(1, len(names), _OTHERS_PER_PANEL)
-    groups = [[names[0], *names[start : start + _OTHERS_PER_PANEL]] for start in starts]
-    return [
-        reliability(f"{title} ({index} of {len(groups)})", {name: curves[name] for name in group}, x_label, y_label)
-        for index, group in enumerate(groups, start=1)
-    ]
+    return [reliability(name, dict(group), x_label, y_label) for name, group in _in_panels(title, list(curves.items()))]
+
+
+def _in_panels(title: str, items: Sequence[Item]) -> list[tuple[str, list[Item]]]:
+    """What each panel shows, and its title: all in one, or the first in every panel and the others four by four."""
+    if len(items) <= _MAX_LINES:
+        return [(title, list(items))]
+    starts = range(1, len(items), _OTHERS_PER_PANEL)
+    groups = [[items[0], *items[start : start + _OTHERS_PER_PANEL]] for start in starts]
+    return [(f"{title} ({index} of {len(groups)})", group) for index, group in enumerate(groups, start=1)]
 
 
 def reliability(title: str, curves: Mapping[str, Reliability], x_label: str, y_label: str) -> Panel:
@@ -280,10 +287,8 @@ def forest(
             style = series_style(0 if row == 0 else 5)
             axes.plot([bottom[row], top[row]], [row, row], color=style.colour, lw=1.6)
             axes.plot(mean[row], row, marker="o" if row else "D", color=style.colour, ms=6, ls="")
-        axes.set(ylim=(len(names) - 0.4, -0.6), xlabel=x_label)
-        axes.set_yticks(range(len(names)), list(names))
-        axes.tick_params(axis="y", length=0)
-        axes.grid(visible=False, axis="y")
+        axes.set(xlabel=x_label)
+        _name_rows(axes, names)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
         svg = to_svg(figure)
     known = bool(np.isfinite(bottom).any())
@@ -302,11 +307,8 @@ def rank_diagram(title: str, names: Sequence[str], ranks: Sequence[float], joine
         for position, (first, last) in enumerate(joined):
             place = right + (4.5 + 1.2 * position) * step
             axes.vlines(place, first - 0.18, last + 0.18, color=INK, lw=3.2)
-        axes.set(ylim=(len(names) - 0.4, -0.6), xlabel="mean rank (1 is best)")
-        axes.set_xlim(0.8, right + (5.5 + 1.2 * len(joined)) * step)
-        axes.set_yticks(range(len(names)), list(names))
-        axes.tick_params(axis="y", length=0)
-        axes.grid(visible=False, axis="y")
+        axes.set(xlim=(0.8, right + (5.5 + 1.2 * len(joined)) * step), xlabel="mean rank (1 is best)")
+        _name_rows(axes, names)
         axes.set_xticks([tick for tick in range(1, len(names) + 1) if tick <= right + 0.5])
         svg = to_svg(figure)
     words = "; ".join(f"{name}: {number(rank, 2)}" for name, rank in zip(names, ranks, strict=True))
@@ -387,17 +389,11 @@ def line_panels(
     title: str, series: Sequence[Series], x_label: str, y_label: str, scale: str = "linear", y_scale: str = "linear"
 ) -> list[Panel]:
     """Many lines in panels on one scale: the first series in every panel, the others four by four."""
-    groups = [list(series)]
-    if len(series) > _MAX_LINES:
-        rest = series[1:]
-        starts = range(0, len(rest), _OTHERS_PER_PANEL)
-        groups = [[series[0], *rest[start : start + _OTHERS_PER_PANEL]] for start in starts]
-    limits = common_limits(groups, y_scale)
-    panels = []
-    for index, group in enumerate(groups, start=1):
-        name = title if len(groups) == 1 else f"{title} ({index} of {len(groups)})"
-        panels.append(lines(name, group, x_label, y_label, scale=scale, y_scale=y_scale, limits=limits))
-    return panels
+    limits = common_limits([series], y_scale)
+    return [
+        lines(name, group, x_label, y_label, scale=scale, y_scale=y_scale, limits=limits)
+        for name, group in _in_panels(title, series)
+    ]
 
 
 def _ticks_that_fit(axes: Axes, series: Sequence[Series]) -> None:
@@ -546,9 +542,8 @@ def similarity_dots(rows: Sequence[SimilarityRow]) -> Panel:
             axes.plot(floats([row.within, row.across]), [y, y], color=FAINT, lw=3, zorder=1)
             _dot(axes, row.within, row.within_interval, "same patient", y, 0)
             _dot(axes, row.across, row.across_interval, "different patients", y, 1)
-        axes.set(ylim=(len(rows) - 0.4, -0.6), xlabel="mean cosine of z for two samples")
-        axes.set_yticks(range(len(rows)), [row.name for row in rows])
-        axes.tick_params(axis="y", length=0)
+        axes.set(xlabel="mean cosine of z for two samples")
+        _name_rows(axes, [row.name for row in rows])
         axes.margins(x=0.15)
         axes.ticklabel_format(axis="x", useOffset=False)
         handles, names = axes.get_legend_handles_labels()

@@ -24,6 +24,9 @@ from manydg.studies.figure_data import Bars, CellTable, Curve, FigureData
 from manydg.training.record import RunRecord
 
 _LOG_RATIO = 20
+_NUMBERS = "The same in numbers (mean ± standard deviation over splits)"
+Entries = Sequence[tuple[str, float | None, Sequence[RunRecord]]]
+"""What varies, its value on the axis where there is one, and the runs."""
 _OTHERS, _RUNTIME = 700, 800
 _FOREGROUND = ("full", "all four objectives", "manydg")
 _AXES = {
@@ -119,7 +122,7 @@ def _blocks(chapter: Chapter, name: str) -> list[Block]:
     if name == "continual" and figures:
         figures.sort(key=lambda figure: _y_label(figure) != chapter.metric)
         # The figures show every step; the runs' metrics are those after the last.
-        last = [_table(chapter, _labelled(runs), "After the last step")] if runs else []
+        last = [_table(chapter, _entries(_labelled(runs)), "After the last step")] if runs else []
         return [*figure_blocks(figures), *last]
     if not runs:
         return figure_blocks(figures)
@@ -187,17 +190,17 @@ def _in_words(key: str, value: Json) -> str:
 def _curves(chapter: Chapter, runs: Sequence[RunRecord], axis: str) -> list[Block]:
     along = [record for record in runs if isinstance(record.variant.get(axis), int | float)]
     series: list[Series] = []
-    entries: list[tuple[str, float, Sequence[RunRecord]]] = []
+    entries: list[tuple[str, float | None, Sequence[RunRecord]]] = []
     for name, records in _labelled(along, axis).items():
         points = grouped(records, lambda record: float(record.variant[axis]))
         x = np.array(sorted(points))
         spreads = [metric_spread(points[value], chapter.metric) for value in x]
         mean, low, high = np.array([(each.mean, each.low, each.high) for each in spreads]).T
         series.append(Series(sentence(name), x, mean, low, high))
-        entries += [(sentence(name), float(value), points[value]) for value in x]
+        entries += [(name, float(value), points[value]) for value in x]
     label = _AXES.get(axis, axis.replace("_", " "))
     aside = [record for record in runs if record not in along]
-    blocks: list[Block] = [_curve_figure(chapter, series, label), _point_table(chapter, entries, label)]
+    blocks: list[Block] = [_curve_figure(chapter, series, label), _table(chapter, entries, axis=label)]
     return blocks + (_beside_default(chapter, aside, along, axis) if aside else [])
 
 
@@ -222,17 +225,6 @@ def _as_text(record: RunRecord) -> dict[str, str]:
     return {"set": ", ".join(_in_words(key, value) for key, value in record.variant.items())}
 
 
-def _point_table(chapter: Chapter, entries: Sequence[tuple[str, float, Sequence[RunRecord]]], label: str) -> Table:
-    metrics = chapter.target.metrics
-    titles = [sentence(label), *(sentence(metric_name(name)) for name in metrics), "Splits"]
-    rows = []
-    for name, value, records in entries:
-        spreads = [metric_spread(records, metric) for metric in metrics]
-        rows.append([Cell(name), Cell(f"{value:g}", value), *_spread_cells(spreads)])
-    columns = [Column("Variant", numeric=False), *map(Column, titles)]
-    return Table("The same in numbers (mean ± standard deviation over splits)", columns, rows)
-
-
 def _spread_cells(spreads: Sequence[Spread]) -> list[Cell]:
     """Mean ± standard deviation of each metric, and the number of splits."""
     cells = []
@@ -246,8 +238,11 @@ def _bars(chapter: Chapter, runs: Sequence[RunRecord]) -> list[Block]:
     groups = {sentence(name): records for name, records in _labelled(runs).items()}
     panels = [_bar_panel(groups, metric) for metric in chapter.target.metrics]
     note = "Bars are means over the splits, whiskers one standard deviation."
-    table = _table(chapter, groups, "The same in numbers (mean ± standard deviation over splits)")
-    return [Figure("Performance on test patients.", panels, note), table]
+    return [Figure("Performance on test patients.", panels, note), _table(chapter, _entries(groups))]
+
+
+def _entries(groups: Mapping[str, Sequence[RunRecord]]) -> Entries:
+    return [(name, None, records) for name, records in groups.items()]
 
 
 def _bar_panel(groups: Mapping[str, Sequence[RunRecord]], metric: str) -> Panel:
@@ -263,13 +258,13 @@ def _bar_panel(groups: Mapping[str, Sequence[RunRecord]], metric: str) -> Panel:
     )
 
 
-def _table(chapter: Chapter, groups: Mapping[str, Sequence[RunRecord]], caption: str) -> Table:
+def _table(chapter: Chapter, entries: Entries, caption: str = _NUMBERS, axis: str = "") -> Table:
     metrics = chapter.target.metrics
-    titles = [*(sentence(metric_name(name)) for name in metrics), "Splits"]
+    titles = [*([sentence(axis)] if axis else []), *(sentence(metric_name(name)) for name in metrics), "Splits"]
     rows = []
-    for name, records in groups.items():
-        spreads = [metric_spread(records, metric) for metric in metrics]
-        rows.append([Cell(sentence(name)), *_spread_cells(spreads)])
+    for name, value, records in entries:
+        where = [] if value is None else [Cell(f"{value:g}", value)]
+        rows.append([Cell(sentence(name)), *where, *_spread_cells([metric_spread(records, each) for each in metrics])])
     return Table(caption, [Column("Variant", numeric=False), *map(Column, titles)], rows)
 
 
