@@ -69,21 +69,13 @@ Rows = npt.NDArray[np.int64]
 class Strengths:
     """How far a patient may differ from the population; 0 switches a part off.
 
-    Attributes
-    ----------
-    intercept, slope : float
-        Standard deviation of a class's intercept, and of the slope of its logit.
-    head : float
-        Of the weights of a linear head on the scaled features.
-    drift, length : float
-        Of a drift in time, and how long it takes to change, in the unit of the times.
-    prototypes, temper : float
-        Variance of class means between patients, relative to that of the training patients, and the share of the
-        resulting change that is applied.
-    steps : int
-        Steps of gradient descent.
-    samples : float
-        How many samples the population's shares of the classes count for; without end where it is 0.
+    - ``intercept``, ``slope``: Standard deviation of a class's intercept, and of the slope of its logit.
+    - ``head``: Of the weights of a linear head on the scaled features.
+    - ``drift``, ``length``: Of a drift in time, and how long it takes to change, in the unit of the times.
+    - ``prototypes``, ``temper``: Variance of class means between patients, relative to that of the training patients,
+      and the share of the resulting change that is applied.
+    - ``steps``: Steps of gradient descent.
+    - ``samples``: How many samples the population's shares of the classes count for; without end where it is 0.
     """
 
     intercept: float = 0.0
@@ -114,28 +106,18 @@ DEFAULTS = _DEFAULTS | {f"{name}{FIRST}": value for name, value in _DEFAULTS.ite
 class Population:
     """What a model's learners know of patients in general; no patient can be recognised in it.
 
-    Attributes
-    ----------
-    centre : array ``(width,)``
-        Mean of the classes' mean features.
-    axes : array ``(width, n)``
-        To directions in which features vary alike within a class, those first in which patients differ most.
-    means : array ``(K, n)``
-        Of each class.
-    spread : array ``(n,)``
-        Variance of patients' class means, relative to that within a class.
-    shares : array ``(K,)``
-        Of training samples that are of each class.
-    strengths : mapping of str to Strengths
-        For each learner where the labelled samples are spread over the patient's others; and, as ``NAME-first``, where
-        they are the patient's first, which says less about the rest.
-    chain : Chain, optional
-        None without times, for labels that do not exclude one another, and where it did not help on validation
-        patients: ``markov`` has the effects alone then.
-    best : str
-        What ``auto`` is.
-    patients : int
-        Validation patients that the strengths were chosen on; 0 where they are :data:`DEFAULTS`.
+    - ``centre`` ``(width,)``: Mean of the classes' mean features.
+    - ``axes`` ``(width, n)``: To directions in which features vary alike within a class, those first in which patients
+      differ most.
+    - ``means`` ``(K, n)``: Of each class.
+    - ``spread`` ``(n,)``: Variance of patients' class means, relative to that within a class.
+    - ``shares`` ``(K,)``: Of training samples that are of each class.
+    - ``strengths``: For each learner where the labelled samples are spread over the patient's others; and, as
+      ``NAME-first``, where they are the patient's first, which says less about the rest.
+    - ``chain``: None without times, for labels that do not exclude one another, and where it did not help on validation
+      patients: ``markov`` has the effects alone then.
+    - ``best``: What ``auto`` is.
+    - ``patients``: Validation patients that the strengths were chosen on; 0 where they are :data:`DEFAULTS`.
     """
 
     centre: Array
@@ -162,15 +144,10 @@ class Population:
 class Chain:
     """A Markov chain of the classes over a patient's samples in time.
 
-    Attributes
-    ----------
-    transitions : array ``(K, K)``
-        Probability of each class one usual pause after each other, of training patients.
-    pause : float
-        Usual time from one sample of a patient to the next.
-    emission, prior, sharpness : float
-        What a sample's own logits count for, which part of the classes' usual log shares is taken out of them, and the
-        factor of the resulting log probabilities.
+    - ``transitions`` ``(K, K)``: Probability of each class one usual pause after each other, of training patients.
+    - ``pause``: Usual time from one sample of a patient to the next.
+    - ``emission``, ``prior``, ``sharpness``: What a sample's own logits count for, which part of the classes' usual log
+      shares is taken out of them, and the factor of the resulting log probabilities.
     """
 
     transitions: Array
@@ -184,12 +161,9 @@ class Chain:
 class Outputs:
     """What a model makes of samples, before any label of their patient is known.
 
-    Attributes
-    ----------
-    logits : array ``(samples, K)``
-    features : array ``(samples, n)``
-        On the population's axes, in units of the deviation within a class.
-    times : array ``(samples,)``
+    - ``logits`` ``(samples, K)``
+    - ``features`` ``(samples, n)``: On the population's axes, in units of the deviation within a class.
+    - ``times`` ``(samples,)``
     """
 
     logits: Array
@@ -213,19 +187,10 @@ def fit_population(
 ) -> Population | None:
     """Learn from training and validation patients how much a patient may differ; test patients are not looked at.
 
-    Parameters
-    ----------
-    train, val : DomainDataset
-        With context, as the algorithm takes them.
-    probabilities : array ``(validation samples, K)``
-        As the algorithm predicts them.
-    causal : bool
-        Whether predictions may only use earlier samples.
-
-    Returns
-    -------
-    Population or None
-        None for a target that labels of the patient cannot be used for.
+    - ``train``, ``val``: With context, as the algorithm takes them.
+    - ``probabilities`` ``(validation samples, K)``: As the algorithm predicts them.
+    - ``causal``: Whether predictions may only use earlier samples.
+    - returns: None for a target that labels of the patient cannot be used for.
     """
     if algorithm.target.kind not in KINDS:
         return None
@@ -489,22 +454,14 @@ def personal_logits(
 ) -> Array:
     """Logits of all samples, each given the labelled samples of its own patient.
 
-    Parameters
-    ----------
-    outputs : Outputs
-    patients : array ``(samples,)``
-    known : array ``(labelled,)``
-        Positions of the labelled samples.
-    indicators : array ``(labelled, K)``
-        Their labels.
-    learner : str
-        One of :data:`LEARNERS`.
-    causal : bool
-        Whether a sample may only use labels of strictly earlier samples.
-    delay : float
-        With ``causal``, how long it takes until the label of a sample is known.
-    asked : array, optional
-        Positions of the samples whose logits are needed, where that saves time; others may be as without labels.
+    - ``patients`` ``(samples,)``
+    - ``known`` ``(labelled,)``: Positions of the labelled samples.
+    - ``indicators`` ``(labelled, K)``: Their labels.
+    - ``learner``: One of :data:`LEARNERS`.
+    - ``causal``: Whether a sample may only use labels of strictly earlier samples.
+    - ``delay``: With ``causal``, how long it takes until the label of a sample is known.
+    - ``asked``: Positions of the samples whose logits are needed, where that saves time; others may be as without
+      labels.
     """
     name = population.learner(learner)
     needs = np.ones(len(patients), bool) if asked is None else np.isin(np.arange(len(patients)), asked)

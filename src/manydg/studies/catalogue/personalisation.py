@@ -55,19 +55,11 @@ Rows = npt.NDArray[np.int64]
 class Protocol:
     """What is shown of an unseen patient.
 
-    Attributes
-    ----------
-    name : str
-        As MOABB has it, or in its style.
-    words : str
-    count : int, optional
-        Samples that are shown; a share of the patient's where it is None.
-    drawn : {"first", "drawn", "spread"}
-        Whether they are the patient's first, drawn at random, or drawn in turns from the classes that the model
-        predicts, for which no label is needed.
-    labelled : bool
-    online : bool
-        Whether all samples are scored one after the other, and the labels of earlier ones are known by then.
+    - ``name``: As MOABB has it, or in its style.
+    - ``count``: Samples that are shown; a share of the patient's where it is None.
+    - ``drawn`` {"first", "drawn", "spread"}: Whether they are the patient's first, drawn at random, or drawn in turns
+      from the classes that the model predicts, for which no label is needed.
+    - ``online``: Whether all samples are scored one after the other, and the labels of earlier ones are known by then.
     """
 
     name: str
@@ -215,13 +207,8 @@ class Gain:
 def evaluate(unseen: Unseen, seed: int, delay: float = 0.0) -> Iterator[Gain]:
     """Every protocol and learner on the test patients of a run.
 
-    Parameters
-    ----------
-    unseen : Unseen
-    seed : int
-        Of the draws.
-    delay : float
-        Where the labels of earlier samples are known: how long that takes.
+    - ``seed``: Of the draws.
+    - ``delay``: Where the labels of earlier samples are known: how long that takes.
     """
     everyone, nothing = np.arange(len(unseen.patients)), np.zeros(0, np.int64)
     timeless = bool((unseen.outputs.times == 0).all())
