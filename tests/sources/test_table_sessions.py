@@ -44,6 +44,11 @@ def prepared(file: Path, **options: Any) -> DomainDataset:
     return open_dataset(prepare("table", file, file.parent / "out", **{**roles, **options}))
 
 
+def test_a_session_without_a_number_comes_before_those_with_one() -> None:
+    times = lay_out(np.zeros(4), np.array(["N10", "N2", "N", "10"]), np.zeros(4), gap=1.0)
+    assert times.tolist() == [6.0, 4.0, 2.0, 0.0]
+
+
 def test_nights_follow_each_other_in_natural_order_with_a_pause_that_no_night_has(tmp_path: Path) -> None:
     dataset = prepared(write(tmp_path))
     # N9 (epochs 1 to 4) comes before N10 (0 to 3); the longest night takes 3, and 6 lie between two.

@@ -14,6 +14,7 @@ import io
 import json
 import math
 import os
+import re
 import shutil
 import sys
 import threading
@@ -402,6 +403,7 @@ PositionName = Callable[[tuple[int, ...]], str]
 _PIECE_BYTES = 1 << 26
 _NAMED = 8
 _MOST_CLASSES = 20
+_DIGITS = re.compile(r"(\d+)")
 
 
 class Rows(Protocol):
@@ -491,6 +493,13 @@ def _check_target(labels: Tensor, target: TargetSpec, *, numbers: bool) -> None:
             "--kind regression to predict the number, --kind classes if each value is a class, or give classes of it "
             "(above a limit)"
         )
+
+
+def natural(value: Any) -> tuple[tuple[Any, ...], str]:
+    """Sorts numbers by size, and names with numbers in them (``N2`` before ``N10``) by the size of those."""
+    if not isinstance(value, str):
+        return (value,), ""
+    return tuple(int(part) if number % 2 else part for number, part in enumerate(_DIGITS.split(value))), value
 
 
 @contextlib.contextmanager

@@ -50,6 +50,7 @@ from manydg.sources._preparing import (
     hashed_meanwhile,
     make_ready,
     map_whole,
+    natural,
     run_jobs,
     with_provenance,
     work_folder,
@@ -89,7 +90,6 @@ _PART = re.compile(r"[-_. ](psg|eeg|ieeg|signals?)$", re.IGNORECASE)
 _NO_ELECTRODES = ("trig", "stim", "misc", "audio", "pd", "resp", "sysclock", "temp", "gsr", "pupil", "eyegaze")
 _SUBJECT = re.compile(r"(?:^|_)sub-([^_]+)")
 _SESSION = re.compile(r"(?:^|_)ses-([^_]+)")
-_DIGITS = re.compile(r"(\d+)")
 _BLOCK_BYTES = 3 << 20
 _STAGE_WORDS = {name: f"Sleep stage {name}" for name in ("W", "N1", "N2", "N3")} | {"REM": "Sleep stage R"}
 _NO_STAGE = "Sleep stage ?"
@@ -441,11 +441,6 @@ def open_header(path: Path) -> EdfHeader:
     return replace(header, channels=tuple(channels), start=start)
 
 
-def natural(text: str) -> tuple[str | int, ...]:
-    """Sorts ``N2`` before ``N10``."""
-    return tuple(int(part) if number % 2 else part for number, part in enumerate(_DIGITS.split(text)))
-
-
 def _headers(raw: Path, *, skip: bool) -> tuple[dict[Path, EdfHeader], int]:
     if not raw.exists():
         raise StorageError(f"there is no file or folder {raw}")
@@ -593,10 +588,9 @@ def _warn_of_people(recordings: Sequence[RawRecording], headers: Mapping[Path, E
 
 def _warn_of_participants(raw: Path, recordings: Sequence[RawRecording]) -> None:
     file = raw / "participants.tsv"
+    listed_people = {next(iter(row.values()), "").removeprefix("sub-") for row in _bids_rows(file)} - {""}
     if not file.is_file():
         return
-    lines = file.read_text(encoding="utf-8-sig", errors="replace").splitlines()[1:]
-    listed_people = {line.split("\t")[0].strip().removeprefix("sub-") for line in lines if line.strip()}
     recorded = {each.patient for each in recordings}
     for words, people in (
         ("are listed there but have no recording here", listed_people - recorded),

@@ -45,13 +45,13 @@ from manydg.sources._preparing import (
     check_finite,
     describe_files,
     naming,
+    natural,
     with_provenance,
     write_dense,
 )
 from manydg.sources._source import KEEP_HELP, NewSamples, Options, RawArgument, Source, SourceDocs, TrainedOn, option
 from manydg.sources._tables import check_unpacked_rows, check_whole, ids_of
 
-_DIGITS = re.compile(r"(\d+)")
 _UNREADABLE = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError)
 _NULLS = ["", "NA", "N/A", "null", "NULL"]
 _ROWS_TYPED = 10_000
@@ -454,7 +454,7 @@ def open_tables(path: Path, *as_text: str | None, query: str | None = None) -> l
     files = [file for file in path.iterdir() if file.is_file() and _ending(file) is not None]
     if not files:
         raise StorageError(f"{path} is a folder without a table: name one, a {_ENDINGS_TEXT} file")
-    tables = [_open(file, as_text) for file in sorted(files, key=lambda file: _natural(file.name))]
+    tables = [_open(file, as_text) for file in sorted(files, key=lambda file: natural(file.name))]
     first = tables[0]
     for table in tables[1:]:
         if odd := sorted(set(table.columns) ^ set(first.columns)):
@@ -778,7 +778,7 @@ def _number(patients: npt.NDArray[Any], sessions: npt.NDArray[Any]) -> tuple[npt
     _, who = np.unique(patients, return_inverse=True)
     values, which = np.unique(sessions, return_inverse=True)
     rank = np.empty(len(values), dtype=np.int64)
-    rank[sorted(range(len(values)), key=lambda number: _natural(values[number]))] = np.arange(len(values))
+    rank[sorted(range(len(values)), key=lambda number: natural(values[number]))] = np.arange(len(values))
     pairs, session = np.unique(who * len(values) + rank[which], return_inverse=True)
     return session, pairs // len(values)
 
@@ -790,14 +790,6 @@ def _bounds(session: npt.NDArray[Any], times: npt.NDArray[np.float64]) -> tuple[
     np.minimum.at(start, session, times)
     np.maximum.at(end, session, times)
     return start, end
-
-
-def _natural(value: Any) -> tuple[Any, ...]:
-    """Sorts numbers by size, and names with numbers in them ("N2" before "N10") by the size of those."""
-    if not isinstance(value, str):
-        return (value,)
-    parts = _DIGITS.split(value)
-    return (*(int(part) if number % 2 else part for number, part in enumerate(parts)), value)
 
 
 # Events: when each session's begins, and which samples come before it
@@ -960,7 +952,7 @@ def _subgroup(frame: pl.DataFrame, wanted: str, patients: npt.NDArray[Any], path
         raise DataError(
             f"{path}: no group of '{name}' has {_LEAST_PATIENTS} patients: nothing can be said of smaller ones"
         )
-    large.sort(key=_band_order if colon else _natural)
+    large.sort(key=_band_order if colon else natural)
     codes = {group: code for code, group in enumerate(large)}
     rows = np.array([codes.get(group, len(large)) for group in texts.fill_null("unknown").to_list()], np.int16)
     return _Subgroup(name, rows, [*large, "other"] if (rows == len(large)).any() else large)
