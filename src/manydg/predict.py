@@ -41,7 +41,7 @@ from manydg.sources import (
     write_prediction_table,
 )
 from manydg.training.inference import CAUSAL, Calibration, distances_so_far, patient_embeddings, predict_probabilities
-from manydg.training.personal import needed
+from manydg.training.personal import MARKOV, needed
 from manydg.training.run import PREDICTIONS, Run, context_of, open_run, silence_of
 
 Columns = dict[str, Sequence[Any]]
@@ -146,7 +146,7 @@ def personalise_raw(
     run, folder, path = open_run(run_folder, backbone=backbone, algorithm=algorithm), Path(out), Path(raw)
     if folder.exists():
         raise StorageError(f"{folder} already exists: name another folder")
-    needed(run.population, run.algorithm.target)
+    used = needed(run.population, run.algorithm.target).learner(learner)
     given = {name: value for name, value in options.items() if value is not None and value is not False and value != []}
     shown = LabelFile.read(Path(labels))
     with new_folder(folder) as partial:
@@ -155,12 +155,14 @@ def personalise_raw(
         ]
         shown.check_all_used()
         written = _write_personal(partial, run, parts)
+        causal = context_of(run.schema, run.algorithm).get("mode") == CAUSAL
         personal: JsonObject = {
-            "learner": learner,
+            "learner": used,
             "labelled samples": shown.count,
-            "labels used for a sample": "those of the same patient"
-            + (", of earlier samples alone" if context_of(run.schema, run.algorithm).get("mode") == CAUSAL else ""),
+            "labels used for a sample": f"those of the same patient{', of earlier samples alone' if causal else ''}",
         }
+        if used == MARKOV:
+            personal["samples read beside it"] = f"{'earlier' if causal else 'all'} ones of the same patient"
         write_through(partial / ABOUT, json.dumps({**about(run), "personalised": personal}, indent=1))
     return [folder / written.name]
 

@@ -108,6 +108,8 @@ def test_with_causal_context_later_labels_and_inputs_do_not_reach_earlier_sample
     about = json.loads((tmp_path / "first" / "about.json").read_text())["personalised"]
     assert about["labels used for a sample"] == "those of the same patient, of earlier samples alone"
     assert about["labelled samples"] == len(labels)
+    assert about["learner"] == learner
+    assert about.get("samples read beside it") == ("earlier ones of the same patient" if learner == "markov" else None)
 
 
 @pytest.mark.parametrize(
