@@ -30,7 +30,7 @@ from manydg.errors import ConfigError, DataError, ManyDGWarning, StorageError
 from manydg.evaluation.clinical import raise_alarms
 from manydg.evaluation.metrics import decide, read_predictions
 from manydg.evaluation.trust import EmbeddingSums, SetRule, prediction_interval, prediction_sets, scale_temperature
-from manydg.files import JsonObject, new_folder, write_through
+from manydg.files import Json, JsonObject, new_folder, write_through
 from manydg.sources import (
     SOURCES,
     AnySource,
@@ -156,7 +156,7 @@ def personalise_raw(
         shown.check_all_used()
         written = _write_personal(partial, run, parts)
         causal = context_of(run.schema, run.algorithm).get("mode") == CAUSAL
-        personal: JsonObject = {
+        personal: dict[str, Json] = {
             "learner": used,
             "labelled samples": shown.count,
             "labels used for a sample": f"those of the same patient{', of earlier samples alone' if causal else ''}",
