@@ -28,6 +28,7 @@ from manydg.errors import ManyDGWarning
 from manydg.targets import target_of
 from manydg.training.execution.batches import (
     BatchSource,
+    PaddedSource,
     ResidentSource,
     Shapes,
     StreamedSource,
@@ -88,14 +89,15 @@ def changing(algorithm: Algorithm, optimizers: Optimizers) -> Iterator[Tensor]:
 
 
 def both(
-    graphs_on_a_cpu: Any, name: str, backbone: str, data: DomainDataset, source: Callable[[], BatchSource]
+    graphs_on_a_cpu: Any, name: str, backbone: str, data: DomainDataset, source: Callable[[Shapes], BatchSource]
 ) -> tuple[list[float], list[float], dict[str, Any], dict[str, Any]]:
     """Losses of training as written and of captured training, then their weights."""
     written, captured = model(name, backbone, data), model(name, backbone, data)
     expected = train(written, data, PlainSteps(written, ResidentSource(data), written.optimizers(LR, 0.0)))
     optimizers = captured.optimizers(LR, 0.0)
     graph = graphs_on_a_cpu(lambda: changing(captured, optimizers))
-    steps = CapturedSteps(captured, source(), Shapes(data), optimizers)
+    shapes = Shapes(data)
+    steps = CapturedSteps(captured, source(shapes), shapes, optimizers)
     found = train(captured, data, steps)
     assert graph.replays > EPOCHS * len(data) / BATCH / 4
     return expected, found, written.state_dict(), captured.state_dict()
@@ -107,20 +109,20 @@ def test_captured_steps_of_sequences_learn_what_steps_as_written_learn(
 ) -> None:
     timed = dataclasses.replace(table(), times=torch.arange(100, dtype=torch.float64))
     data = add_order(timed, SequenceOptions(reader))
-    expected, found, weights, others = both(graphs_on_a_cpu, name, reader, data, lambda: ResidentSource(data))
+    expected, found, weights, others = both(graphs_on_a_cpu, name, reader, data, lambda _: ResidentSource(data))
     assert_same(expected, found, weights, others)
 
 
 @pytest.mark.parametrize("name", STATIC)
 def test_captured_steps_learn_what_steps_as_written_learn(name: str, graphs_on_a_cpu: Any) -> None:
     data = table()
-    expected, found, weights, others = both(graphs_on_a_cpu, name, "mlp", data, lambda: ResidentSource(data))
+    expected, found, weights, others = both(graphs_on_a_cpu, name, "mlp", data, lambda _: ResidentSource(data))
     assert_same(expected, found, weights, others)
 
 
 def test_batches_sent_from_the_host_are_captured_too(graphs_on_a_cpu: Any) -> None:
     data = table()
-    assert_same(*both(graphs_on_a_cpu, "manydg", "mlp", data, lambda: StreamedSource(data, CPU)))
+    assert_same(*both(graphs_on_a_cpu, "manydg", "mlp", data, lambda _: StreamedSource(data, CPU)))
 
 
 @pytest.mark.parametrize("ragged", [False, True])
@@ -142,13 +144,37 @@ def test_batches_sent_from_the_host_are_those_of_the_plan_in_order(
             assert same
 
 
+@pytest.mark.parametrize("at_once", [1, 3000, 1 << 24])
+def test_padded_batches_are_those_of_the_plan_in_order_however_many_are_gathered_at_once(
+    at_once: int, visits_of: Callable[..., DomainDataset], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("manydg.training.execution.batches._ITEMS_AT_ONCE", at_once)
+    data = visits_of(300, 6, 7)
+    plan, shapes = plan_epoch("pairs", data.domains, BATCH, 0, 1, lengths_of(data)), Shapes(data)
+    source, entered = PaddedSource(data, shapes), shapes.enter(plan)
+    windows = len(list(source._windows(entered)))
+    assert {1: windows == len(plan), 3000: 1 < windows < len(plan), 1 << 24: windows == 1}[at_once]
+    for number, (item, shape) in enumerate(zip(source.items(plan, entered), entered, strict=True)):
+        indices, pairs = plan.indices[plan.bounds[number] : plan.bounds[number + 1]], plan.pairs[number]
+        found, expected = source.batch(item, pairs), data.take(indices, pairs)
+        assert found.pairs == pairs
+        assert torch.equal(found.targets, expected.targets)
+        assert torch.equal(found.domains, expected.domains)
+        for name, column in expected.inputs.items():
+            padded, capacity = found.inputs[name], shapes.capacities[shape][name]
+            assert torch.equal(padded.offsets, column.offsets)
+            assert (padded.longest, len(padded.values)) == (capacity.longest, capacity.items)
+            assert len(padded.values.values) == capacity.inner
+            assert padded.to_rows() == column.to_rows()
+
+
 @pytest.mark.parametrize("name", STATIC)
 def test_captured_steps_on_rows_of_any_length_have_the_same_losses(
     name: str, visits_of: Callable[..., DomainDataset], graphs_on_a_cpu: Any
 ) -> None:
     """Rows that are filled up are summed up in another order, which Adam makes much of where a gradient is nearly 0."""
     data = visits_of(100, 4, 7)
-    expected, found, _, _ = both(graphs_on_a_cpu, name, "gamenet", data, lambda: ResidentSource(data))
+    expected, found, _, _ = both(graphs_on_a_cpu, name, "gamenet", data, lambda shapes: PaddedSource(data, shapes))
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
 
 

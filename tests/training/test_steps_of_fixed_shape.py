@@ -88,7 +88,7 @@ def padded(data: DomainDataset, rows: torch.Tensor, spare: int) -> dict[str, Col
         for n, r in need.items()
     }
     return {
-        name: column.take_padded(rows, larger[name]) if isinstance(column, Ragged) else column[rows]
+        name: column.take_padded(rows[None], larger[name])[0] if isinstance(column, Ragged) else column[rows]
         for name, column in data.columns.items()
     }
 
@@ -206,7 +206,7 @@ def test_a_step_that_may_be_replayed_asks_the_device_nothing(algorithm: str, bac
     targets, domains = data.targets.to("meta"), data.domains.to("meta")
     with NothingFromTheHost():
         inputs = {
-            name: column.take_padded(rows, need[name]) if isinstance(column, Ragged) else column[rows]
+            name: column.take_padded(rows[None], need[name])[0] if isinstance(column, Ragged) else column[rows]
             for name, column in there.items()
         }
         batch = Batch(inputs, targets[rows], domains[rows], 4)
@@ -216,7 +216,7 @@ def test_a_step_that_may_be_replayed_asks_the_device_nothing(algorithm: str, bac
 
 def test_leftover_codes_are_spread_evenly_over_the_leftover_items() -> None:
     column = Ragged.from_rows([[[1, 2], [3]], [[4]], [[5, 6, 7]]])
-    taken = column.take_padded(torch.tensor([1]), Capacity(1, 5, 10))
+    (taken,) = column.take_padded(torch.tensor([[1]]), Capacity(1, 5, 10))
     assert isinstance(taken.values, Ragged)
     assert taken.values.lengths.tolist() == [1, 2, 2, 2, 3]
 

@@ -85,41 +85,46 @@ class Ragged:
         positions = torch.arange(total, device=shift.device) + shift
         return Ragged(take(self.values, positions), offsets)
 
-    def take_padded(self, indices: Tensor, capacity: Capacity) -> Ragged:
-        """Gather rows into tensors of a fixed size, without asking the device how many items the rows have.
+    def take_padded(self, indices: Tensor, capacity: Capacity) -> list[Ragged]:
+        """Gather the rows of several batches into tensors of a fixed size, without asking the device how many items the
+        rows have.
 
-        The gathered column has ``capacity.items`` items. Those after the last row are padding, taken from arbitrary
+        The column of a batch has ``capacity.items`` items. Those after the last row are padding, taken from arbitrary
         rows; there must be at least one. The padding codes of a nested column are spread evenly over the padding
         items, since pooling one item of thousands of codes would keep a GPU waiting.
 
         Parameters
         ----------
-        indices : Tensor ``(rows,)``
+        indices : Tensor ``(batches, rows)``
         capacity : Capacity
-            Enough for these rows.
+            Enough for the rows of each batch.
         """
+        batches, rows = indices.shape
         starts = self.offsets[indices]
         offsets = offsets_from_lengths(self.offsets[indices + 1] - starts)
         slots = torch.arange(capacity.items, device=indices.device)
-        row = torch.searchsorted(offsets[1:], slots, right=True)
-        used = row < len(indices)
-        shifted = slots + (starts - offsets[:-1])[row.clamp_max(len(indices) - 1)]
+        row = torch.searchsorted(offsets[:, 1:].contiguous(), slots.repeat(batches, 1), right=True)
+        used = row < rows
+        shifted = slots + (starts - offsets[:, :-1]).gather(1, row.clamp_max(rows - 1))
         positions = torch.where(used, shifted, slots % len(self.values))
         if not isinstance(self.values, Ragged):
-            return Ragged(self.values[positions], offsets, capacity.longest)
+            items = self.values[positions]
+            return [Ragged(items[batch], offsets[batch], capacity.longest) for batch in range(batches)]
         codes, bounds = self.values._take_codes(positions, used, capacity)
-        padding, padding_codes = capacity.items - offsets[-1], len(codes) - bounds[-1]
-        bounds[1:] += (slots + 1 - offsets[-1]).clamp_min(0) * padding_codes // padding
-        return Ragged(Ragged(codes, bounds), offsets, capacity.longest)
+        padding, padding_codes = capacity.items - offsets[:, -1:], codes.shape[1] - bounds[:, -1:]
+        bounds[:, 1:] += (slots + 1 - offsets[:, -1:]).clamp_min(0) * padding_codes // padding
+        inner = [Ragged(codes[batch], bounds[batch]) for batch in range(batches)]
+        return [Ragged(inner[batch], offsets[batch], capacity.longest) for batch in range(batches)]
 
     def _take_codes(self, positions: Tensor, used: Tensor, capacity: Capacity) -> tuple[Tensor, Tensor]:
         """The codes of the items at ``positions``, padded to ``capacity.inner``, and the items' bounds in them."""
         assert capacity.inner is not None
-        lengths = torch.where(used, self.offsets[positions + 1] - self.offsets[positions], 0)
-        bounds = offsets_from_lengths(lengths)
+        starts = self.offsets[positions]
+        bounds = offsets_from_lengths(torch.where(used, self.offsets[positions + 1] - starts, 0))
         slots = torch.arange(capacity.inner, device=positions.device)
-        item = torch.searchsorted(bounds[1:], slots, right=True).clamp_max(capacity.items - 1)
-        source = self.offsets[positions[item]] + slots - bounds[item]
+        item = torch.searchsorted(bounds[:, 1:].contiguous(), slots.repeat(len(positions), 1), right=True)
+        item = item.clamp_max(capacity.items - 1)
+        source = slots + (starts - bounds[:, :-1]).gather(1, item)
         assert isinstance(self.values, Tensor)
         codes = self.values[torch.where(item < capacity.items - 1, source, slots % max(1, len(self.values)))]
         return codes, bounds
@@ -183,9 +188,9 @@ Column = Union[Tensor, Ragged]  # noqa: UP007 - evaluated at run time, where Rag
 
 
 def offsets_from_lengths(lengths: Tensor) -> Tensor:
-    """Row boundaries from row lengths: ``(rows,)`` to ``(rows + 1,)``."""
-    offsets = torch.zeros(lengths.shape[0] + 1, dtype=torch.int64, device=lengths.device)
-    torch.cumsum(lengths, dim=0, out=offsets[1:])
+    """Row boundaries from row lengths: ``(..., rows)`` to ``(..., rows + 1)``."""
+    offsets = torch.zeros(*lengths.shape[:-1], lengths.shape[-1] + 1, dtype=torch.int64, device=lengths.device)
+    torch.cumsum(lengths, dim=-1, out=offsets[..., 1:])
     return offsets
 
 

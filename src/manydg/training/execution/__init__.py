@@ -134,10 +134,11 @@ def steps_for(
     algorithm: Algorithm, train: DomainDataset, optimizers: Optimizers, device: torch.device, speed: Speed
 ) -> Steps:
     """The steps of one process at a speed, from wherever the data are."""
-    source = source_for(train, device)
     if device.type == "cuda" and speed.captures:
-        return CapturedSteps(algorithm, source, Shapes(train), optimizers, compile=speed.execution == COMPILED)
-    return PlainSteps(algorithm, source, optimizers)
+        shapes = Shapes(train)
+        source = source_for(train, device, shapes)
+        return CapturedSteps(algorithm, source, shapes, optimizers, compile=speed.execution == COMPILED)
+    return PlainSteps(algorithm, source_for(train, device), optimizers)
 
 
 def choose_speed(config: TrainingConfig, algorithm: Algorithm, train: DomainDataset, device: torch.device) -> Speed:

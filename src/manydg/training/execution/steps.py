@@ -118,7 +118,7 @@ class CapturedSteps:
         shapes = self._shapes.enter(plan)
         for outgrown in self._shapes.outgrown:
             self._graphs.pop(outgrown, None)
-        for shape, item in zip(shapes, self.source.items(plan), strict=True):
+        for shape, item in zip(shapes, self.source.items(plan, shapes), strict=True):
             yield partial(self._replay, item, shape, self._shapes.worth_compiling(shape))
 
     def _replay(self, item: Item, shape: Shape, common: bool) -> Terms:
@@ -128,7 +128,7 @@ class CapturedSteps:
             if self._refused or not self._shapes.due(shape, compiled is not None):
                 return self._warm_up(item, shape, compiled)
             if not self._capture(item, shape, compiled):
-                return self._step(self.source.batch(item, shape.pairs, self._shapes.capacities[shape]))
+                return self._step(self.source.batch(item, shape.pairs))
         captured = self._graphs[shape]
         self.source.fill(captured.buffers, item)
         captured.graph.replay()
@@ -139,7 +139,7 @@ class CapturedSteps:
         with torch.cuda.stream(self._stream), warnings.catch_warnings():
             # The compiler's remarks on its own choices.
             warnings.filterwarnings("ignore", module=r"torch\._inductor")
-            terms = self._step(self.source.batch(item, shape.pairs, self._shapes.capacities[shape]), compiled)
+            terms = self._step(self.source.batch(item, shape.pairs), compiled)
         torch.cuda.current_stream().wait_stream(self._stream)
         return terms
 
@@ -152,8 +152,7 @@ class CapturedSteps:
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         try:
             with capture_into(graph, self._pool, self._stream):
-                batch = self.source.batch_in(buffers, shape.pairs, self._shapes.capacities[shape])
-                terms = self._step(batch, compiled)
+                terms = self._step(self.source.batch_in(buffers, shape.pairs), compiled)
         except RuntimeError as error:
             self._refused = True
             self._graphs.clear()
