@@ -70,17 +70,24 @@ def test_the_last_steps_of_each_row_are_kept_in_order(lengths: list[int], limit:
 
 
 def test_pooled_sums_and_both_their_derivatives_are_right() -> None:
-    table = torch.randn(5, 2, dtype=torch.float64, requires_grad=True)
+    table, weighted = (torch.randn(5, 2, dtype=torch.float64, requires_grad=True) for _ in range(2))
     codes, offsets = torch.tensor([1, 3, 3, 0, 4]), torch.tensor([0, 2, 2, 5])
     weights = torch.randn(5, dtype=torch.float64)
 
-    def pooled(given: torch.Tensor) -> torch.Tensor:
-        return pooled_sum(given, codes, offsets, weights).tanh()
+    def alone(given: torch.Tensor) -> torch.Tensor:
+        return pooled_sum(given, codes, offsets).tanh()
 
-    expected = torch.stack([(table[codes[a:b]] * weights[a:b, None]).sum(0) for a, b in ((0, 2), (2, 2), (2, 5))])
-    torch.testing.assert_close(pooled(table), expected.tanh())
-    assert torch.autograd.gradcheck(pooled, (table,))
-    assert torch.autograd.gradgradcheck(pooled, (table,))
+    def both(given: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return pooled_sum(given, codes, offsets, other, weights).tanh()
+
+    def expected(items: torch.Tensor) -> torch.Tensor:
+        return torch.stack([items[a:b].sum(0) for a, b in ((0, 2), (2, 2), (2, 5))]).tanh()
+
+    torch.testing.assert_close(alone(table), expected(table[codes]))
+    torch.testing.assert_close(both(table, weighted), expected(table[codes] + weighted[codes] * weights[:, None]))
+    for pooled, tables in ((alone, (table,)), (both, (table, weighted))):
+        assert torch.autograd.gradcheck(pooled, tables)
+        assert torch.autograd.gradgradcheck(pooled, tables)
 
 
 def test_no_codes_at_all_pool_to_zero() -> None:

@@ -111,8 +111,9 @@ class KnownCodes(nn.Module):
         self.register_buffer("known", known)
 
     def forward(self, codes: Tensor) -> Tensor:
-        inside = torch.where(codes < 0, self.size, codes.clamp_max(self.size))
-        return torch.where(self.known[inside], inside, 0)
+        # Code -1 is the last entry too.
+        inside = codes.clamp(-1, self.size)
+        return inside * self.known[inside]
 
     def fit(self, codes: Tensor) -> None:
         """Learn from all codes of the training patients, ``(items,)``."""
@@ -182,40 +183,57 @@ class CodeValues(nn.Module):
 
 
 class _PooledSum(torch.autograd.Function):
-    """``embedding_bag`` whose gradient can be differentiated again, which torch's own cannot."""
+    """``embedding_bag`` whose gradient can be differentiated again, which torch's own cannot.
+
+    A second table is pooled with weights; its gradient shares the sorting of the codes, which takes a GPU longest.
+    """
 
     @staticmethod
-    def forward(table: Tensor, codes: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
-        return functional.embedding_bag(
-            codes, table, offsets, mode="sum", per_sample_weights=weights, include_last_offset=True
+    def forward(
+        table: Tensor, codes: Tensor, offsets: Tensor, weighted: Tensor | None, weights: Tensor | None
+    ) -> Tensor:
+        pooled = functional.embedding_bag(codes, table, offsets, mode="sum", include_last_offset=True)
+        if weighted is None:
+            return pooled
+        return pooled + functional.embedding_bag(
+            codes, weighted, offsets, mode="sum", per_sample_weights=weights, include_last_offset=True
         )
 
     @staticmethod
-    def setup_context(ctx: FunctionCtx, inputs: tuple[Tensor, Tensor, Tensor, Tensor | None], output: Tensor) -> None:
-        table, codes, offsets, weights = inputs
-        ctx.save_for_backward(codes, offsets, weights)  # type: ignore[arg-type]
+    def setup_context(ctx: FunctionCtx, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        table, codes, offsets, _, weights = inputs
+        ctx.save_for_backward(codes, offsets, weights)
         ctx.size = table.shape[0]  # type: ignore[attr-defined]
 
     @staticmethod
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None, None, Tensor | None, None]:
         codes, offsets, weights = ctx.saved_tensors  # type: ignore[attr-defined]
-        items = grad.index_select(0, Ragged(codes, offsets).row_of_item())
-        if weights is not None:
-            items = items * weights.unsqueeze(-1)
-        size: int = ctx.size  # type: ignore[attr-defined]
-        return torch.ops.aten.embedding_dense_backward(items, codes, size, -1, False), None, None, None
+        row, size = Ragged(codes, offsets).row_of_item(), ctx.size  # type: ignore[attr-defined]
+        items = grad.index_select(0, row)
+        if weights is None:
+            return torch.ops.aten.embedding_dense_backward(items, codes, size, -1, False), None, None, None, None
+        if torch.is_grad_enabled():
+            # Is differentiated again: each table on its own, which decides the rounding.
+            apart = (items, grad.index_select(0, row) * weights.unsqueeze(-1))
+            first, second = (torch.ops.aten.embedding_dense_backward(part, codes, size, -1, False) for part in apart)
+            return first, None, None, second, None
+        both = torch.cat([items, items * weights.unsqueeze(-1)], dim=1)
+        first, second = torch.ops.aten.embedding_dense_backward(both, codes, size, -1, False).chunk(2, dim=1)
+        return first, None, None, second, None
 
 
-def pooled_sum(table: Tensor, codes: Tensor, offsets: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Sum of the codes' vectors in each bag, each times its weight; zero for an empty bag.
+def pooled_sum(
+    table: Tensor, codes: Tensor, offsets: Tensor, weighted: Tensor | None = None, weights: Tensor | None = None
+) -> Tensor:
+    """Sum of the codes' vectors in each bag, with those of a second table times the codes' weights; zero where empty.
 
-    - ``table`` ``(codes, width)``
+    - ``table``, ``weighted`` ``(codes, width)``
     - ``codes``, ``weights`` ``(items,)``: No gradient reaches the weights.
     - ``offsets``: Tensor ``(bags + 1,)``
     - returns ``(bags, width)``
     """
     weights = None if weights is None else weights.to(table.dtype)
-    pooled: Tensor = _PooledSum.apply(table, codes, offsets, weights)  # type: ignore[no-untyped-call]
+    pooled: Tensor = _PooledSum.apply(table, codes, offsets, weighted, weights)  # type: ignore[no-untyped-call]
     return pooled
 
 
@@ -403,7 +421,7 @@ class EventSteps(nn.Module):
             known, scaled = known[order], scaled[order]
             sizes = torch.zeros(len(codes) * self.slots, dtype=torch.int64, device=bag.device)
             offsets = offsets_from_lengths(sizes.index_add(0, bag, torch.ones_like(bag)))
-        pooled = pooled_sum(self.presence, known, offsets) + pooled_sum(self.amount, known, offsets, scaled)
+        pooled = pooled_sum(self.presence, known, offsets, self.amount, scaled)
         return pooled.reshape(len(codes), self.slots * self.width)
 
     def _encode(self, pooled: Tensor, kinds: Tensor) -> Tensor:

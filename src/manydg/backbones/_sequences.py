@@ -57,7 +57,7 @@ class Layout:
     def spread(self, vectors: Tensor) -> Tensor:
         """Flat vectors ``(steps, width)`` in a rectangle ``(rows, longest, width)``: rows from the left, then zeros."""
         empty = vectors.new_zeros(self.rows * self.longest, vectors.shape[-1])
-        filled = empty.index_copy(0, self.row * self.longest + self.position, vectors)
+        filled = empty.index_copy_(0, self.row * self.longest + self.position, vectors)
         return filled.reshape(self.rows, self.longest, -1)
 
     def softmax(self, scores: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ class Layout:
 
     def total(self, vectors: Tensor) -> Tensor:
         """Sum of each row's vectors, ``(rows, width)``."""
-        return vectors.new_zeros(self.rows, vectors.shape[-1]).index_add(0, self.row, vectors)
+        return vectors.new_zeros(self.rows, vectors.shape[-1]).index_add_(0, self.row, vectors)
 
     def last(self, vectors: Tensor) -> Tensor:
         """The vector of each row's last step, ``(rows, width)``; zero for a row without steps."""
@@ -90,7 +90,7 @@ class Layout:
             return vectors.new_zeros(0, network.hidden_size)
         start, rank, sizes = self._time_table
         packed = start[time] + rank[self.row]
-        states, _ = network(PackedSequence(torch.empty_like(vectors).index_copy(0, packed, vectors), sizes))
+        states, _ = network(PackedSequence(torch.empty_like(vectors).index_copy_(0, packed, vectors), sizes))
         flat: Tensor = states.data.index_select(0, packed)
         return flat
 
@@ -176,34 +176,40 @@ class FixedLayout(Layout):
         self.offsets, self.lengths = offsets, offsets[1:] - offsets[:-1]
         self.rows, self.longest, self.steps = offsets.shape[0] - 1, max(1, longest), steps
         flat = torch.arange(steps, device=offsets.device)
-        row = torch.searchsorted(offsets[1:], flat, right=True)
-        self.inside = row < self.rows
-        self.row = row.clamp_max(self.rows - 1)
-        self.position = (flat - offsets[self.row]).clamp(0, self.longest - 1)
+        # Leftovers are in a row of their own behind the others.
+        self._any_row = torch.searchsorted(offsets[1:], flat, right=True)
+        self.row = self._any_row.clamp_max(self.rows - 1)
+        self.position = (flat - offsets[self._any_row]).clamp_max(self.longest - 1)
 
     def spread(self, vectors: Tensor) -> Tensor:
-        return self._lay_out(vectors, self.position)
+        return self._lay_out(vectors, self._cells)
 
     def total(self, vectors: Tensor) -> Tensor:
         sums = vectors.new_zeros(self.rows + 1, vectors.shape[-1])
-        return sums.index_add(0, torch.where(self.inside, self.row, self.rows), vectors)[: self.rows]
+        return sums.index_add_(0, self._any_row, vectors)[: self.rows]
 
-    def _run(self, network: nn.GRU, vectors: Tensor, time: Tensor) -> Tensor:
-        # Padding comes after a row's last step, so that its states reach none of the row's own.
-        time = time.clamp(0, self.longest - 1)
-        states, _ = network(self._lay_out(vectors, time))
-        flat: Tensor = states.flatten(0, 1).index_select(0, self.row * self.longest + time)
-        return flat
+    def run(self, network: nn.GRU, vectors: Tensor) -> Tensor:
+        return self._run_over(network, vectors, self._cells)
 
-    def _lay_out(self, vectors: Tensor, time: Tensor) -> Tensor:
-        spare = self.rows * self.longest
-        cell = torch.where(self.inside, self.row * self.longest + time, spare)
-        filled = vectors.new_zeros(spare + 1, vectors.shape[-1]).index_copy(0, cell, vectors)
-        return filled[:spare].reshape(self.rows, self.longest, -1)
+    def run_backwards(self, network: nn.GRU, vectors: Tensor) -> Tensor:
+        time = (self.lengths[self.row] - 1 - self.position).clamp_min(0)
+        return self._run_over(network, vectors, self._any_row * self.longest + time)
 
     @cached_property
-    def present(self) -> Tensor:
-        return torch.arange(self.longest, device=self.offsets.device) < self.lengths.unsqueeze(-1)
+    def _cells(self) -> Tensor:
+        """Where each step is in a rectangle of one row more, ``(steps,)``."""
+        return self._any_row * self.longest + self.position
+
+    def _run_over(self, network: nn.GRU, vectors: Tensor, cells: Tensor) -> Tensor:
+        # Padding comes after a row's last step, so that its states reach none of the row's own.
+        states, _ = network(self._lay_out(vectors, cells))
+        flat: Tensor = states.flatten(0, 1).index_select(0, cells.clamp_max(self.rows * self.longest - 1))
+        return flat
+
+    def _lay_out(self, vectors: Tensor, cells: Tensor) -> Tensor:
+        empty = vectors.new_zeros((self.rows + 1) * self.longest, vectors.shape[-1])
+        filled = empty.index_copy_(0, cells, vectors)
+        return filled[: self.rows * self.longest].reshape(self.rows, self.longest, -1)
 
 
 def layout_of(column: Ragged, host_lengths: list[int] | None = None) -> Layout:

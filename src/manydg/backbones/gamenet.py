@@ -124,7 +124,7 @@ class GAMENet(Backbone):
         """One row of 0 and 1 for each visit, ``(visits, drugs)``."""
         visits = Ragged(drugs, bounds)
         flat = torch.zeros(len(visits) * self.drugs, device=drugs.device)
-        return flat.index_fill(0, visits.row_of_item() * self.drugs + drugs, 1.0).reshape(len(visits), self.drugs)
+        return flat.index_fill_(0, visits.row_of_item() * self.drugs + drugs, 1.0).reshape(len(visits), self.drugs)
 
 
 def _links(pairs: Sequence[Sequence[int]], drugs: int) -> Tensor:
