@@ -148,7 +148,8 @@ class PaddedSource(_WholeBatches):
     def items(self, plan: EpochPlan, shapes: Sequence[Shape] = ()) -> Iterator[Batch]:
         steps = [indices for indices, _ in plan.to(self.train.device)]
         for start, stop in self._windows(shapes):
-            window, batches = range(start, stop), {}
+            window = range(start, stop)
+            batches: dict[int, Batch] = {}
             for shape in dict.fromkeys(shapes[start:stop]):
                 alike = [step for step in window if shapes[step] == shape]
                 batches.update(zip(alike, self.gather([steps[step] for step in alike], shape), strict=True))
