@@ -146,6 +146,15 @@ def test_dates_that_can_be_read_two_ways_are_refused(tmp_path: Path) -> None:
                 time="seen")  # fmt: skip
 
 
+def test_a_table_without_a_plain_number_is_prepared_too(tmp_path: Path) -> None:
+    hospital().write_csv(tmp_path / "t.csv")
+    out = prepare("table", tmp_path / "t.csv", tmp_path / "out", patient="mrn", target="died", time="seen",
+                  features=["ward", "born"])  # fmt: skip
+    data = open_dataset(out)
+    assert data.column("x").shape == (len(data), 1)
+    assert np.isfinite(data.column("x").numpy()).all()
+
+
 def test_repeated_rows_identifiers_and_features_that_tell_the_target_are_warned_of(tmp_path: Path) -> None:
     table = hospital().drop("never", "note")
     odd = table.with_columns(

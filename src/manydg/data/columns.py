@@ -593,7 +593,7 @@ class FrameEncoding:
             pl.col(self.features[number].column).cast(pl.Float64).cast(pl.Float32).fill_null(np.nan).alias(str(number))
             for number in plain
         ]
-        for start in range(0, frame.height, _PIECE):
+        for start in range(0, frame.height if plain else 0, _PIECE):
             rows = slice(start, start + _PIECE)
             values[rows, plain] = frame.slice(start, _PIECE).select(numbers).to_numpy(order="c")
         for number, feature in enumerate(self.features):
