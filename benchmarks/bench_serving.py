@@ -2,19 +2,21 @@
 
 One model without patient context and one with causal context, each asked for one sample and for a hundred at a time, by
 one client and by four at once. Clients keep their connection; the server is a process of its own, as users start it.
+On a machine that others use, too, the processor time of a request says more than the clock.
 """
 
 from __future__ import annotations
 
 import http.client
 import json
+import os
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -36,11 +38,12 @@ def main(out: Path) -> dict[str, float | str]:
             run = train(Path(folder) / context, context)
             for samples in (1, 100):
                 predictor, name = Predictor(open_run(run)), f"{context} context, {samples} samples a request"
-                measured |= times(f"{name}, direct", 1, lambda i, p=predictor, s=samples: p.predict(rows(i, s)))
-                with served(run) as port:
+                direct = [lambda i, p=predictor, s=samples: p.predict(rows(i, s))]
+                measured |= times(f"{name}, direct", os.getpid(), direct)
+                with served(run) as (port, process):
                     for clients in (1, 4):
-                        calls = [client(port, samples, position) for position in range(clients)]
-                        measured |= times(f"{name}, HTTP, {clients} clients", clients, *calls)
+                        calls = [client(port, samples, clients + position) for position in range(clients)]
+                        measured |= times(f"{name}, HTTP, {clients} clients", process, calls)
     return measured
 
 
@@ -58,15 +61,16 @@ def rows(number: int, samples: int) -> pl.DataFrame:
     return pl.DataFrame(request(number, samples)["samples"])
 
 
-def request(number: int, samples: int) -> dict[str, list[dict[str, object]]]:
-    """The next samples of one of fifty patients."""
+def request(number: int, samples: int, client: int = 0) -> dict[str, list[dict[str, object]]]:
+    """The next samples of one of a client's fifty patients."""
     values = np.random.default_rng(number).normal(size=(samples, FEATURES)).round(3)
-    who, start = f"P{number % 50}", number // 50 * samples
+    who, start = f"P{client}-{number % 50}", number // 50 * samples
     return {"samples": [{"patient": who, "time": float(start + i), "x": row.tolist()} for i, row in enumerate(values)]}
 
 
 @contextmanager
-def served(run: Path) -> Iterator[int]:
+def served(run: Path) -> Iterator[tuple[int, int]]:
+    """A server: its port and its process."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = int(free.getsockname()[1])
@@ -80,7 +84,7 @@ def served(run: Path) -> Iterator[int]:
                 break
             except OSError:
                 time.sleep(0.1)
-        yield port
+        yield port, server.pid
     finally:
         server.terminate()
         server.wait()
@@ -90,7 +94,7 @@ def client(port: int, samples: int, position: int) -> Callable[[int], None]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
 
     def ask(number: int) -> None:
-        body = json.dumps(request(1_000_000 * position + number, samples))
+        body = json.dumps(request(number, samples, position))
         connection.request("POST", "/predict", body, {"Content-Type": "application/json"})
         answer = connection.getresponse()
         content = answer.read()
@@ -100,19 +104,21 @@ def client(port: int, samples: int, position: int) -> Callable[[int], None]:
     return ask
 
 
-def times(name: str, clients: int, *calls: Callable[[int], object]) -> dict[str, float | str]:
-    """Requests a second and the median and 99th percentile in milliseconds, after a second of warming up."""
+def times(name: str, process: int, calls: Sequence[Callable[[int], object]]) -> dict[str, float | str]:
+    """Requests a second, median and 99th percentile, and processor time of a request, after a second of warming up."""
     taken: list[float] = []
+    total = [0] * len(calls)
 
-    def ask(call: Callable[[int], object]) -> None:
-        number, begin = 0, time.perf_counter()
+    def ask(client: int) -> None:
+        begin = time.perf_counter()
         while (now := time.perf_counter()) - begin < 1 + SECONDS:
-            call(number)
-            number += 1
+            calls[client](total[client])
+            total[client] += 1
             if now - begin > 1:
                 taken.append(time.perf_counter() - now)
 
-    threads = [threading.Thread(target=ask, args=(call,)) for call in calls]
+    threads = [threading.Thread(target=ask, args=(client,)) for client in range(len(calls))]
+    before = processor_seconds(process)
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -122,7 +128,14 @@ def times(name: str, clients: int, *calls: Callable[[int], object]) -> dict[str,
         f"{name}: requests/s": round(len(taken) / SECONDS, 1),
         f"{name}: median ms": round(float(half), 2),
         f"{name}: p99 ms": round(float(most), 2),
+        f"{name}: processor ms": round(1000 * (processor_seconds(process) - before) / sum(total), 2),
     }
+
+
+def processor_seconds(process: int) -> float:
+    """What a process of Linux has used so far."""
+    fields = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":

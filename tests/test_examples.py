@@ -16,7 +16,10 @@ import pytest
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 PRINTS = {
     "cluster": r"base: kappa .*\nmanydg: kappa ",
-    "context_for_lightgbm": r"without context: AUROC 0\.[56]\d\nwith context: AUROC 0\.9\d\n.* the same: True",
+    "context_for_lightgbm": (
+        r"LGBMClassifier: AUROC 0\.[56]\d without context, 0\.9\d with it\n"
+        r"CatBoostClassifier: AUROC 0\.[56]\d without context, 0\.9\d with it\n.* the same: True"
+    ),
     "edf_to_hypnogram": r"kappa on test patients: 0\.[3-9](.*\n)+wrote .*\.csv\nwrote .*-Hypnogram\.edf\nwrote .*\.png",
     "few_labels": r"no label: [67]\d% .*\n5 labels of each patient: 9\d% ",
     "onnx_model": (

@@ -560,7 +560,7 @@ class StateField:
     start: int = 0
     shape: tuple[int, ...] = (1,)
 
-    @property
+    @cached_property
     def size(self) -> int:
         return math.prod(self.shape)
 
@@ -640,21 +640,19 @@ class PatientState:
         return np.repeat([each.of_session for each in fields], [each.size for each in fields])
 
     def part(self, state: Tensor, name: str) -> Tensor:
-        """A part of states, ``(patients, numbers)``."""
+        """A part of states, ``(patients, *shape)``."""
         field = self.fields[name]
-        return state[:, field.start : field.start + field.size]
+        flat = state[:, field.start : field.start + field.size]
+        return flat if len(field.shape) == 1 else flat.reshape((state.shape[0], *field.shape))
 
     def parts_of(self, state: Tensor) -> dict[str, Tensor]:
-        """All parts of states, ``(patients, *shape)`` each."""
-        pieces: Any = [self.part(state, name) for name in self.fields]
-        if _namespace(state) is not np:
-            # One operation in an exported graph, not one for each part.
-            pieces = _namespace(state).split(state, [field.size for field in self.fields.values()], 1)
-        shapes = [(state.shape[0], *field.shape) for field in self.fields.values()]
-        shaped = (
-            piece if len(shape) == 2 else piece.reshape(shape) for piece, shape in zip(pieces, shapes, strict=True)
-        )
-        return dict(zip(self.fields, shaped, strict=True))
+        """All parts of states that a sample needs, ``(patients, *shape)`` each."""
+        if _namespace(state) is np:
+            return {name: self.part(state, name) for name in self.fields}
+        # One operation in an exported graph, not one for each part.
+        flat: Any = _namespace(state).split(state, [field.size for field in self.fields.values()], 1)
+        shapes = ((state.shape[0], *field.shape) for field in self.fields.values())
+        return {name: piece.reshape(shape) for name, piece, shape in zip(self.fields, flat, shapes, strict=True)}
 
     def step(self, state: Tensor, values: Tensor, times: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The context of one further sample of each patient.
@@ -685,15 +683,16 @@ class PatientState:
         initial, of_session = (xp.asarray(each, **_device(state)) for each in (self._initial, self._of_session))
         fresh = self.part(state, "samples") == 0
         state = xp.where(fresh, initial, state)
-        known = self.parts_of(state)
-        later = now > known["time"]
-        begins = fresh if self.options.gap is None else fresh | (now - known["time"] > self.options.gap)
+        time, start, session_start = (self.part(state, name) for name in ("time", "start", "session_start"))
+        later = now > time
+        begins = fresh if self.options.gap is None else fresh | (now - time > self.options.gap)
         latest = state[:, self.latest]
-        pieces = [now, xp.where(fresh, now, known["start"]), xp.where(begins, now, known["session_start"])]
-        pieces += [known["first"], latest, xp.where(later, latest, state[:, self.before_time])]
+        pieces = [now, xp.where(fresh, now, start), xp.where(begins, now, session_start), self.part(state, "first")]
+        pieces += [latest, xp.where(later, latest, state[:, self.before_time])]
         if self.scales:
-            sums = xp.where(later, self._sums(known["recent"]), self.part(state, "windows"))
-            pieces += [self.part(state, "recent"), sums]
+            recent, windows = self.fields["recent"].start, self.fields["windows"].start
+            sums = xp.where(later, self._sums(self.part(state, "recent")), state[:, windows:])
+            pieces += [state[:, recent:windows], sums]
         return xp.where(begins & of_session, initial, xp.concatenate(pieces, 1))  # type: ignore[no-any-return]
 
     def _sums(self, recent: Tensor) -> Tensor:
@@ -766,7 +765,7 @@ class _SampleContext(_Context):
         if layout.scales:
             own = xp.stack([self.seen, self.values], 1)[:, None]
             recent = xp.concatenate([self._parts["recent"][:, 1:], own], 1)
-            pieces += [recent.reshape((state.shape[0], -1)), layout.part(state, "windows")]
+            pieces += [recent.reshape((state.shape[0], -1)), state[:, layout.fields["windows"].start :]]
         joined: Tensor = xp.concatenate(pieces, 1)
         return joined
 

@@ -550,7 +550,7 @@ def prediction_table(rows: pl.DataFrame, predictions: SamplePredictions) -> pl.D
         decided.cast(pl.Float64) if numeric else decided,
         *([] if threshold is None else [pl.lit(float(f"{threshold:.6g}")).alias("threshold")]),
         *(
-            pl.Series(f"p_{name}", predictions.probabilities[:, k].round(5)).fill_nan(None)
+            pl.Series(f"p_{name}", predictions.probabilities[:, k].round(5), nan_to_null=True)
             for k, name in enumerate(names)
         ),
         *(pl.Series(name, values) for name, values in predictions.trust.items()),
