@@ -40,15 +40,11 @@ _SECONDS_FROM_CACHE = 6.0
 class Speed:
     """What a run's precision and execution came down to; part of its record.
 
-    Parameters
-    ----------
-    precision : {"float32", "tf32", "bf16"}
-        Arithmetic of the training steps: full; matrix products and convolutions with inputs of 10 bits; or the backbone
-        in bfloat16 where that is safe, with weights, losses and everything behind the backbone in float32. Validation
-        and prediction are always in float32.
-    execution : {"plain", "captured", "compiled", "deterministic"}
-        Steps as written; replayed from captured graphs; compiled and captured; or as written with deterministic
-        kernels alone.
+    - ``precision`` {"float32", "tf32", "bf16"}: Arithmetic of the training steps: full; matrix products and
+      convolutions with inputs of 10 bits; or the backbone in bfloat16 where that is safe, with weights, losses and
+      everything behind the backbone in float32. Validation and prediction are always in float32.
+    - ``execution`` {"plain", "captured", "compiled", "deterministic"}: Steps as written; replayed from captured graphs;
+      compiled and captured; or as written with deterministic kernels alone.
     """
 
     precision: str
@@ -67,19 +63,8 @@ class Execution:
 
     This is all that the training loop knows of speed.
 
-    Parameters
-    ----------
-    config : TrainingConfig
-    algorithm : Algorithm
-        On the device to train on.
-    train : DomainDataset
-        The training patients' samples, as they are placed for training.
-    optimizers : dict of str to Optimizer
-    device : torch.device
-
-    Attributes
-    ----------
-    speed : Speed
+    - ``algorithm``: On the device to train on.
+    - ``train``: The training patients' samples, as they are placed for training.
     """
 
     def __init__(
@@ -144,10 +129,7 @@ def steps_for(
 def choose_speed(config: TrainingConfig, algorithm: Algorithm, train: DomainDataset, device: torch.device) -> Speed:
     """What ``auto`` comes down to, on this device and for this algorithm and backbone.
 
-    Parameters
-    ----------
-    train : DomainDataset
-        The training patients' samples, as they are placed for training.
+    - ``train``: The training patients' samples, as they are placed for training.
     """
     precision, execution, backbone = config.precision, config.execution, algorithm.backbone
     if device.type != "cuda":

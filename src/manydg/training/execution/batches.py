@@ -72,10 +72,7 @@ class BatchSource(Protocol):
 def source_for(train: DomainDataset, device: torch.device, shapes: Shapes | None = None) -> BatchSource:
     """The source of batches on a device, from wherever the data are.
 
-    Parameters
-    ----------
-    shapes : Shapes, optional
-        Of the batches, where steps are captured.
+    - ``shapes``: Of the batches, where steps are captured.
     """
     if device.type == "cuda" and train.device.type != "cuda":
         return StreamedSource(train, device)
@@ -135,11 +132,7 @@ class PaddedSource(_WholeBatches):
     They are gathered for many steps at once. A gather is over a hundred kernels, most of them too small to take the
     time of a launch: within each step they were a fifth of the drugs task's kernels.
 
-    Parameters
-    ----------
-    train : DomainDataset
-        All of it, without a selection of rows.
-    shapes : Shapes
+    - ``train``: All of it, without a selection of rows.
     """
 
     def __init__(self, train: DomainDataset, shapes: Shapes) -> None:
@@ -284,10 +277,7 @@ def _lengths(column: Ragged, dataset: DomainDataset) -> Lengths:
 class CapacityTable:
     """What capacities the steps of a plan need, from the lengths of a dataset's ragged rows.
 
-    Parameters
-    ----------
-    dataset : DomainDataset
-        All of it, without a selection of rows.
+    - ``dataset``: All of it, without a selection of rows.
     """
 
     def __init__(self, dataset: DomainDataset) -> None:
@@ -372,19 +362,10 @@ class Shape(NamedTuple):
 class Shapes:
     """The batch shapes of a training, the capacities they need, and when a graph of one pays.
 
-    Parameters
-    ----------
-    train : DomainDataset
-        All of it, without a selection of rows.
-
-    Attributes
-    ----------
-    ragged : bool
-        Whether any rows differ in length.
-    capacities : dict
-        Enough for every step of a shape, of this epoch and those before it.
-    outgrown : set of Shape
-        Shapes whose capacities had to grow with the last epoch.
+    - ``train``: All of it, without a selection of rows.
+    - ``ragged``: Whether any rows differ in length.
+    - ``capacities``: Enough for every step of a shape, of this epoch and those before it.
+    - ``outgrown``: Shapes whose capacities had to grow with the last epoch.
     """
 
     def __init__(self, train: DomainDataset) -> None:

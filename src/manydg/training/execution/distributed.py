@@ -40,13 +40,8 @@ _SEEDS = 2**31
 class Team:
     """The processes that train one model together.
 
-    Parameters
-    ----------
-    rank : int
-        This process, from 0; process 0 alone writes files and reports progress.
-    size : int
-    device : torch.device
-        What the processes exchange tensors on: with gloo the CPU, with nccl this process's GPU.
+    - ``rank``: This process, from 0; process 0 alone writes files and reports progress.
+    - ``device``: What the processes exchange tensors on: with gloo the CPU, with nccl this process's GPU.
     """
 
     rank: int
@@ -84,11 +79,8 @@ class Team:
     def gather(self, rows: Tensor, sizes: list[int]) -> Tensor:
         """The rows of all processes, in the order of the processes, without a gradient.
 
-        Parameters
-        ----------
-        rows : Tensor ``(sizes[rank], ...)``
-        sizes : list of int
-            How many rows each process has.
+        - ``rows`` ``(sizes[rank], ...)``
+        - ``sizes``: How many rows each process has.
         """
         # Collectives want equal shapes.
         padded = torch.zeros((max(sizes), *rows.shape[1:]), dtype=rows.dtype, device=self.device)
@@ -185,16 +177,7 @@ def predict_together(
 
 
 class DistributedSteps:
-    """Steps of a team, each process with its share of the rows; to be entered before the first step.
-
-    Parameters
-    ----------
-    team : Team
-    algorithm : Algorithm
-    train : DomainDataset
-    optimizers : dict of str to Optimizer
-    device : torch.device
-    """
+    """Steps of a team, each process with its share of the rows; to be entered before the first step."""
 
     def __init__(
         self, team: Team, algorithm: Algorithm, train: DomainDataset, optimizers: Optimizers, device: torch.device
@@ -327,10 +310,7 @@ def synchronised(module: nn.Module, device: torch.device) -> Iterator[None]:
 class SyncBatchNormOnCPU(_BatchNorm):
     """A synchronised batch norm for tensors on a CPU, which torch's own refuses.
 
-    Parameters
-    ----------
-    norm : batch norm
-        Whose weights and running statistics it shares.
+    - ``norm``: Whose weights and running statistics it shares.
     """
 
     def __init__(self, norm: _BatchNorm) -> None:

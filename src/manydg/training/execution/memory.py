@@ -126,16 +126,7 @@ class EpochOrders:
 
     An order follows from the seed and the epoch alone, so that the next one can be made in the background.
 
-    Parameters
-    ----------
-    algorithm : Algorithm
-    train : DomainDataset
-    config : TrainingConfig
-
-    Attributes
-    ----------
-    rows_of_window : int or None
-        About how many rows a window has; ``None`` where the data fit in memory.
+    - ``rows_of_window``: About how many rows a window has; ``None`` where the data fit in memory.
     """
 
     def __init__(self, algorithm: Algorithm, train: DomainDataset, config: TrainingConfig) -> None:
@@ -167,13 +158,8 @@ class EpochOrders:
 class BlockPlan:
     """An epoch in windows.
 
-    Parameters
-    ----------
-    plan : EpochPlan
-    windows : tuple of array
-        The rows of the training set in each window, in their order on disk.
-    first_steps : tuple of int
-        The step at which each window begins.
+    - ``windows``: The rows of the training set in each window, in their order on disk.
+    - ``first_steps``: The step at which each window begins.
     """
 
     plan: EpochPlan
@@ -192,16 +178,10 @@ def plan_in_blocks(
 ) -> BlockPlan:
     """Plan one epoch by windows of blocks of whole patients.
 
-    Parameters
-    ----------
-    sampling : {"samples", "pairs", "random-pairs", "episodes", "environments"}
-    dataset : DomainDataset
-        The training patients. Best with the samples of a patient together on disk, as 'prepare' writes them.
-    batch_size, seed, epoch : int
-    window_rows : int
-        About how many rows fit in memory at a time.
-    crops : Crops, optional
-        As for :func:`manydg.data.sampling.plan_epoch`.
+    - ``sampling``: {"samples", "pairs", "random-pairs", "episodes", "environments"}
+    - ``dataset``: The training patients. Best with the samples of a patient together on disk, as 'prepare' writes them.
+    - ``window_rows``: About how many rows fit in memory at a time.
+    - ``crops``: As for :func:`manydg.data.sampling.plan_epoch`.
     """
     blocks = cut_into_blocks(dataset, max(1, window_rows // BLOCKS_PER_WINDOW))
     order = np.random.default_rng([seed, epoch, 11]).permutation(len(blocks))
@@ -237,11 +217,7 @@ def cut_into_blocks(dataset: DomainDataset, rows: int) -> list[Index]:
 def read_ahead(dataset: DomainDataset, positions: Index) -> int:
     """Bring rows from disk to memory in long stretches; returns how many bytes were looked at.
 
-    Parameters
-    ----------
-    dataset : DomainDataset
-        Its columns are memory maps.
-    positions : array
+    - ``dataset``: Its columns are memory maps.
     """
     stored = np.sort(positions if dataset.rows is None else dataset.rows.cpu().numpy()[positions])
     cuts = np.flatnonzero(np.diff(stored) > 1) + 1

@@ -85,14 +85,7 @@ class CapturedSteps:
     must not be set up during capture. Ragged columns are gathered into memory of a size that suits all steps of a
     shape; no step waits for the device.
 
-    Parameters
-    ----------
-    algorithm : Algorithm
-    source : BatchSource
-    shapes : Shapes
-    optimizers : dict of str to Optimizer
-    compile : bool
-        Whether the objective is compiled for the shapes that an epoch is made of.
+    - ``compile``: Whether the objective is compiled for the shapes that an epoch is made of.
     """
 
     def __init__(
@@ -220,12 +213,8 @@ class CompiledObjective:
     Kernels come from the compiler's cache on disk where an earlier run had the same shapes. The optimiser's update is
     not compiled: that took 4% off an epoch of the seizure task and several seconds of every start.
 
-    Parameters
-    ----------
-    algorithm : Algorithm
-    ragged : bool
-        Whether the backbone's inputs are ragged: they have many shapes, so that the backbone is left as it is and only
-        what follows it, which has few, is compiled.
+    - ``ragged``: Whether the backbone's inputs are ragged: they have many shapes, so that the backbone is left as it is
+      and only what follows it, which has few, is compiled.
     """
 
     def __init__(self, algorithm: Algorithm, ragged: bool) -> None:
