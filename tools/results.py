@@ -167,7 +167,8 @@ STUDIES = (
               f"experiment context-rivals eegmat --algorithms {SIGNALS} --seeds 5 --repeats 2 {EEG}",
               "base (no context)"),
     StudyPlan("eegmat-best", "eegmat",
-              f"compare eegmat --algorithms best,ema,manydg-context --context offline --seeds 5 {EEG}", "best"),
+              f"compare eegmat --algorithms best,ema,manydg-context --context offline --seeds 5 --repeats 2 {EEG}",
+              "best"),
     StudyPlan("eegmat-tuned", "eegmat",
               f"compare eegmat --algorithms {TUNED} --context offline --seeds 5 {EEG}", trials=12),
     StudyPlan("eegmat-objectives", "eegmat",
@@ -207,11 +208,19 @@ def run(data: Path, work: Path, only: Sequence[str], options: Sequence[str]) -> 
         if not (work / plan.dataset / "dataset.json").exists():
             for command in DATASETS[plan.dataset]:
                 _call(shlex.split(command.format(data=data, work=work)), ROOT)
-        # The folder of a dataset is what results call it.
-        folders = {plan.dataset: work / plan.dataset, plan.name: work / "studies" / plan.name}
-        folders[f"{plan.name}-search"] = work / "searches" / plan.name
         for command in plan.commands:
-            _call([*(str(folders.get(word, word)) for word in shlex.split(command)), *options], ROOT)
+            _call([*located(plan, command, work), *options], ROOT)
+
+
+def located(plan: StudyPlan, command: str, work: Path) -> list[str]:
+    """The words of a plan's command, with folders below ``work`` for names; a study may be called as its data."""
+    studies = {plan.name: work / "studies" / plan.name, f"{plan.name}-search": work / "searches" / plan.name}
+    data = {plan.dataset: work / plan.dataset}
+    words = shlex.split(command)
+    return [
+        str((studies if before in ("--out", "--tuned") else data).get(word, word))
+        for before, word in zip(["", *words], words, strict=False)
+    ]
 
 
 def _call(command: Sequence[str], folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +15,10 @@ from tools.results import (
     REFERENCE,
     STUDIES,
     VERSIONS,
+    StudyPlan,
     block,
     claims,
+    located,
     page,
     predicted,
     read_evidence,
@@ -101,6 +104,14 @@ def test_a_tuned_study_searches_first_with_the_same_algorithms_and_splits() -> N
         values = [re.search(rf"{option} (\S+)", command) for command in plan.commands]
         assert all(values)
         assert len({value.group(1) for value in values if value}) == 1
+
+
+def test_a_study_with_the_name_of_its_data_is_written_elsewhere() -> None:
+    plan = StudyPlan("twin", "twin", "compare twin --algorithms base", trials=2)
+    search, compare = (located(plan, command, Path("work")) for command in plan.commands)
+    assert search[2] == compare[2] == str(Path("work/twin"))
+    assert search[-1] == compare[compare.index("--tuned") + 1] == str(Path("work/searches/twin"))
+    assert compare[-1] == str(Path("work/studies/twin"))
 
 
 def test_every_study_has_its_block_on_the_page_and_its_dataset_a_recipe() -> None:
