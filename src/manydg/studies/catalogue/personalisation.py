@@ -217,7 +217,9 @@ def evaluate(unseen: Unseen, seed: int, delay: float = 0.0) -> Iterator[Gain]:
         causal = protocol.online or unseen.causal
         shown = protocol.shown(unseen.outputs, unseen.patients, seed)
         rest = everyone if protocol.online else np.setdiff1d(everyone, shown)
-        if len(np.unique(unseen.patients[rest])) < 2 or (timeless and (protocol.drawn == "first" or protocol.online)):
+        # Of fewer samples than are shown, a metric says little.
+        few = len(rest) < len(shown) or len(np.unique(unseen.patients[rest])) < 2
+        if few or (timeless and (protocol.drawn == "first" or protocol.online)):
             continue
         alone = unseen.predictions(unseen.outputs.logits, rest)
         known: dict[str, tuple[Predictions, Predictions]] = {}
