@@ -112,6 +112,14 @@ def test_groups_have_metrics_differences_and_tests(chapter: Chapter, parts: dict
     assert list(rows) == ["f", "m"]
     for group in groups:
         cells = rows[group.group]
-        assert cells[:2] == [str(group.patients), f"{group.positive:.1%}"]
-        assert cells[2] == f"{group.values['auprc'].estimate:.3f}"
-        assert cells[4] == f"{group.values['auroc'].estimate:.3f}"
+        assert cells[0] == str(group.patients)
+        assert cells[1] == f"{group.values['auprc'].estimate:.3f}"
+        assert cells[3] == f"{group.values['auroc'].estimate:.3f}"
+    tables = [block for block in parts["subgroups"].blocks if isinstance(block, Table)]
+    notes = {
+        row[0].text: (row[1].note, row[3].note) for row in next(t for t in tables if t.caption == "sex: Base").rows
+    }
+    for group in groups:
+        share, difference = notes[group.group]
+        assert share == f"{group.positive:.1%} positive"
+        assert ("p\N{NO-BREAK SPACE}" in difference) == bool(group.p)

@@ -197,21 +197,22 @@ def _difference(group: GroupResult, metric: str) -> Cell:
     if gap is None:
         return Cell("", None)
     cell = _cell(gap)
-    return cell if p is None else replace(cell, note=f"{cell.note}, p {probability(p)}")
+    return cell if p is None else replace(cell, note=f"{cell.note}, p\N{NO-BREAK SPACE}{probability(p)}")
 
 
 def _groups(chapter: Chapter, caption: str, groups: Sequence[GroupResult]) -> Table:
     metrics = [*chapter.metrics[:1], *(["auroc"] if "auroc" in chapter.metrics[1:] else []), "calibration"]
     names = {"calibration": "Probability minus truth"}
     titles = [names.get(metric) or sentence(metric_name(metric)) for metric in metrics]
-    columns = [Column("Group", numeric=False), Column("Patients"), Column("Positive")]
+    columns = [Column("Group", numeric=False), Column("Patients")]
     for title in titles:
         columns += [Column(title), Column("Difference")]
     rows = []
     for group in groups:
-        row = [Cell(group.group), Cell(count(group.patients), float(group.patients))]
-        row.append(Cell("" if math.isnan(group.positive) else f"{group.positive:.1%}", group.positive))
+        positive = "" if math.isnan(group.positive) else f"{group.positive:.1%} positive"
+        row = [Cell(group.group), Cell(count(group.patients), float(group.patients), positive)]
         for metric in metrics:
             row += [_cell(group.values[metric]), _difference(group, metric)]
         rows.append(row)
-    return Table(caption, columns, rows)
+    # The difference in calibration is left out: both values are beside each other, and the table fits on the page.
+    return Table(caption, columns[:-1], [row[:-1] for row in rows])
