@@ -221,7 +221,7 @@ def _conduct(
     """Run an experiment and show the summary; without algorithms, with the paper's that make sense for the data."""
     from manydg.algorithms import ALGORITHMS, paper_methods
     from manydg.files import claimed
-    from manydg.studies.conduct import conduct, fitting, make_request
+    from manydg.studies.conduct import conduct, fitting, make_request, plan_experiment
     from manydg.studies.settings import changed
     from manydg.studies.tuning import with_tuned
 
@@ -233,7 +233,9 @@ def _conduct(
     request = make_request(name, dataset, options, seeds, paper_methods() if algorithms is None else algorithms)
     request = replace(request, label_delay=label_delay)
     if algorithms is None:
-        request = fitting(request, console.print)
+        used = {run.config.algorithm for run in plan_experiment(name, request)}
+        kept = tuple(algorithm for algorithm in request.algorithms if algorithm in used)
+        request = fitting(replace(request, algorithms=kept), console.print)
     if tuned is not None:
         request = replace(
             request, options=with_tuned(options, tuned, request.dataset, request.algorithms, range(seeds))
