@@ -1,4 +1,4 @@
-"""The recommendation comes from validation patients alone, and the cheapest model within one standard error wins."""
+"""The recommendation comes from validation patients; a clearly cheaper model within one standard error wins."""
 
 from __future__ import annotations
 
@@ -34,6 +34,16 @@ def test_within_one_standard_error_the_cheaper_model_is_recommended() -> None:
     assert choice.errors["cheap"] == pytest.approx(spread * math.sqrt(1 / 3 + 0.2))
     assert (choice.row, choice.best) == ("cheap", "dear")
     assert choice.by_split == {0: "dear", 1: "cheap", 2: "cheap"}
+
+
+def test_seconds_that_differ_by_chance_decide_nothing() -> None:
+    validation = {"good": {0: 0.80, 1: 0.70, 2: 0.75}, "other": {0: 0.74, 1: 0.72, 2: 0.76}}
+    for seconds in (6.0, 9.0, 11.0, 19.0):
+        choice = recommend(
+            validation, {"good": Cost(10.0, 1, 1, "none", ""), "other": Cost(seconds, 1, 1, "none", "")}, 0.2
+        )
+        assert choice is not None
+        assert (choice.row, choice.tied) == ("good", ("good", "other"))
 
 
 def test_a_model_that_needs_context_is_never_the_cheaper_one() -> None:

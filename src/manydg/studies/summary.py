@@ -719,7 +719,7 @@ def _source(study: StudyDescription, dataset: str) -> str | None:
     return None if described is None else described.source
 
 
-# Which of several models to use: chosen on validation patients, and the cheapest of those that chance cannot separate
+# Which of several models to use: chosen on validation patients, and a cheap one of those that chance cannot separate
 
 
 @dataclass(frozen=True)
@@ -757,6 +757,14 @@ class Cost:
     def rank(self) -> tuple[bool, float]:
         """Sorts the cheaper model first."""
         return self.context != "none", self.seconds if math.isfinite(self.seconds) else math.inf
+
+    def exceeds(self, other: Cost) -> bool:
+        """Whether this model costs clearly more: it alone needs context, or it trains more than twice as long.
+
+        Seconds differ from run to run, and what is recommended should not.
+        """
+        needs, seconds = self.rank
+        return needs > other.rank[0] or (needs == other.rank[0] and seconds > 2 * other.rank[1])
 
 
 def _median(values: Sequence[float]) -> float:
@@ -820,7 +828,8 @@ def recommend(
     best = max(rows, key=lambda row: oriented(metric, means[row]))
     errors = {row: _standard_error(table[best] - table[row], test_share) for row in rows}
     tied = [row for row in rows if row == best or abs(means[best] - means[row]) <= np.nan_to_num(errors[row])]
-    row = min(tied, key=lambda row: costs[row].rank)
+    cheapest = costs[min(tied, key=lambda row: costs[row].rank)]
+    row = max((row for row in tied if not costs[row].exceeds(cheapest)), key=lambda row: oriented(metric, means[row]))
     return Recommendation(
         row=row,
         best=best,

@@ -44,9 +44,9 @@ _LARGE_DROP = 0.05
 """Of the validation metric: a test metric that much worse is worth a word."""
 _MOST_NAMED = 4
 _RULE = (
-    "The model is chosen on validation patients alone: the one with the best mean validation {metric}, or the cheapest "
-    "whose mean is within one standard error of it. Cheapest means: a model that needs no patient context before one "
-    "that does, then the shortest training. The standard error is that of the paired difference over the splits, "
+    "The model is chosen on validation patients alone: the one with the best mean validation {metric}, unless a "
+    "clearly cheaper one is within one standard error of it. Clearly cheaper means: it needs no patient context, or "
+    "trains in less than half the time. The standard error is that of the paired difference over the splits, "
     "corrected for splits that share patients (Nadeau and Bengio). Test patients have no part in the choice."
 )
 
