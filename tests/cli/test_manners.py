@@ -180,6 +180,13 @@ def test_quiet_commands_print_results_alone_and_json_is_json(commands: Any, tmp_
     code, out, _ = commands.run(*compare, "--out", tmp_path / "results", "--dry-run")
     assert (code, (tmp_path / "results").exists()) == (0, False), "a dry run writes nothing"
     assert out.count("base") >= 2, "every run is listed"
+    tune = ("tune", tmp_path / "data", "--algorithms", "base,boosting", "--seeds", 2, "--trials", 3)
+    code, out, _ = commands.run(*tune, "--out", tmp_path / "searches", "--dry-run")
+    assert (code, (tmp_path / "searches").exists()) == (0, False)
+    assert "base: splits 0 to 1, 3 trials each: base.hidden 8 to 128, training.batch_size" in out
+    assert "12 trials; nothing was written" in out
+    code, out, _ = commands.run("synthesize", "meds", "--patients", 3, "--out", tmp_path / "meds", "--json")
+    assert json.loads(out)["out"] == str(tmp_path / "meds")
     code, out, _ = commands.run(*compare, "--out", tmp_path / "results", "--json")
     (summary,) = json.loads(out)
     assert {(entry["row"], entry["metric"]) for entry in summary["entries"]} >= {("base", "auroc")}
@@ -188,7 +195,7 @@ def test_quiet_commands_print_results_alone_and_json_is_json(commands: Any, tmp_
 @pytest.mark.parametrize(
     "command",
     ["demo", "paper", "report", "show", "train", "compare", "predict", "inspect", "tune", "experiment", "checklist",
-     "card", "export", "audit", "evaluate", "personalise", "clinical", "prepare table"],
+     "card", "export", "audit", "evaluate", "personalise", "clinical", "prepare table", "synthesize meds"],
 )  # fmt: skip
 def test_every_command_that_reports_can_do_so_as_json(command: str, commands: Any) -> None:
     code, out, _ = commands.run(*command.split(), "--help")

@@ -96,16 +96,21 @@ class _SynthesizeGroup(_RegistryGroup):
     def build(self, name: str) -> Any:
         twin = find_twin(name)
 
-        def run(out: Path, **values: Any) -> None:
+        def run(out: Path, as_json: bool, **values: Any) -> None:
             from manydg.files import claimed
 
             options = _options(twin.options_class, values)
             with claimed(out):
                 folder = twin.create(out, options)
-            show_line(twin.describe(folder, options))
+            told = twin.describe(folder, options)
+            if as_json:
+                show_json({"twin": name, "out": str(folder), "about": told})
+            else:
+                show_line(told)
 
         folder = Annotated[Path, typer.Option(help="New folder for the raw files.", show_default=False)]
         parameters = [_parameter("out", folder), *_parameters(twin.options_class)]
+        parameters.append(_parameter("as_json", AsJson, False))
         return _command(name, TWINS.summary(name), run, parameters)
 
 

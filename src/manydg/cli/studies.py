@@ -44,6 +44,7 @@ from manydg.cli._options import (
 if TYPE_CHECKING:
     from manydg.files import Json
     from manydg.studies.paper import DataFolder, Scale
+    from manydg.studies.settings import Options
     from manydg.studies.study import Request
     from manydg.studies.summary import Summary
     from manydg.studies.tuning import Tuning
@@ -118,6 +119,7 @@ def tune(
     settings: RunSettings,
     device: Device = "auto",
     engine: EngineOptions,
+    dry_run: DryRun = False,
     json: AsJson = False,
 ) -> None:
     """Search the settings of algorithms on validation patients.
@@ -134,11 +136,15 @@ def tune(
     names = compared(algorithms)
     for algorithm in names:
         ALGORITHMS.trust(algorithm)
+    options = settings.options(dataset)
+    if dry_run:
+        _show_searches(dataset, names, trials, seeds, options)
+        return
     lines = TrialLines()
     with claimed(out), engine.in_use() as workers:
         tuning = search(
-            dataset, names, out, trials=trials, seeds=seeds, options=settings.options(dataset), workers=workers,
-            device=device, command=command_line(), planned=lines.planned, ended=lines.ended,
+            dataset, names, out, trials=trials, seeds=seeds, options=options, workers=workers, device=device,
+            command=command_line(), planned=lines.planned, ended=lines.ended,
         )  # fmt: skip
     if json:
         show_json(tuning.to_json())
@@ -146,6 +152,20 @@ def tune(
     _show_chosen(tuning, names)
     again = f"manydg compare {dataset} --algorithms {','.join(names)} --seeds {seeds} --tuned {out} --out RESULTS"
     console.print(f"wrote {out / 'tuning.json'}; next: '{again}', with the same options")
+
+
+def _show_searches(dataset: Path, names: Sequence[str], trials: int, seeds: int, options: Options) -> None:
+    """Print what would be searched for every algorithm, and how many trials that makes."""
+    from manydg.studies.settings import spelled_out
+    from manydg.studies.study import open_once
+    from manydg.studies.tuning import search_space
+
+    data = open_once(dataset)
+    for name in names:
+        space = search_space(spelled_out(options.of(name, 0), data))
+        ranges = ", ".join(f"{setting} {values}" for setting, values in space.items())
+        show_line(f"{name}: splits 0 to {seeds - 1}, {trials} trials each: {ranges}")
+    show_line(f"{len(names) * seeds * trials:,} trials; nothing was written")
 
 
 def _show_chosen(tuning: Tuning, names: Sequence[str]) -> None:
