@@ -10,8 +10,8 @@ own for its rows, and the same as all others behind the backbone.
 
 from __future__ import annotations
 
-import itertools
 import gc
+import itertools
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -126,7 +126,7 @@ def joined(device: str = "auto") -> Iterator[Team | None]:
         dist.barrier()
     finally:
         _current = None
-        # What still holds the group in a reference cycle would end its threads while the interpreter ends, which aborts.
+        # A reference cycle that holds the group would end its threads while the interpreter ends, which aborts.
         gc.collect()
         dist.destroy_process_group()
 
