@@ -216,6 +216,7 @@ def test_settings_are_read_without_pydantic_where_no_file_of_the_users_is_read()
     code = (
         "import sys; sys.modules['pydantic'] = None\n"
         "from manydg.studies.settings import read_preset\n"
+        "import manydg.studies.conduct\n"
         "print(read_preset('eicu').of('irm').settings['weight'])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -13,25 +13,40 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, ClassVar, cast
-
-from pydantic import AllowInfNan, Field, Strict, TypeAdapter, ValidationError
+from typing import TYPE_CHECKING, Annotated, ClassVar, cast
 
 from manydg.errors import DataError, StorageError, unknown_name
 from manydg.files import Json, JsonObject, write_json
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler, TypeAdapter
+    from pydantic_core import CoreSchema
 
 FIGURES = "figures"
 """The folder of a results folder that holds the files."""
 PSEUDONYM = re.compile(r"P-[0-9a-f]{4,64}")
 """A patient's pseudonym; the report shows patients under no other name."""
 
-_SOME, _TWO = Field(min_length=1), Field(min_length=2, max_length=2)
-Number = Annotated[float, Strict(), AllowInfNan(False)]
+
+@dataclass(frozen=True, eq=False)
+class _Check:
+    """What pydantic's ``Field`` checks of a value; pydantic is imported only when a file is read."""
+
+    limits: JsonObject
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        from pydantic import Field
+
+        return handler.generate_schema(Annotated[source, Field(**self.limits)])  # type: ignore[call-overload]
+
+
+_SOME, _TWO = _Check({"min_length": 1}), _Check({"min_length": 2, "max_length": 2})
+Number = Annotated[float, _Check({"strict": True, "allow_inf_nan": False})]
 Numbers = Annotated[Sequence[Number | None], _SOME]
 Names = Annotated[Sequence[str], _SOME]
-Indices = Annotated[Sequence[Annotated[int, Strict(), Field(ge=0)]], _SOME]
+Indices = Annotated[Sequence[Annotated[int, _Check({"strict": True, "ge": 0})]], _SOME]
 Interval = Annotated[Sequence[Number | None], _TWO]
-Scale = Annotated[str, Field(pattern="^(linear|log)$")]
+Scale = Annotated[str, _Check({"pattern": "^(linear|log)$"})]
 Cell = str | int | Number | None
 
 _MAX_POINTS = 20_000
@@ -64,7 +79,7 @@ class Embedding:
 
     panels: Annotated[Sequence[EmbeddingPanel], _SOME]
     patients: Indices
-    pseudonyms: Annotated[Sequence[Annotated[str, Field(pattern=f"^{PSEUDONYM.pattern}$")]], _SOME]
+    pseudonyms: Annotated[Sequence[Annotated[str, _Check({"pattern": f"^{PSEUDONYM.pattern}$"})]], _SOME]
     labels: Indices
     label_names: Names
     method: str | None = None
@@ -352,6 +367,8 @@ def parse_figure(content: Json) -> FigureData:
 
 
 def _parse_data(kind: str, content: JsonObject) -> AnyData:
+    from pydantic import ValidationError
+
     try:
         data = _reader(kind).validate_python(content)
     except ValidationError as error:
@@ -363,6 +380,8 @@ def _parse_data(kind: str, content: JsonObject) -> AnyData:
 
 @cache
 def _reader(kind: str) -> TypeAdapter[AnyData]:
+    from pydantic import TypeAdapter
+
     return TypeAdapter(_KINDS[kind])
 
 
