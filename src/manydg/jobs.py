@@ -37,6 +37,8 @@ RETRIES = 5
 UNLIMITED = 1 << 20
 """More jobs than any cluster can do at a time."""
 _SECONDS_BETWEEN_LOOKS = 2.0
+_SHARE_OF_CORES = "MANYDG_SHARE_OF_CORES"
+"""Variable of a worker's environment: its share of the cores, unless the caller limits threads."""
 
 
 class WorkerLostError(ManyDGError):
@@ -122,7 +124,7 @@ def _in_processes(
 ) -> Iterator[tuple[Job[A], R]]:
     # Spawned, not forked: a fork of a process whose numerical libraries run threads can hang.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker)
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=(workers,))
     running: dict[Future[R], Job[A]] = {}
     queue = iter(jobs)
     try:
@@ -143,8 +145,17 @@ def _in_processes(
         pool.shutdown(wait=not running, cancel_futures=True)
 
 
-def _start_worker() -> None:
+def threads_of_trees() -> int:
+    """Threads for a library whose results do not depend on their number: in a worker, its share of the cores."""
+    import torch
+
+    return int(os.environ.get(_SHARE_OF_CORES) or torch.get_num_threads())
+
+
+def _start_worker(workers: int) -> None:
     """One thread per worker, warnings in plain lines, and an end with the process that started it."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        os.environ[_SHARE_OF_CORES] = str(max(1, (os.cpu_count() or 1) // workers))
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import manydg
-from manydg.algorithms.best import Best, Candidate, candidates, stack
+from manydg.algorithms import best
+from manydg.algorithms.best import Best, Candidate, Stack, candidates, second_is_behind, stack
 from manydg.data.dataset import DomainDataset, InputSchema
 from manydg.data.info import TargetSpec
 from manydg.errors import ConfigError
@@ -46,41 +47,89 @@ def outputs(skill: float, truth: torch.Tensor, seed: int) -> torch.Tensor:
     return skill * torch.nn.functional.one_hot(truth, 3) + noise
 
 
-def test_a_candidate_that_knows_gets_the_weight_and_noise_gets_none() -> None:
+def weigh(each: dict[str, torch.Tensor], truth: torch.Tensor, who: torch.Tensor, seed: int = 0) -> Stack:
+    return stack(TARGET, each, truth, who, seed)
+
+
+def test_a_candidate_that_knows_is_used_and_noise_is_not() -> None:
     truth, who = torch.arange(600) % 3, torch.arange(600) // 60
-    weighed = stack(TARGET, [outputs(0.0, truth, 1), outputs(1.5, truth, 2)], truth, who, seed=0)
+    weighed = weigh({"a": outputs(0.0, truth, 1), "b": outputs(1.5, truth, 2)}, truth, who)
     assert weighed.shares[1] > 0.95
     assert sum(weighed.shares) == pytest.approx(1.0)
 
 
 def test_two_that_know_different_things_beat_each() -> None:
     truth, who = torch.arange(600) % 3, torch.arange(600) // 60
-    each = [outputs(2.0, truth, 1), outputs(2.0, truth, 2)]
-    weighed = stack(TARGET, each, truth, who, seed=0)
+    each = {"a+context": outputs(2.0, truth, 1), "b": outputs(2.0, truth, 2)}
+    weighed = weigh(each, truth, who)
+    assert weighed.reason.startswith("a fitted mixture, by the loss out of fold of 10 validation patients")
     assert all(0.3 < share < 0.7 for share in weighed.shares)
-    assert float(TARGET.loss(weighed.out_of_fold, truth)) < min(float(TARGET.loss(one, truth)) for one in each)
+    assert float(TARGET.loss(weighed.out_of_fold, truth)) < min(float(TARGET.loss(one, truth)) for one in each.values())
+
+
+def noisy(n_patients: int, seed: int) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
+    """Two candidates whose errors are nearly the same; the one without context is a little worse for most patients."""
+    truth, who = torch.arange(30 * n_patients) % 3, torch.arange(30 * n_patients) // 30
+    first, noise = outputs(1.5, truth, seed), torch.randn(n_patients, 3, generator=torch.Generator().manual_seed(seed))
+    return {"a+context": first, "b": 0.9 * first + 0.3 * noise[who]}, truth, who
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_of_four_patients_differences_within_chance_leave_the_candidate_with_context(seed: int) -> None:
+    weighed = weigh(*noisy(4, seed))
+    assert weighed.weights.tolist() == [1.0, 0.0]
+    assert weighed.reason.startswith("a+context, by the loss out of fold of 4 validation patients: a fitted mixture")
+    assert " ± " in weighed.reason
+
+
+def test_in_doubt_several_with_context_have_equal_weights() -> None:
+    each, truth, who = noisy(4, 0)
+    both = {"a+context": each["a+context"], "c+context": each["a+context"] + 1e-3 * each["b"], "b": each["b"]}
+    assert weigh(both, truth, who).shares == pytest.approx([0.5, 0.5, 0.0])
+
+
+def test_many_patients_choose_fitted_weights_in_doubt() -> None:
+    truth, who = torch.arange(3000) % 3, torch.arange(3000) // 30
+    first = outputs(1.5, truth, 1)
+    weighed = weigh({"a+context": first, "b": first + 0.3 * outputs(0.3, truth, 2)}, truth, who)
+    assert weighed.reason.startswith("a fitted mixture, by the loss out of fold of 100 validation patients")
 
 
 def test_a_patient_s_own_labels_never_weigh_the_patient() -> None:
     truth, who = torch.arange(300) % 3, torch.arange(300) // 30
-    each = [outputs(1.0, truth, 1), outputs(2.0, truth, 2)]
+    each = {"a": outputs(1.0, truth, 1), "b": outputs(2.0, truth, 2)}
     own = who == 4
     changed = torch.where(own, (truth + 1) % 3, truth)
-    before, after = (stack(TARGET, each, labels, who, seed=3).out_of_fold for labels in (truth, changed))
+    before, after = (weigh(each, labels, who, seed=3).out_of_fold for labels in (truth, changed))
     torch.testing.assert_close(before[own], after[own])
     assert not torch.allclose(before[~own], after[~own])
 
 
-def test_one_validation_patient_leaves_the_weights_equal() -> None:
+def test_outputs_out_of_fold_are_of_what_other_patients_choose() -> None:
+    truth, who = torch.arange(150) % 3, torch.arange(150) // 30
+    each = {"a+context": outputs(1.0, truth, 1), "b": outputs(1.0, truth, 2)}
+    # Patient 0 alone is why "b" is chosen: without that patient's labels the choice is the other.
+    each["b"][who == 0] += 30.0 * torch.nn.functional.one_hot(truth[who == 0], 3)
+    each["a+context"][who != 0] += 3.0 * torch.nn.functional.one_hot(truth[who != 0], 3)
+    weighed = weigh(each, truth, who)
+    own = weighed.out_of_fold[who == 0].log_softmax(-1)
+    torch.testing.assert_close(own, each["a+context"][who == 0].double().log_softmax(-1))
+
+
+def test_one_validation_patient_leaves_the_candidate_with_context() -> None:
     truth = torch.arange(30) % 3
-    weighed = stack(TARGET, [outputs(0.0, truth, 1), outputs(4.0, truth, 2)], truth, torch.zeros(30), seed=0)
-    assert weighed.shares == [0.5, 0.5]
+    each = {"a+context": outputs(0.0, truth, 1), "b": outputs(4.0, truth, 2)}
+    weighed = weigh(each, truth, torch.zeros(30))
+    assert weighed.weights.tolist() == [1.0, 0.0]
+    assert weighed.reason == "a+context: nothing to compare"
+    without = {"a": each["a+context"], "b": each["b"]}
+    assert weigh(without, truth, torch.zeros(30)).shares == [0.5, 0.5]
 
 
 def test_the_candidates_are_those_that_the_data_allow() -> None:
     schema = InputSchema.of(with_context(patients(), CONFIG, torch.device("cpu")))
     labels = [candidate.label for candidate in candidates(schema)]
-    assert labels[:4] == ["ema+context+sequence", "ema+sequence", "ema+context", "ema"]
+    assert labels[:4] == ["ema+context+sequence", "ema+context", "ema", "ema+sequence"]
     assert len(labels) == 8
     assert all(Candidate.of(label).label == label for label in labels)
     without_times = InputSchema.of(with_context(patients(timed=False), CONFIG, torch.device("cpu")))
@@ -98,13 +147,17 @@ def test_context_is_causal_for_measurements_with_times_unless_it_is_given() -> N
     assert settled(CONFIG.replace(algorithm="base"), patients()) == CONFIG.replace(algorithm="base")
 
 
-def test_a_run_of_best_is_one_folder_that_opens_and_predicts_the_same(tmp_path: Path) -> None:
+def test_a_run_of_best_is_one_folder_that_opens_and_predicts_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(best, "_FEW", 0)  # So that the weights are fitted.
     data = patients()
     run = manydg.train(data, CONFIG, out=tmp_path / "run", device="cpu")
     opened = manydg.open_run(tmp_path / "run")
     assert isinstance(opened.algorithm, Best)
     np.testing.assert_allclose(opened.predict_proba(data), run.predict_proba(data), atol=1e-6)
     assert opened.record.members == run.record.members
+    assert opened.record.members_rule.startswith("a fitted mixture, by the loss out of fold of 4 validation patients")
     assert sum(member.share for member in run.record.members) == pytest.approx(1.0)
     assert all(member.val["kappa"] is not None for member in run.record.members)
     assert not (tmp_path / "run" / "members").exists()
@@ -169,7 +222,29 @@ def test_a_table_says_what_best_is_made_of_on_average() -> None:
 
 
 def test_of_many_samples_each_tree_sees_a_share() -> None:
-    few, many = (Candidate("lightgbm").configured(CONFIG, rows).settings for rows in (100_000, 400_000))
+    few, many = (Candidate("lightgbm").configured(CONFIG, rows).settings for rows in (60_000, 240_000))
     assert few == {}
     assert many == {"sample_share": 0.25}
-    assert "sample_share" not in Candidate("ema").configured(CONFIG, 400_000).settings
+    assert "sample_share" not in Candidate("ema").configured(CONFIG, 240_000).settings
+
+
+def test_without_context_nothing_else_is_trained_where_the_plain_network_is_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data = with_context(patients(), CONFIG, torch.device("cpu"))
+    val = data.select(np.flatnonzero(data.domains.numpy() < 4))
+    config = CONFIG.replace(epochs=1)
+    for behind in (True, False):
+        monkeypatch.setattr(fitting, "second_is_behind", lambda *_, answer=behind: answer)
+        fitted = fitting.fit(config, data, val, torch.device("cpu"))
+        without = [member.name for member in fitted.members if "context" not in member.name]
+        assert without == (["ema"] if behind else ["ema", "ema+sequence", "lightgbm+large-leaves", "lightgbm"])
+
+
+def test_a_loss_larger_by_more_than_a_standard_error_is_behind() -> None:
+    truth, who = torch.arange(240) % 3, torch.arange(240) // 30
+    good, bad = outputs(2.0, truth, 1), outputs(0.5, truth, 2)
+    assert second_is_behind(TARGET, {"a": good, "b": bad}, truth, who, 0)
+    assert not second_is_behind(TARGET, {"a": bad, "b": good}, truth, who, 0)
+    assert not second_is_behind(TARGET, {"a": good, "b": good}, truth, who, 0)
+    assert not second_is_behind(TARGET, {"a": good, "b": bad}, truth, torch.zeros(240), 0)

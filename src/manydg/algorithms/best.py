@@ -32,16 +32,25 @@ from manydg.targets import Target
 
 _PULLS = (0.0, 0.01, 0.1, math.inf)
 """Strengths of the pull towards equal weights that are tried."""
+_SCALE_PULL = 2.0
+"""Pull of the logarithm of the scale towards 0, over the number of patients: as if every patient were one observation
+and the logarithm were normal with a standard deviation of one half."""
+_LEAST_GAIN = 1e-4
+"""Smaller differences between losses do not count."""
+_FEW = 30
+"""Fewer validation patients than these choose equal weights or a single candidate in doubt, more the fitted ones."""
 _FOLDS = 5
 _MOST_ROWS = 20_000
 """Validation samples that weights are fitted on, evenly spread."""
+PLAIN = ("ema+context", "ema")
+"""Labels of the networks that read each sample by itself, with and without context."""
 LEAST_SHARE = 0.01
 """A candidate with a smaller share of the weights is left out."""
 _LARGE_LEAVES: Mapping[str, Json] = {
     "rounds": 300, "learning_rate": 0.05, "leaves": 16, "leaf_samples": 200, "l2": 10.0, "feature_share": 0.3,
 }  # fmt: skip
 """Trees for patients with many samples, of whom twenty in a leaf may be one person."""
-_ROWS_OF_A_TREE = 100_000
+_ROWS_OF_A_TREE = 60_000
 """Of more training samples than these, LightGBM grows each tree on a random share: several trees cover all."""
 
 
@@ -99,7 +108,8 @@ class Candidate:
 
 
 def candidates(schema: InputSchema) -> list[Candidate]:
-    """The learners that make sense for a dataset; the first is the network that reads everything there is.
+    """The learners that make sense for a dataset; the first is the network that reads everything there is, and plain
+    networks come next.
 
     - ``schema``: With the columns of context and order, where there are any.
     """
@@ -110,7 +120,7 @@ def candidates(schema: InputSchema) -> list[Candidate]:
         trees = "boosting" if ALGORITHMS.get("lightgbm").lacks() else "lightgbm"
         leaves = (frozenset(("large-leaves",)), frozenset[str]())
         found += [Candidate(trees, context | size) for context, size in itertools.product(contexts, leaves)]
-    return found
+    return found[:1] + sorted(found[1:], key=lambda one: one.label not in PLAIN)
 
 
 class Member(nn.Module):
@@ -167,7 +177,7 @@ class Best(EMA):
     def predict(self, inputs: Inputs) -> Tensor:
         own = super().predict(inputs)
         if not self.others:
-            return own
+            return self.weight * own
         terms = [self.weight * _normalised(self.target, own)]
         for member in self.others.values():
             assert isinstance(member, Member)
@@ -189,11 +199,14 @@ class Stack:
     weights : Tensor ``(candidates,)`` float64
         Fitted on all validation patients; their sum is one over a temperature.
     out_of_fold : Tensor ``(rows, K)``
-        Logits of each validation patient with weights that were fitted on other patients.
+        Logits of each validation patient with weights that were chosen and fitted on other patients.
+    reason : str
+        Why it is a mixture, or one candidate alone.
     """
 
     weights: Tensor
     out_of_fold: Tensor
+    reason: str
 
     @property
     def shares(self) -> list[float]:
@@ -207,53 +220,140 @@ class Stack:
         return [share >= LEAST_SHARE for share in self.shares]
 
 
-def stack(target: Target, logits: Sequence[Tensor], targets: Tensor, patients: Tensor, seed: int) -> Stack:
-    """Weigh candidates by validation patients.
+def stack(target: Target, logits: Mapping[str, Tensor], targets: Tensor, patients: Tensor, seed: int) -> Stack:
+    """Weigh candidates by validation patients: equal weights, one candidate alone, or fitted weights.
 
-    Folds are of patients. The pull towards equal weights is the one with the smallest loss on folds that the weights
-    were not fitted on; for the outputs out of fold it is chosen without the fold, too. With one patient the weights are
-    equal.
+    With few patients candidates with context have equal weights to start with (all, where none has context); the best
+    single candidate, and then fitted weights, replace what was chosen before only where the loss is smaller by more
+    than one standard error over patients. With many patients the weights are fitted, and a single candidate replaces
+    them by the same rule. Losses are out of fold, and folds are of patients. For the outputs out of fold this choice,
+    too, is made without the fold.
 
-    - ``logits`` ``(rows, K)``: Of each candidate.
+    - ``logits`` ``(rows, K)``: Of each candidate, by its label.
     - ``targets``, ``patients``: Tensor ``(rows, ...)``, ``(rows,)``
     - ``seed``: Of the folds.
     """
-    outputs = torch.stack([_normalised(target, one.to(torch.float64)) for one in logits])
-    equal = torch.full((len(outputs),), 1 / len(outputs), dtype=torch.float64)
-    _, codes = torch.unique(patients, return_inverse=True)
-    count = int(codes.max()) + 1
-    if count < 2 or len(outputs) == 1:
-        return Stack(equal, _weighed(outputs, equal))
-    fold = torch.from_numpy(np.random.default_rng(seed).permutation(count) % _FOLDS)[codes]
-    held = torch.empty_like(outputs[0])
-    for number in torch.unique(fold):
-        own, rest = fold == number, fold != number
-        held[own] = _weighed(outputs[:, own], _fit(target, outputs[:, rest], targets[rest], fold[rest]))
-    return Stack(_fit(target, outputs, targets, fold), held)
+    rows = _Rows.of(target, logits, targets, patients, seed)
+    single = [_Option(label, (number,)) for number, label in enumerate(logits)]
+    mixed = [_Option("a fitted mixture", tuple(range(len(logits))), pull) for pull in _PULLS if len(logits) > 1]
+    informed = tuple(number for number, label in enumerate(logits) if "context" in Candidate.of(label).options)
+    everyone = informed or tuple(range(len(logits)))
+    start = single[everyone[0]] if len(everyone) == 1 else _Option("equal weights", everyone)
+    held = torch.empty_like(rows.outputs[0])
+    for number in torch.unique(rows.fold):
+        own = rows.fold == number
+        weights, _ = _choose(start, single, mixed, rows.take(~own))
+        held[own] = _weighed(rows.outputs[:, own], weights)
+    weights, reason = _choose(start, single, mixed, rows)
+    return Stack(weights, held, reason)
 
 
-def _fit(target: Target, outputs: Tensor, targets: Tensor, fold: Tensor) -> Tensor:
-    """Weights with the pull that does best out of fold; equal ones, scaled, where all patients are of one fold."""
-    numbers, best = torch.unique(fold), (math.inf, math.inf)
-    for pull in _PULLS if len(numbers) > 1 else ():
-        loss = 0.0
-        for number in numbers:
-            own, rest = fold == number, fold != number
-            weights = _fit_weights(target, outputs[:, rest], targets[rest], pull)
-            loss += float(target.loss_per_sample(_weighed(outputs[:, own], weights), targets[own]).sum())
-        best = min(best, (loss, pull))
-    return _fit_weights(target, outputs, targets, best[1])
+def second_is_behind(
+    target: Target, logits: Mapping[str, Tensor], targets: Tensor, patients: Tensor, seed: int
+) -> bool:
+    """Whether the second of two candidates has a larger loss out of fold, by more than one standard error over
+    patients; parameters as those of :func:`stack`."""
+    rows = _Rows.of(target, logits, targets, patients, seed)
+    if len(torch.unique(rows.fold)) < 2:
+        return False
+    first, second = (_Option(label, (number,)) for number, label in enumerate(logits))
+    gain, error = _gain(first.losses(rows), second.losses(rows), len(targets))
+    return gain > error
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """Validation samples to choose weights by: outputs ``(candidates, rows, K)``, and the fold of a row's patient."""
+
+    target: Target
+    outputs: Tensor
+    targets: Tensor
+    patients: Tensor
+    fold: Tensor
+
+    @staticmethod
+    def of(target: Target, logits: Mapping[str, Tensor], targets: Tensor, patients: Tensor, seed: int) -> _Rows:
+        outputs = torch.stack([_normalised(target, one.to(torch.float64)) for one in logits.values()])
+        _, codes = torch.unique(patients, return_inverse=True)
+        fold = torch.from_numpy(np.random.default_rng(seed).permutation(int(codes.max()) + 1) % _FOLDS)[codes]
+        return _Rows(target, outputs, targets, codes, fold)
+
+    def take(self, own: Tensor) -> _Rows:
+        return _Rows(self.target, self.outputs[:, own], self.targets[own], self.patients[own], self.fold[own])
+
+
+@dataclass(frozen=True)
+class _Option:
+    """Weights to choose from: of some candidates, pulled towards equal ones."""
+
+    name: str
+    members: tuple[int, ...]
+    pull: float = math.inf
+
+    def fit(self, rows: _Rows) -> Tensor:
+        """Weights ``(candidates,)`` times a scale."""
+        weights = torch.zeros(len(rows.outputs), dtype=torch.float64)
+        own, count = list(self.members), len(torch.unique(rows.patients))
+        weights[own] = _fit_weights(rows.target, rows.outputs[own], rows.targets, self.pull, _SCALE_PULL / count)
+        return weights
+
+    def even(self, rows: _Rows) -> Tensor:
+        """Equal weights ``(candidates,)``."""
+        weights = torch.zeros(len(rows.outputs), dtype=torch.float64)
+        weights[list(self.members)] = 1 / len(self.members)
+        return weights
+
+    def losses(self, rows: _Rows) -> Tensor:
+        """Summed loss of each patient ``(patients,)`` by weights that were fitted on the other folds."""
+        _, codes = torch.unique(rows.patients, return_inverse=True)
+        sums = torch.zeros(int(codes.max()) + 1, dtype=torch.float64)
+        for number in torch.unique(rows.fold):
+            own = rows.fold == number
+            held, weights = rows.take(own), self.fit(rows.take(~own))
+            loss = held.target.loss_per_sample(_weighed(held.outputs, weights), held.targets)
+            sums.index_add_(0, codes[own], loss.to(torch.float64))
+        return sums
+
+
+def _choose(start: _Option, single: Sequence[_Option], mixed: Sequence[_Option], rows: _Rows) -> tuple[Tensor, str]:
+    """Weights by the rule of one standard error, and the reason in words.
+
+    - ``start``: What few patients choose in doubt.
+    """
+    count, told = len(torch.unique(rows.patients)), []
+    if not mixed or len(torch.unique(rows.fold)) < 2:
+        return start.even(rows), f"{start.name}: nothing to compare"
+    losses = {option: option.losses(rows) for option in {start, *single, *mixed}}
+    mixture, alone = (min(group, key=lambda one: float(losses[one].sum())) for group in (mixed, single))
+    best, *rivals = (start, alone, mixture) if count < _FEW else (mixture, alone)
+    for rival in rivals:
+        if rival == best:
+            continue
+        gain, error = _gain(losses[rival], losses[best], len(rows.targets))
+        told.append(f"{rival.name} minus {best.name} {-gain:+.3g} ± {error:.2g}")
+        if gain > max(error, _LEAST_GAIN):
+            best = rival
+    # A single one is used as it is: its temperature is fitted after training, as that of any algorithm.
+    weights = best.fit(rows) if len(best.members) > 1 else best.even(rows)
+    return weights, f"{best.name}, by the loss out of fold of {count} validation patients: {', '.join(told)}"
+
+
+def _gain(new: Tensor, old: Tensor, samples: int) -> tuple[float, float]:
+    """How much smaller a loss is, per sample, and its standard error over patients; from each patient's summed loss."""
+    gains = (old - new) * len(new) / samples
+    return float(gains.mean()), float(gains.std()) / math.sqrt(len(new))
 
 
 def _weighed(outputs: Tensor, weights: Tensor) -> Tensor:
     return (weights[:, None, None] * outputs).sum(dim=0)
 
 
-def _fit_weights(target: Target, outputs: Tensor, targets: Tensor, pull: float) -> Tensor:
+def _fit_weights(target: Target, outputs: Tensor, targets: Tensor, pull: float, scale_pull: float) -> Tensor:
     """Weights with the smallest loss plus ``pull`` times their distance from equal ones, times a scale.
 
     - ``outputs``: Tensor ``(candidates, rows, K)``
     - ``pull``: Of the Kullback-Leibler divergence; infinite for equal weights, so that the scale alone is fitted.
+    - ``scale_pull``: Of the square of the scale's logarithm.
     """
     step = max(1, outputs.shape[1] // _MOST_ROWS)
     outputs, targets = outputs[:, ::step], targets[::step]
@@ -265,7 +365,7 @@ def _fit_weights(target: Target, outputs: Tensor, targets: Tensor, pull: float) 
     def loss() -> Tensor:
         optimizer.zero_grad()
         shares = free.log_softmax(dim=0)
-        value = target.loss(_weighed(outputs, scale.exp() * shares.exp()), targets)
+        value = target.loss(_weighed(outputs, scale.exp() * shares.exp()), targets) + scale_pull * scale.square().sum()
         if not equal:
             value = value - pull * (shares.mean() + math.log(len(outputs)))
         torch.autograd.backward(value)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from manydg.algorithms import setting
 from manydg.algorithms._forest import (
@@ -26,6 +25,7 @@ from manydg.algorithms._forest import (
     split_by_codes,
 )
 from manydg.files import JsonObject, ParsedJson
+from manydg.jobs import threads_of_trees
 
 Node = tuple[float, int, float, bool, int, int, int, bool]
 """The fields of :data:`manydg.algorithms._forest.NODE`."""
@@ -79,7 +79,7 @@ class LightGBM(BoostedTrees):
             "seed": seed,
             "deterministic": True,
             "force_col_wise": True,
-            "num_threads": torch.get_num_threads(),
+            "num_threads": threads_of_trees(),
             "verbosity": -1,
         }
 

@@ -366,7 +366,11 @@ def composition(chosen: Selection) -> list[str]:
             continue
         means = sorted(((sum(each) / len(by_seed), name) for name, each in shares.items()), reverse=True)
         parts = ", ".join(f"{name} {share:.0%}" for share, name in means if share >= LEAST_SHARE)
-        notes.append(f"{row} weighs its candidates, on average over the splits: {parts}")
+        alone = sum(
+            max((member.share for member in record.members), default=0) > 1 - LEAST_SHARE for record in by_seed.values()
+        )
+        told = f"; one of them alone on {alone} of {len(by_seed)}" if alone else ""
+        notes.append(f"{row} weighs its candidates, on average over the splits: {parts}{told}")
     return notes
 
 

@@ -29,7 +29,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 
 from manydg.algorithms import ALGORITHMS, Algorithm, Rounds
-from manydg.algorithms.best import Best, Candidate, Member, candidates, stack
+from manydg.algorithms.best import PLAIN, Best, Candidate, Member, candidates, second_is_behind, stack
 from manydg.backbones import BACKBONES, Backbone, as_backbone, auto_backbone, build_backbone
 from manydg.backbones._sequences import SequenceBackbone
 from manydg.config import TrainingConfig
@@ -104,7 +104,7 @@ class Fitted:
     - ``epoch``: The epoch whose weights were kept; 0 where there are no epochs.
     - ``selection_rule``: How that epoch was chosen.
     - ``speed``: The precision and execution that were used.
-    - ``members``: What a model of several learners is made of.
+    - ``members``, ``members_rule``: What a model of several learners is made of, and why.
     - ``out_of_fold`` ``(samples, K)``: Probabilities of the validation patients, where something was fitted on them:
       each patient's by what was fitted on the others.
     """
@@ -115,6 +115,7 @@ class Fitted:
     selection_rule: str
     speed: Speed = AS_WRITTEN
     members: tuple[MemberEntry, ...] = ()
+    members_rule: str = ""
     out_of_fold: npt.NDArray[np.float32] | None = None
 
 
@@ -174,31 +175,52 @@ def _with_others(
     folder: Path | None,
     reporter: Reporter,
 ) -> Fitted:
-    """Train the other candidates beside the first, and weigh all by the validation patients, or evenly without any."""
+    """Train the other candidates beside the first, and weigh all by the validation patients, or evenly without any.
+
+    Where the plain network without context is clearly behind the one with it, nothing else is trained without context.
+    """
     first, *others = candidates(InputSchema.of(train))
     trained: dict[str, Algorithm] = {first.label: algorithm}
+    logits: dict[str, Tensor] = {} if val is None else {first.label: predict_logits(algorithm, val)}
     for candidate in others:
+        if "context" not in candidate.options and val is not None and set(PLAIN) <= set(logits):
+            plain = {label: logits[label] for label in PLAIN}
+            if second_is_behind(algorithm.target, plain, val.targets.cpu(), val.domains.cpu(), config.seed):
+                continue
         part = None if folder is None else folder / MEMBERS / candidate.label
         views = candidate.view(train), None if val is None else candidate.view(val)
-        own = copy.deepcopy(backbone)
-        trained[candidate.label] = fit(
-            candidate.configured(config, len(train)), *views, device, backbone=own, folder=part, reporter=reporter
-        ).algorithm.to(device)
+        own, options = copy.deepcopy(backbone), candidate.configured(config, len(train))
+        one = fit(options, *views, device, backbone=own, folder=part, reporter=reporter).algorithm.to(device)
+        trained[candidate.label] = one
+        if views[1] is not None:
+            logits[candidate.label] = predict_logits(one, views[1])
     if val is None:
         even = 1 / len(trained)
         algorithm.join(even, [Member(trained[candidate.label], candidate, even) for candidate in others])
         return fitted
-    logits = [predict_logits(one, Candidate.of(label).view(val)) for label, one in trained.items()]
-    weighed = stack(algorithm.target, logits, val.targets.cpu(), val.domains.cpu(), config.seed)
-    metric, members = selection_metric(config, algorithm.target), []
-    for label, share, own_logits in zip(trained, weighed.shares, logits, strict=True):
-        probabilities = algorithm.target.probabilities(own_logits).numpy()
-        members.append(MemberEntry(label, share, validation_metrics(algorithm.target, val, probabilities, metric)))
-    own_weight, *weights = weighed.weights.tolist()
-    joined = zip(others, weights, weighed.counting[1:], strict=True)
-    algorithm.join(own_weight, [Member(trained[one.label], one, weight) for one, weight, counts in joined if counts])
-    out_of_fold = algorithm.target.probabilities(weighed.out_of_fold).float().numpy()
-    return replace(fitted, members=tuple(members), out_of_fold=out_of_fold)
+    return _weigh(algorithm, fitted, config, val, trained, logits)
+
+
+def _weigh(
+    algorithm: Best,
+    fitted: Fitted,
+    config: TrainingConfig,
+    val: DomainDataset,
+    trained: Mapping[str, Algorithm],
+    logits: Mapping[str, Tensor],
+) -> Fitted:
+    """Put the candidates that count beside the first, with weights by the validation patients."""
+    target, metric = algorithm.target, selection_metric(config, algorithm.target)
+    weighed = stack(target, logits, val.targets.cpu(), val.domains.cpu(), config.seed)
+    members = tuple(
+        MemberEntry(label, share, validation_metrics(target, val, target.probabilities(logits[label]).numpy(), metric))
+        for label, share in zip(logits, weighed.shares, strict=True)
+    )
+    own, *others = zip(logits, weighed.weights.tolist(), weighed.counting, strict=True)
+    joined = [Member(trained[label], Candidate.of(label), weight) for label, weight, counts in others if counts]
+    algorithm.join(own[1], joined)
+    out_of_fold = target.probabilities(weighed.out_of_fold).float().numpy()
+    return replace(fitted, members=members, members_rule=weighed.reason, out_of_fold=out_of_fold)
 
 
 def _with_domains(train: DomainDataset, algorithm: Algorithm) -> DomainDataset:

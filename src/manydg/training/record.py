@@ -52,7 +52,7 @@ _FINISHED = {*("target", "samples", "patients", "test"), *("epoch", "selection_r
 
 _OPTIONAL = (
     *("synthetic", "first_use_seconds", "predict_seconds", "context", "processes", "sites", "curve", "members"),
-    *("event", "operating", "experiments", "known_labels"),
+    *("members_rule", "event", "operating", "experiments", "known_labels"),
 )
 _OF_FINISHED = (
     *("dataset_hash", "target", "samples", "patients", "selection_rule", "threshold", "threshold_rule", "epoch"),
@@ -188,7 +188,7 @@ class RunRecord:
     - ``curve``: Of continual learning.
     - ``known_labels``: One of :data:`KNOWN_LABELS`: which labels of a test patient predictions may have used.
     - ``sites``: Pseudonym of each test patient to the patient's site, where whole sites were split.
-    - ``members``: Of a model of several learners.
+    - ``members``, ``members_rule``: Of a model of several learners, and why these count.
     - ``event``: Where samples come before or after an event: ``test`` then has every metric before and after its onset
       too, as ``auprc_before`` and ``auprc_after``.
     - ``operating``: Of a binary target, on test patients at the threshold: sensitivity, specificity, predictive values
@@ -234,6 +234,7 @@ class RunRecord:
     known_labels: str = ""
     curve: tuple[CurvePoint, ...] = ()
     members: tuple[MemberEntry, ...] = ()
+    members_rule: str = ""
     event: EventSpec | None = None
     operating: Metrics = field(default_factory=dict)
     experiments: tuple[Use, ...] = ()

@@ -619,6 +619,7 @@ def training_record(
         parameters=sum(parameter.numel() for parameter in fitted.algorithm.parameters()),
         device=device,
         members=fitted.members,
+        members_rule=fitted.members_rule,
     )
 
 
