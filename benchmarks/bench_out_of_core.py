@@ -39,8 +39,8 @@ from manydg.data.sampling import plan_epoch
 from manydg.data.dataset import InputSchema
 from manydg.data.dataset import open_dataset
 from manydg.targets import target_of
-from manydg.training.execution.batches import ResidentSource
-from manydg.machine import keeping_freed_memory, memory_of_machine
+from manydg.training.execution.steps import ResidentSource
+from manydg.training.execution.memory import keeping_freed_memory, memory_of_machine
 from manydg.training.execution.memory import reading_ahead, rows_of_window
 from manydg.training.execution.steps import PlainSteps
 

@@ -33,7 +33,7 @@ def serve() -> None:
 
     from manydg.algorithms import ALGORITHMS
     from manydg.backbones import BACKBONES
-    from manydg.code_version import code_version
+    from manydg.files import code_version
 
     for module in MODULES:
         importlib.import_module(module)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import manydg
-from manydg.code_version import code_version, source_digest
+from manydg.files import code_version, source_digest
 
 SOURCE = '''"""A loss."""
 

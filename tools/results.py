@@ -32,9 +32,8 @@ from typing import Any
 
 from scipy import stats
 
-from manydg.code_version import code_version
 from manydg.evaluation.statistics import PairedComparison, compare_paired, holm
-from manydg.files import write_json
+from manydg.files import code_version, write_json
 from manydg.studies.figure_data import FIGURES, CellTable, Curve, FigureData, Similarity, parse_figure, read_figures
 from manydg.studies.paper_figures import paper_table
 from manydg.studies.records import read_results

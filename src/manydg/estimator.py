@@ -39,7 +39,6 @@ from threadpoolctl import threadpool_limits
 from torch import nn
 
 from manydg.algorithms import Algorithm
-from manydg.code_version import code_version
 from manydg.config import TrainingConfig, pick_device
 from manydg.data.columns import CATEGORIES, FrameEncoding, as_frame, encode_patients
 from manydg.data.dataset import DomainDataset, InputSchema, from_arrays, unlabelled
@@ -47,7 +46,7 @@ from manydg.data.info import DatasetInfo, TargetSpec
 from manydg.data.splits import rank_patients, split_patients
 from manydg.errors import ConfigError, DataError, ManyDGWarning
 from manydg.evaluation.metrics import DEFAULT_THRESHOLD, decide
-from manydg.files import JsonObject, fingerprint
+from manydg.files import JsonObject, code_version, fingerprint
 from manydg.training.fit import fit, trust_named
 from manydg.training.inference import CAUSAL, NONE, embed_dataset, predict_probabilities, with_context
 from manydg.training.personal import fit_population
@@ -252,7 +251,7 @@ class PatientEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         identity = fingerprint(version, config, checksum(self.algorithm_.state_dict()))
         run = dataclasses.replace(
             self._run_,
-            record=self._run_.record.replace(run=identity, code_version=version),
+            record=dataclasses.replace(self._run_.record, run=identity, code_version=version),
             info={**self._run_.info, _INFO: self._to_json()},
         )
         try:
@@ -343,8 +342,8 @@ class PatientEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         if threshold is not None:
             rule = f"{threshold}: not chosen on any patients"
         schema = InputSchema.of(data)
-        record = record.replace(
-            context=context_of(schema, fitted.algorithm), threshold=threshold, threshold_rule=rule
+        record = dataclasses.replace(
+            record, context=context_of(schema, fitted.algorithm), threshold=threshold, threshold_rule=rule
         )  # fmt: skip
         probabilities = None if val is None else predict_probabilities(fitted.algorithm, val).numpy()
         causal = record.context.get("mode") == CAUSAL
@@ -364,11 +363,15 @@ class PatientEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
             "module": None if module is None else type(module).__qualname__,
         }
 
+    @property
+    def history_(self) -> list[JsonObject]:
+        """What each epoch's training gave."""
+        return [entry.to_json() for entry in self._run_.record.history]
+
     def _adopt(self, run: Run) -> None:
         """Set the fitted attributes that a run decides."""
         self._run_, self.algorithm_ = run, run.algorithm
         record = run.record
-        self.history_ = [entry.to_json() for entry in record.history]
         self.epoch_, self.selection_rule_, self.threshold_ = record.epoch, record.selection_rule, record.threshold
         self.n_patients_ = record.patients.train + record.patients.val
 

@@ -7,6 +7,7 @@ disk and then renamed, so that whatever has its final name is complete. :func:`r
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import ctypes
 import dataclasses
@@ -23,17 +24,28 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar, Union, cast
 
 import numpy as np
 import numpy.typing as npt
 
+import manydg
 from manydg.errors import DataError, StorageError
-from manydg.machine import locked
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+if sys.platform == "win32":
+    import msvcrt
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    _HAS_FCNTL = False
+else:
+    _HAS_FCNTL = True
 
 Json = Union[None, bool, int, float, str, Sequence["Json"], Mapping[str, "Json"]]  # noqa: UP007 - recursive
 """A value that JSON can hold."""
@@ -239,6 +251,101 @@ UNPACKED_ALWAYS, UNPACKED_MOST = 1 << 28, 1 << 36
 def unpacked_limit(path: Path, ratio: int | None = None) -> int:
     """Bytes that a compressed file may unpack to; one that holds more is a decompression bomb."""
     return min(UNPACKED_MOST, max(UNPACKED_ALWAYS, (ratio or UNPACKED_RATIO) * path.stat().st_size))
+
+
+# Locks on outputs
+
+
+_BYTE_LOCKED = 1 << 30
+"""Beyond the owner's id, which others read: Windows locks a range of bytes, for reading too."""
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Write an output alone: another process that asks for the same one within the block is refused.
+
+    The lock is on the file ``.NAME.lock`` beside the output. The system releases it when its owner ends, however that
+    may be, so that a file left by a killed process is in nobody's way; the next owner takes it over and deletes it.
+    Where no lock can be had (a folder that cannot be written to, a file system without locks) there is none.
+
+    - ``path``: A file or folder, which need not exist. Folders made around it for the lock are deleted again if they
+      are empty.
+    - raises StorageError: If another process has it.
+    """
+    output = Path(os.path.realpath(path))
+    lock = output.with_name(f".{output.name}.lock") if output.name else None
+    created = [] if lock is None else _make_folders(lock.parent)
+    try:
+        descriptor = None if lock is None else _acquire(lock, path)
+        try:
+            yield
+        finally:
+            if lock is not None and descriptor is not None:
+                _release(lock, descriptor)
+    finally:
+        for folder in created:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def _make_folders(folder: Path) -> list[Path]:
+    """Make a folder; returns the folders that were missing, the innermost first."""
+    missing = [part for part in (folder, *folder.parents) if not part.exists()]
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    return missing
+
+
+def _acquire(lock: Path, output: Path) -> int | None:
+    while True:
+        try:
+            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
+        except OSError as error:
+            if lock.is_symlink() or lock.exists():
+                raise StorageError(
+                    f"cannot open {lock} ({error.strerror}): another user's command may be writing {output}; delete "
+                    "the file if none is"
+                ) from error
+            return None
+        try:
+            _lock(descriptor)
+        except OSError as error:
+            owner = os.read(descriptor, 20).decode("ascii", "replace").strip()
+            os.close(descriptor)
+            if error.errno not in (errno.EAGAIN, errno.EACCES, errno.EDEADLK):
+                return None
+            raise StorageError(
+                f"another command is writing {output} (process {owner or 'unknown'}): wait for its end, or name "
+                "another output"
+            ) from None
+        with contextlib.suppress(OSError):
+            if os.fstat(descriptor).st_ino == lock.stat().st_ino:
+                os.truncate(descriptor, 0)
+                os.write(descriptor, f"{os.getpid()}\n".encode())
+                return descriptor
+        # Its owner deleted the file between our opening and locking it.
+        os.close(descriptor)
+
+
+def _release(lock: Path, descriptor: int) -> None:
+    # Deleted while it is locked, so that nobody else's is; Windows deletes closed files alone.
+    if sys.platform != "win32":
+        lock.unlink(missing_ok=True)
+    os.close(descriptor)
+    with contextlib.suppress(OSError):
+        if sys.platform == "win32":
+            lock.unlink(missing_ok=True)
+
+
+def _lock(descriptor: int) -> None:
+    if sys.platform == "win32":
+        os.lseek(descriptor, _BYTE_LOCKED, os.SEEK_SET)
+        try:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        finally:
+            os.lseek(descriptor, 0, os.SEEK_SET)
+    elif _HAS_FCNTL:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 # Folders
@@ -536,3 +643,55 @@ def prefetch_map(function: Callable[[A], T], items: Iterable[A], threads: int = 
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
+
+
+# Which code made a result: a hash of the modules that can change one, read without comments and docstrings
+
+
+_DECISIVE = ("config.py", "data", "targets.py", "backbones", "algorithms", "evaluation", "training")
+# Fields that say nothing of what a program does, or that only some versions of Python have.
+_IGNORED_FIELDS = frozenset({"ctx", "kind", "type_comment", "type_params", "type_ignores"})
+
+
+@cache
+def code_version() -> str:
+    """Version of the package and a hash of the source that decides results, as ``0.1.0+5a1f09c2de``."""
+    return f"{manydg.__version__}+{source_digest(_DECISIVE)}"
+
+
+def source_digest(parts: Sequence[str], root: Path | None = None) -> str:
+    """Hash what modules do: their names and their syntax trees without docstrings.
+
+    - ``parts``: Modules and folders of modules, relative to ``root``.
+    - ``root``: The folder of a package; this package's own if not given.
+    - returns: Ten hexadecimal digits.
+    """
+    root = root or Path(__file__).parent
+    digest = hashlib.blake2b(digest_size=5)
+    for part in parts:
+        path = root / part
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            digest.update(file.relative_to(root).as_posix().encode())
+            digest.update("".join(_tokens(ast.parse(file.read_bytes()))).encode())
+    return digest.hexdigest()
+
+
+def _tokens(node: ast.AST) -> Iterator[str]:
+    """A syntax tree in one canonical spelling: node types and values in order, empty fields left out."""
+    yield f"({type(node).__name__}"
+    for name in node._fields:
+        value = getattr(node, name, None)
+        if value is None or value == [] or name in _IGNORED_FIELDS:
+            continue
+        yield f" {name}="
+        for item in value if isinstance(value, list) else [value]:
+            if not isinstance(item, ast.AST):
+                yield f"{item!r},"
+            elif not _is_docstring(item):
+                yield from _tokens(item)
+    yield ")"
+
+
+def _is_docstring(node: ast.AST) -> bool:
+    """Whether a statement is a string alone, which explains and does nothing."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from manydg.algorithms._parts import domain_entropy, ramp
+from manydg.algorithms import domain_entropy, ramp
 from manydg.algorithms.condadv import CondAdv, CondAdvSettings
 from manydg.algorithms.dann import DANN, DANNSettings
 from manydg.algorithms.sagnet import SagNet, randomise_content, randomise_style, undecided_loss

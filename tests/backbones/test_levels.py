@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from manydg.backbones import build_backbone
-from manydg.backbones._tables import Levels
+from manydg.backbones import Levels, build_backbone
 from manydg.data.context import add_context
 from manydg.data.dataset import DomainDataset, InputSchema, from_arrays
 from manydg.errors import ManyDGWarning

@@ -11,8 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
-from manydg.backbones import _tables, build_backbone
-from manydg.backbones._tables import Standardize
+from manydg import backbones
+from manydg.backbones import Standardize, build_backbone
 from manydg.backbones.tabular import PiecewiseLinear
 from manydg.data.columns import Ragged
 from manydg.data.dataset import TRUST, ColumnSchema, InputSchema, from_arrays
@@ -165,8 +165,8 @@ def test_what_is_learned_of_a_dataset_in_pieces_is_that_of_the_whole(
     whole = np.concatenate([table[5:80].reshape(75, -1) for table in tables.values()], axis=1)
     states = []
     for values in (2**22, 7):
-        monkeypatch.setattr(_tables, "_VALUES_OF_A_PIECE", values)
-        monkeypatch.setattr(_tables, "_VALUES_OF_A_BLOCK", 30 * values)
+        monkeypatch.setattr(backbones, "_VALUES_OF_A_PIECE", values)
+        monkeypatch.setattr(backbones, "_VALUES_OF_A_BLOCK", 30 * values)
         backbone = build_backbone(name, InputSchema.of(data))
         backbone.fit_inputs(data)
         states.append({key: buffer for key, buffer in backbone.named_buffers() if "network" not in key})

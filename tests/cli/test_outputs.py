@@ -15,8 +15,7 @@ import pytest
 
 from manydg.data.dataset import DomainDataset
 from manydg.errors import StorageError
-from manydg.files import new_folder, write_atomically
-from manydg.machine import locked
+from manydg.files import locked, new_folder, write_atomically
 
 SMALL = ("--epochs", 1, "--device", "cpu")
 
@@ -114,7 +113,7 @@ def test_a_link_is_not_overwritten(commands: Any, made: Path, tmp_path: Path) ->
 
 
 def test_a_lock_that_a_dead_process_left_is_taken_over(tmp_path: Path) -> None:
-    program = "import os, pathlib, sys, manydg.machine as m\nwith m.locked(pathlib.Path(sys.argv[1])): os._exit(1)"
+    program = "import os, pathlib, sys, manydg.files as m\nwith m.locked(pathlib.Path(sys.argv[1])): os._exit(1)"
     subprocess.run([sys.executable, "-c", program, str(tmp_path / "deep" / "out")], check=False)
     assert [path.name for path in (tmp_path / "deep").iterdir()] == [".out.lock"]
     another = locked(tmp_path / "deep" / ".." / "deep" / "out")

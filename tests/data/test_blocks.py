@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manydg.data.dataset import DomainDataset, from_arrays, open_dataset
-from manydg.machine import memory_of_machine
 from manydg.training.execution import memory as ordering
 from manydg.training.execution.memory import (
     cut_into_blocks,
+    memory_of_machine,
     plan_in_blocks,
     read_ahead,
     rows_of_window,

@@ -103,7 +103,7 @@ def graphs_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[Changing], typ
             monkeypatch.setattr(torch.cuda, name, value)
         monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor)
         monkeypatch.setattr(
-            "manydg.training.execution.batches.pinned", lambda rows, column: column.new_empty(rows, *column.shape[1:])
+            "manydg.training.execution.steps.pinned", lambda rows, column: column.new_empty(rows, *column.shape[1:])
         )
         monkeypatch.setattr(Tensor, "record_stream", lambda tensor, stream: None)
         monkeypatch.setattr("manydg.training.execution.steps.make_capturable", lambda optimizer: None)

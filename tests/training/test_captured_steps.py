@@ -26,17 +26,19 @@ from manydg.data.sampling import plan_epoch
 from manydg.data.timeline import SEQUENCES, SequenceOptions
 from manydg.errors import ManyDGWarning
 from manydg.targets import target_of
-from manydg.training.execution.batches import (
+from manydg.training.execution.steps import (
     BatchSource,
+    CapturedSteps,
     PaddedSource,
+    PlainSteps,
     ResidentSource,
     Shapes,
+    Steps,
     StreamedSource,
     crops_of,
     has_fixed_shapes,
     lengths_of,
 )
-from manydg.training.execution.steps import CapturedSteps, PlainSteps, Steps
 
 CPU = torch.device("cpu")
 STATIC = [
@@ -148,7 +150,7 @@ def test_batches_sent_from_the_host_are_those_of_the_plan_in_order(
 def test_padded_batches_are_those_of_the_plan_in_order_however_many_are_gathered_at_once(
     at_once: int, visits_of: Callable[..., DomainDataset], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("manydg.training.execution.batches._ITEMS_AT_ONCE", at_once)
+    monkeypatch.setattr("manydg.training.execution.steps._ITEMS_AT_ONCE", at_once)
     data = visits_of(300, 6, 7)
     plan, shapes = plan_epoch("pairs", data.domains, BATCH, 0, 1, lengths_of(data)), Shapes(data)
     source, entered = PaddedSource(data, shapes), shapes.enter(plan)

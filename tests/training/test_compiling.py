@@ -15,8 +15,14 @@ from manydg.algorithms.manydg import ManyDG
 from manydg.backbones import build_backbone
 from manydg.data.dataset import Batch, DomainDataset, InputSchema, from_arrays
 from manydg.targets import target_of
-from manydg.training.execution.batches import ResidentSource, Shapes
-from manydg.training.execution.steps import CapturedSteps, CompiledObjective, make_capturable, reason_against_compiling
+from manydg.training.execution.steps import (
+    CapturedSteps,
+    CompiledObjective,
+    ResidentSource,
+    Shapes,
+    make_capturable,
+    reason_against_compiling,
+)
 
 GPU = torch.device("cuda")
 

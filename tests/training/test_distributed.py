@@ -23,8 +23,7 @@ from manydg.data.dataset import Batch, DomainDataset, InputSchema, from_arrays
 from manydg.data.sampling import plan_epoch
 from manydg.errors import ConfigError
 from manydg.targets import target_of
-from manydg.training.execution import AS_WRITTEN, steps_for
-from manydg.training.execution.distributed import DistributedSteps, Team, check_divisible
+from manydg.training.execution import AS_WRITTEN, DistributedSteps, Team, check_divisible, steps_for
 from manydg.training.run import open_run, train
 
 OPTIONS = ["--epochs", "3", "--batch-size", "16", "--lr", "0.01", "--device", "cpu", "--backbone-option", "dropout=0"]
@@ -100,7 +99,7 @@ def test_two_processes_reach_the_result_of_one(commands: Any, tmp_path: Path) ->
 SCRIPT = """
 import json, sys
 from manydg.data.dataset import open_dataset
-from manydg.training.execution.distributed import joined
+from manydg.training.execution import joined
 from manydg.training.run import train
 
 data, out, names = open_dataset(sys.argv[1]), sys.argv[2], sys.argv[3].split(",")

@@ -13,7 +13,7 @@ PROGRAM = """
 import json, resource
 import torch
 import manydg.training.fit
-from manydg.machine import keeping_freed_memory
+from manydg.training.execution.memory import keeping_freed_memory
 
 def share_of_pages_anew(size=48 * 2**20, times=20):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

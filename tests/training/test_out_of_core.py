@@ -23,7 +23,7 @@ import json, sys
 import torch
 from torch import nn
 from manydg.data.dataset import open_dataset
-from manydg.machine import memory_of_machine
+from manydg.training.execution.memory import memory_of_machine
 from manydg.training.run import train
 
 class Light(nn.Module):
@@ -97,7 +97,7 @@ import json, sys
 import torch
 from manydg.data.dataset import open_dataset
 from manydg.config import TrainingConfig
-from manydg.machine import memory_of_machine
+from manydg.training.execution.memory import memory_of_machine
 from manydg.training.run import train
 
 torch.set_num_threads(1)

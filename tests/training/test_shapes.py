@@ -10,7 +10,7 @@ from manydg.backbones import SingleInput
 from manydg.data.columns import Ragged
 from manydg.data.dataset import DomainDataset, from_arrays
 from manydg.data.sampling import EpochPlan, plan_epoch
-from manydg.training.execution.batches import CapacityTable, Shape, Shapes, has_fixed_shapes, lengths_of, suffices
+from manydg.training.execution.steps import CapacityTable, Shape, Shapes, has_fixed_shapes, lengths_of, suffices
 
 
 def dense(rows: int = 50) -> DomainDataset:

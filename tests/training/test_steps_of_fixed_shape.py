@@ -27,8 +27,14 @@ from manydg.data.dataset import Batch, DomainDataset, InputSchema, from_arrays
 from manydg.data.sampling import EpochPlan, plan_epoch
 from manydg.errors import ConfigError
 from manydg.targets import target_of
-from manydg.training.execution.batches import CapacityTable, join_capacities, lengths_of, suffices, with_headroom
-from manydg.training.execution.steps import not_compiled
+from manydg.training.execution.steps import (
+    CapacityTable,
+    join_capacities,
+    lengths_of,
+    not_compiled,
+    suffices,
+    with_headroom,
+)
 from manydg.training.fit import fit
 
 ROWS = 30

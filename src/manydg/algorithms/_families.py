@@ -15,8 +15,17 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from manydg.algorithms import Algorithm, Hyperparameters, Optimizers, Sampling, setting
-from manydg.algorithms._parts import Perceptron, first_scale, group_counts, group_sums
+from manydg.algorithms import (
+    Algorithm,
+    Hyperparameters,
+    Optimizers,
+    Perceptron,
+    Sampling,
+    first_scale,
+    group_counts,
+    group_sums,
+    setting,
+)
 from manydg.algorithms.base import Base
 from manydg.backbones import Backbone, Inputs
 from manydg.data.dataset import Batch, DomainDataset

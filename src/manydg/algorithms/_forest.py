@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from manydg.algorithms import Algorithm, Hyperparameters, Optimizers, Rounds, Sampling, setting
-from manydg.backbones import Backbone, Inputs
-from manydg.backbones._tables import Levels, TableBackbone, feature_names, note_left_out
+from manydg.backbones import Backbone, Inputs, Levels, TableBackbone, feature_names, note_left_out
 from manydg.data.columns import CATEGORIES, Ragged
 from manydg.data.dataset import TRUST, Batch, DomainDataset, InputSchema
 from manydg.errors import ConfigError, DataError

@@ -23,8 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from manydg.algorithms import Algorithm, Sampling, setting
-from manydg.algorithms._parts import Perceptron, group_counts, group_sums
+from manydg.algorithms import Algorithm, Perceptron, Sampling, group_counts, group_sums, setting
 from manydg.algorithms.base import BaseSettings
 from manydg.backbones import Backbone, Inputs
 from manydg.data.dataset import Batch

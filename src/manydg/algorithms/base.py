@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from manydg.algorithms import Algorithm, Hyperparameters, setting
-from manydg.algorithms._parts import Perceptron
+from manydg.algorithms import Algorithm, Hyperparameters, Perceptron, setting
 from manydg.backbones import Backbone, Inputs
 from manydg.data.dataset import Batch
 from manydg.targets import Target

@@ -26,8 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from manydg.algorithms import setting
-from manydg.algorithms._parts import group_counts, group_sums
+from manydg.algorithms import group_counts, group_sums, setting
 from manydg.algorithms.base import Base, BaseSettings
 from manydg.backbones import Backbone, Inputs
 from manydg.targets import Target

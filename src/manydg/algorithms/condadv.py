@@ -23,8 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.optim import Optimizer
 
-from manydg.algorithms import Adam, Optimizers, descend, setting
-from manydg.algorithms._parts import Perceptron, domain_entropy
+from manydg.algorithms import Adam, Optimizers, Perceptron, descend, domain_entropy, setting
 from manydg.algorithms.base import Base, BaseSettings
 from manydg.backbones import Backbone
 from manydg.data.dataset import Batch

@@ -7,7 +7,7 @@ generalisation by letting the discriminator know training patients only.
 the paper's letter      here
 ======================  =====================================================================================
 G_f, G_y, G_d           ``backbone``, ``head``, ``discriminator``
-R (reversal layer)      :func:`~manydg.algorithms._parts.reverse_gradient`
+R (reversal layer)      :func:`~manydg.algorithms.reverse_gradient`
 lambda_p                ``weight`` times the ramp 2 / (1 + exp(-10 p)) - 1, where p is the training's progress
 ======================  =====================================================================================
 """
@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional
 
-from manydg.algorithms import setting
-from manydg.algorithms._parts import Perceptron, ramp, reverse_gradient
+from manydg.algorithms import Perceptron, ramp, reverse_gradient, setting
 from manydg.algorithms.base import Base, BaseSettings
 from manydg.backbones import Backbone
 from manydg.data.dataset import Batch

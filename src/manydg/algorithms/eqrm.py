@@ -24,9 +24,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from manydg.algorithms import Optimizers, setting
+from manydg.algorithms import Optimizers, group_risks, mean_and_variance, setting
 from manydg.algorithms._families import OverEnvironments
-from manydg.algorithms._parts import group_risks, mean_and_variance
 from manydg.algorithms.base import BaseSettings
 from manydg.data.dataset import Batch
 

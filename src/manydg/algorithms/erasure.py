@@ -26,8 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from manydg.algorithms import Adam, descend, setting
-from manydg.algorithms._parts import group_counts, group_sums
+from manydg.algorithms import Adam, descend, group_counts, group_sums, setting
 from manydg.algorithms.base import Base, BaseSettings
 from manydg.backbones import Backbone, Inputs
 from manydg.data.dataset import Batch, DomainDataset

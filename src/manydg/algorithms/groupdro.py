@@ -21,9 +21,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from manydg.algorithms import setting
+from manydg.algorithms import group_risks, setting
 from manydg.algorithms._families import cluster_patients, patient_means
-from manydg.algorithms._parts import group_risks
 from manydg.algorithms.base import Base, BaseSettings
 from manydg.backbones import Backbone
 from manydg.data.dataset import Batch, DomainDataset

@@ -27,8 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from manydg.algorithms import Algorithm, Hyperparameters, Sampling, choice, setting
-from manydg.algorithms._parts import Perceptron, label_head
+from manydg.algorithms import Algorithm, Hyperparameters, Perceptron, Sampling, choice, label_head, setting
 from manydg.backbones import Backbone, Inputs
 from manydg.data.dataset import Batch
 from manydg.targets import Target

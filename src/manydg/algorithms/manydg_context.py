@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from manydg.algorithms import setting
-from manydg.algorithms._parts import Perceptron
+from manydg.algorithms import Perceptron, setting
 from manydg.algorithms.ema import EMA, EMASettings
 from manydg.algorithms.manydg import orthogonal_projection
 from manydg.backbones import Backbone, Inputs

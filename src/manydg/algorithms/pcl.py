@@ -24,8 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from manydg.algorithms import Algorithm, Hyperparameters, setting
-from manydg.algorithms._parts import Perceptron
+from manydg.algorithms import Algorithm, Hyperparameters, Perceptron, setting
 from manydg.backbones import Backbone, Inputs
 from manydg.data.dataset import Batch
 from manydg.targets import Target

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from manydg.algorithms import Algorithm, Hyperparameters, choice, setting
-from manydg.algorithms._parts import label_head
+from manydg.algorithms import Algorithm, Hyperparameters, choice, label_head, setting
 from manydg.backbones import Backbone, Inputs
 from manydg.data.dataset import Batch
 from manydg.targets import Target

@@ -28,8 +28,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from manydg.algorithms import setting
-from manydg.algorithms._parts import Perceptron
+from manydg.algorithms import Perceptron, setting
 from manydg.algorithms.base import Base, BaseSettings
 from manydg.backbones import Backbone, Inputs
 from manydg.data.dataset import Batch

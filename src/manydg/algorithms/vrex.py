@@ -19,9 +19,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from manydg.algorithms import Optimizers, setting
+from manydg.algorithms import Optimizers, group_risks, mean_and_variance, setting
 from manydg.algorithms._families import Annealed
-from manydg.algorithms._parts import group_risks, mean_and_variance
 from manydg.algorithms.base import BaseSettings
 from manydg.data.dataset import Batch
 

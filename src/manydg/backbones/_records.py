@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.nn import functional
 
-from manydg.backbones import Inputs
+from manydg.backbones import Inputs, RunningMoments, Standardize
 from manydg.backbones._sequences import FixedLayout, Layout, last_steps, layout_of
-from manydg.backbones._tables import RunningMoments, Standardize
 from manydg.data.columns import Column, Ragged, offsets_from_lengths, take
 from manydg.data.dataset import CONTEXT, DomainDataset, InputSchema
 from manydg.errors import ConfigError, DataError, ManyDGWarning

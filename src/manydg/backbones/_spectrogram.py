@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from manydg.backbones import Backbone, Inputs
-from manydg.backbones._tables import RunningMoments
+from manydg.backbones import Backbone, Inputs, RunningMoments
 from manydg.data.columns import take, take_dense
 from manydg.data.dataset import TRUST, DomainDataset, InputSchema
 from manydg.errors import ConfigError, DataError

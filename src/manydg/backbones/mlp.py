@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from manydg.backbones import Inputs
-from manydg.backbones._tables import LevelEmbeddings, Standardize, TableBackbone, join, pieces_of_rows
+from manydg.backbones import Inputs, LevelEmbeddings, Standardize, TableBackbone, join, pieces_of_rows
 from manydg.data.dataset import DomainDataset, InputSchema
 from manydg.errors import DataError
 

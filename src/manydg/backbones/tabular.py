@@ -10,8 +10,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from manydg.backbones import Inputs
-from manydg.backbones._tables import (
+from manydg.backbones import (
+    Inputs,
     LevelEmbeddings,
     TableBackbone,
     blocks_of_features,

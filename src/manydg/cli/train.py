@@ -70,7 +70,7 @@ def train(
     from manydg.files import claimed
     from manydg.studies.tracking import Tracker
     from manydg.studies.tuning import with_tuned
-    from manydg.training.execution.distributed import by_leader, joined
+    from manydg.training.execution import by_leader, joined
     from manydg.training.fit import Silent
     from manydg.training.run import train as train_run
 

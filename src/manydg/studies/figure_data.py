@@ -20,7 +20,6 @@ from manydg.files import Json, JsonObject, write_json
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler, TypeAdapter
-    from pydantic_core import CoreSchema
 
 FIGURES = "figures"
 """The folder of a results folder that holds the files."""
@@ -34,7 +33,7 @@ class _Check:
 
     limits: JsonObject
 
-    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> object:
         from pydantic import Field
 
         return handler.generate_schema(Annotated[source, Field(**self.limits)])  # type: ignore[call-overload]

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from manydg.code_version import code_version
 from manydg.data.dataset import DomainDataset
 from manydg.data.info import CohortStep, Provenance, TargetSpec
 from manydg.data.storage import refuse_dataset_folder
@@ -29,6 +28,7 @@ from manydg.files import (
     JsonObject,
     ParsedJson,
     append_line,
+    code_version,
     fields_as_json,
     fingerprint,
     read_json,

@@ -22,7 +22,6 @@ import numpy.typing as npt
 import torch
 
 from manydg.algorithms import ALGORITHMS
-from manydg.code_version import code_version
 from manydg.config import TrainingConfig, pick_device
 from manydg.data.dataset import DomainDataset, open_dataset
 from manydg.data.info import KINDS
@@ -30,7 +29,7 @@ from manydg.data.splits import Split, split_named, split_patients
 from manydg.data.storage import DESCRIPTION, Verify
 from manydg.errors import ManyDGError
 from manydg.evaluation.metrics import Predictions, write_predictions
-from manydg.files import fingerprint, remove_partial_files
+from manydg.files import code_version, fingerprint, remove_partial_files
 from manydg.jobs import Job, current_engine
 from manydg.studies.figure_data import Axis, Curve, FigureData, Line, XAxis
 from manydg.studies.records import (

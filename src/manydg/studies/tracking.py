@@ -98,7 +98,7 @@ def _tags(record: RunRecord) -> dict[str, str]:
     return {
         _RUN_TAG: record.run,
         "manydg.dataset_hash": record.dataset_hash,
-        "manydg.code_version": record.code_version,
+        "manydg.files": record.code_version,
         "manydg.selection_rule": record.selection_rule,
         "manydg.synthetic": str(record.synthetic).lower(),
     }

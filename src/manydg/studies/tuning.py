@@ -21,7 +21,6 @@ import numpy as np
 
 from manydg.algorithms import ALGORITHMS
 from manydg.backbones import SEARCHED_OPTIONS
-from manydg.code_version import code_version
 from manydg.config import SEARCHED, Range, Searched, TrainingConfig, pick_device, searched_from_json
 from manydg.data.dataset import DomainDataset
 from manydg.errors import ConfigError, DataError, ManyDGError, StorageError, in_a_line
@@ -29,6 +28,7 @@ from manydg.evaluation.metrics import choose_threshold, score
 from manydg.files import (
     Json,
     ParsedJson,
+    code_version,
     disk_errors,
     fields_as_json,
     fingerprint,

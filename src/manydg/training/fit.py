@@ -40,11 +40,9 @@ from manydg.errors import ConfigError, DataError, ManyDGError, ManyDGWarning, St
 from manydg.evaluation.metrics import choose_threshold, score
 from manydg.files import Json
 from manydg.targets import Target, oriented, target_of
-from manydg.training.execution import AS_WRITTEN, Execution, Speed
-from manydg.training.execution.batches import crops_of
-from manydg.training.execution.distributed import by_leader, check_divisible, current_team
+from manydg.training.execution import AS_WRITTEN, Execution, Speed, by_leader, check_divisible, current_team
 from manydg.training.execution.memory import EpochOrder, EpochOrders, place, refusing_what_does_not_fit
-from manydg.training.execution.steps import Terms, read_terms
+from manydg.training.execution.steps import Terms, crops_of, read_terms
 from manydg.training.inference import device_of, lengths_tell, predict_logits, predict_probabilities
 from manydg.training.record import (
     EpochEntry,

@@ -45,7 +45,7 @@ from manydg.evaluation.trust import (
 )
 from manydg.files import Json
 from manydg.targets import Target, target_of
-from manydg.training.execution.distributed import current_team, predict_together
+from manydg.training.execution import current_team, predict_together
 from manydg.training.record import read_tensors, write_tensors
 
 MAX_ROWS = 4096

@@ -27,7 +27,6 @@ from torch import nn
 from manydg.algorithms import ALGORITHMS, Algorithm
 from manydg.backbones import BACKBONES, SingleInput
 from manydg.backbones._sequences import SequenceBackbone
-from manydg.code_version import code_version
 from manydg.config import UNITS, DecisionRule, TrainingConfig, duration, pick_device
 from manydg.data.columns import ArrayLike, Frame
 from manydg.data.dataset import DomainDataset, InputSchema, from_arrays, unlabelled
@@ -48,10 +47,19 @@ from manydg.data.timeline import ContextOptions, SequenceOptions, Timeline
 from manydg.errors import ConfigError, DataError, ManyDGError, StorageError
 from manydg.evaluation.clinical import rates_at_threshold, threshold_for
 from manydg.evaluation.metrics import Predictions, Timing, choose_threshold, score, score_patients, write_predictions
-from manydg.files import Json, JsonObject, ParsedJson, fingerprint, read_json, remove_partial_files, write_json
-from manydg.machine import peak_memory
+from manydg.files import (
+    Json,
+    JsonObject,
+    ParsedJson,
+    code_version,
+    fingerprint,
+    read_json,
+    remove_partial_files,
+    write_json,
+)
 from manydg.targets import target_of
-from manydg.training.execution.distributed import by_leader, current_team
+from manydg.training.execution import by_leader, current_team
+from manydg.training.execution.memory import peak_memory
 from manydg.training.fit import CHECKPOINT, MEMBERS, Fitted, Reporter, Silent, fit, rebuild, trust_named
 from manydg.training.inference import (
     CAUSAL,

@@ -15,10 +15,10 @@ from manydg.algorithms import ALGORITHMS, Algorithm, Optimizers, build_algorithm
 from manydg.backbones import build_backbone
 from manydg.data.dataset import Batch, DomainDataset, InputSchema, from_arrays
 from manydg.data.sampling import PATIENTS_PER_EPISODE
-from manydg.machine import memory_of_machine
 from manydg.studies.figure_data import FIGURES, Axis, CellTable, Curve, FigureData, Line, XAxis, read_figure
 from manydg.studies.study import Experiment, PlannedRun, Record, Request, mean_and_sd
 from manydg.targets import target_of
+from manydg.training.execution.memory import memory_of_machine
 
 _FIGURES = {
     "patients_step_time": ("milliseconds", "milliseconds per step"),

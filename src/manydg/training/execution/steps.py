@@ -1,26 +1,33 @@
-"""How the steps of an epoch are done: as written, or replayed from CUDA graphs, whose objective may be compiled."""
+"""How the steps of an epoch are done, as written or replayed from CUDA graphs, and where their batches come from."""
 
 from __future__ import annotations
 
 import functools
 import logging
+import math
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from manydg.algorithms import Algorithm, Optimizers
-from manydg.data.dataset import Batch
-from manydg.data.sampling import EpochPlan
+from manydg.backbones import Backbone
+from manydg.data.columns import Capacity, Column, Ragged, nest, take, tensors_of
+from manydg.data.dataset import Batch, DomainDataset
+from manydg.data.sampling import Crops, EpochPlan
+from manydg.data.timeline import ORDER
 from manydg.errors import ManyDGWarning, in_a_line
-from manydg.training.execution.batches import BatchSource, Buffers, Item, Shape, Shapes
 
 _MOST_SHAPES_COMPILED = 1024
 """More than any training has."""
@@ -266,3 +273,425 @@ def reason_against_compiling(device: torch.device) -> str | None:
     except Exception as error:  # noqa: BLE001 - compilers and drivers fail in many ways, and there is another way to go
         return in_a_line(error)
     return None
+
+
+# Where the steps of an epoch get their batches from, and which shapes those batches have
+
+
+Lengths = npt.NDArray[np.int64]
+Capacities = dict[str, Capacity]
+"""Of each ragged column."""
+Item = Any
+"""A step's batch before it is needed: its row indices, or a batch on its way to the device."""
+Buffers = Any
+"""Memory at a fixed address from which a captured step reads its batch."""
+
+_PREFETCHED, _WORKERS = 4, 2
+_ITEMS_AT_ONCE = 1 << 24
+"""Codes gathered at a time: half a gigabyte, with what is needed on the way."""
+_HEADROOM, _MULTIPLE = 1 / 20, 64
+_GRID = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 224, 256, 300)
+"""Lengths that rows are padded to. Attention costs their square, a graph each costs memory and a capture."""
+_STEPS_OF_A_COMMON_SHAPE = 3
+_STEPS_BEFORE_FIRST_GRAPH = 3
+_STEPS_BEFORE_A_RARE_GRAPH = 8
+"""Capturing takes as long as several steps as written."""
+
+
+class BatchSource(Protocol):
+    """Gives each step its batch."""
+
+    def items(self, plan: EpochPlan, shapes: Sequence[Shape] = ()) -> Iterator[Item]:
+        """One item for each step, in order; for steps that are captured, of these shapes."""
+        ...
+
+    def batch(self, item: Item, pairs: int) -> Batch:
+        """The batch of an item."""
+        ...
+
+    def allocate(self, item: Item) -> Buffers:
+        """New buffers that hold what this item needs."""
+        ...
+
+    def fill(self, buffers: Buffers, item: Item) -> None:
+        """Copy what another item needs into the buffers."""
+        ...
+
+    def batch_in(self, buffers: Buffers, pairs: int) -> Batch:
+        """The batch that buffers hold; the operations that make it may be captured."""
+        ...
+
+
+def source_for(train: DomainDataset, device: torch.device, shapes: Shapes | None = None) -> BatchSource:
+    """The source of batches on a device, from wherever the data are.
+
+    - ``shapes``: Of the batches, where steps are captured.
+    """
+    if device.type == "cuda" and train.device.type != "cuda":
+        return StreamedSource(train, device)
+    return PaddedSource(train, shapes) if shapes is not None and shapes.ragged else ResidentSource(train)
+
+
+class ResidentSource:
+    """The data are on the device of the steps: an item is a step's row indices, and the rows are gathered there."""
+
+    def __init__(self, train: DomainDataset) -> None:
+        self.train = train
+
+    def items(self, plan: EpochPlan, shapes: Sequence[Shape] = ()) -> Iterator[Tensor]:
+        for indices, _ in plan.to(self.train.device):
+            yield indices
+
+    def batch(self, item: Tensor, pairs: int) -> Batch:
+        return self.train.take(item, pairs)
+
+    def allocate(self, item: Tensor) -> Tensor:
+        return item.clone()
+
+    def fill(self, buffers: Tensor, item: Tensor) -> None:
+        buffers.copy_(item)
+
+    def batch_in(self, buffers: Tensor, pairs: int) -> Batch:
+        return self.batch(buffers, pairs)
+
+
+class _WholeBatches:
+    """Buffers of sources that make batches ahead of their steps: a captured step reads a copy of its batch."""
+
+    def batch(self, item: Item, pairs: int) -> Batch:
+        raise NotImplementedError
+
+    def allocate(self, item: Item) -> Batch:
+        batch = self.batch(item, 0)
+        columns = {name: _cloned(column) for name, column in batch.inputs.items()}
+        return replace(batch, inputs=columns, targets=batch.targets.clone(), domains=batch.domains.clone())
+
+    def fill(self, buffers: Batch, item: Item) -> None:
+        alike: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+        for buffer, tensor in zip(_tensors(buffers), _tensors(self.batch(item, 0)), strict=True):
+            to, of = alike.setdefault(buffer.dtype, ([], []))
+            to.append(buffer)
+            of.append(tensor)
+        for to, of in alike.values():
+            torch._foreach_copy_(to, of)
+
+    def batch_in(self, buffers: Batch, pairs: int) -> Batch:
+        return replace(buffers, pairs=pairs)
+
+
+class PaddedSource(_WholeBatches):
+    """The data are on the device and have rows of any length: batches are padded to the capacities of their shape.
+
+    They are gathered for many steps at once. A gather is over a hundred kernels, most of them too small to take the
+    time of a launch: within each step they were a fifth of the drugs task's kernels.
+
+    - ``train``: All of it, without a selection of rows.
+    """
+
+    def __init__(self, train: DomainDataset, shapes: Shapes) -> None:
+        self.train, self.shapes = train, shapes
+
+    def items(self, plan: EpochPlan, shapes: Sequence[Shape] = ()) -> Iterator[Batch]:
+        steps = [indices for indices, _ in plan.to(self.train.device)]
+        for start, stop in self._windows(shapes):
+            window = range(start, stop)
+            batches: dict[int, Batch] = {}
+            for shape in dict.fromkeys(shapes[start:stop]):
+                alike = [step for step in window if shapes[step] == shape]
+                batches.update(zip(alike, self.gather([steps[step] for step in alike], shape), strict=True))
+            yield from (batches.pop(step) for step in window)
+
+    def batch(self, item: Batch, pairs: int) -> Batch:
+        return item
+
+    def gather(self, steps: list[Tensor], shape: Shape) -> list[Batch]:
+        """The batches of steps of one shape."""
+        train, capacities, indices = self.train, self.shapes.capacities[shape], torch.stack(steps)
+        columns: dict[str, Sequence[Column]] = {
+            name: column.take_padded(indices, capacities[name])
+            if isinstance(column, Ragged)
+            else column[indices].unbind()
+            for name, column in train.columns.items()
+        }
+        parts = zip(train.targets[indices], train.domains[indices], *columns.values(), strict=True)
+        return [
+            Batch(dict(zip(columns, inputs, strict=True)), targets, domains, shape.pairs)
+            for targets, domains, *inputs in parts
+        ]
+
+    def _windows(self, shapes: Sequence[Shape]) -> Iterator[tuple[int, int]]:
+        """Stretches of steps that are gathered at once: from one step to before another."""
+        start, items = 0, 0
+        for step, shape in enumerate(shapes):
+            size = max(capacity.inner or capacity.items for capacity in self.shapes.capacities[shape].values())
+            if items and items + size > _ITEMS_AT_ONCE:
+                yield start, step
+                start, items = step, 0
+            items += size
+        if shapes:
+            yield start, len(shapes)
+
+
+class StreamedSource(_WholeBatches):
+    """The data stay on the host: batches are gathered into pinned memory and sent ahead while the GPU computes."""
+
+    def __init__(self, train: DomainDataset, device: torch.device) -> None:
+        self.train, self.device = train, device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def items(self, plan: EpochPlan, shapes: Sequence[Shape] = ()) -> Iterator[Future[tuple[Batch, Any]]]:
+        with ThreadPoolExecutor(_WORKERS) as workers:
+            waiting: deque[Future[tuple[Batch, Any]]] = deque()
+            for indices, pairs in plan:
+                waiting.append(workers.submit(self._send, indices, pairs))
+                if len(waiting) > _PREFETCHED:
+                    yield waiting.popleft()
+            while waiting:
+                yield waiting.popleft()
+
+    def batch(self, item: Future[tuple[Batch, Any]], pairs: int) -> Batch:
+        batch, arrived = item.result()
+        current = torch.cuda.current_stream(self.device)
+        current.wait_event(arrived)
+        for tensor in _tensors(batch):
+            tensor.record_stream(current)
+        return batch
+
+    def _send(self, indices: Tensor, pairs: int) -> tuple[Batch, Any]:
+        """The batch on its way to the device, and the event of its arrival."""
+        train = self.train
+        stored = indices if train.rows is None else train.rows[indices]
+        with torch.cuda.stream(self._stream):
+            sent = Batch(
+                {name: _send_rows(column, stored, self.device) for name, column in train.columns.items()},
+                _dense(_send_rows(train.targets, indices, self.device)),
+                _dense(_send_rows(train.domains, indices, self.device)),
+                pairs,
+            )
+            arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            arrived.record(self._stream)
+        return sent, arrived
+
+
+def _send_rows(column: Column, rows: Tensor, device: torch.device) -> Column:
+    """Send rows of a column to a device, gathered straight into pinned memory where the column is dense."""
+    if isinstance(column, Ragged) or not column.is_contiguous():
+        return _send(take(column, rows), device)
+    gathered = pinned(len(rows), column)
+    torch.index_select(column, 0, rows, out=gathered)
+    return gathered.to(device, non_blocking=True)
+
+
+def _send(column: Column, device: torch.device) -> Column:
+    *levels, items = (tensor.pin_memory().to(device, non_blocking=True) for tensor in tensors_of(column))
+    return nest(levels, items)
+
+
+def pinned(rows: int, column: Tensor) -> Tensor:
+    """Pinned memory for so many rows of a column."""
+    return torch.empty(rows, *column.shape[1:], dtype=column.dtype, pin_memory=True)
+
+
+def _cloned(column: Column) -> Column:
+    if isinstance(column, Ragged):
+        return Ragged(_cloned(column.values), column.offsets.clone(), column.longest)
+    return column.clone()
+
+
+def _dense(column: Column) -> Tensor:
+    assert isinstance(column, Tensor)
+    return column
+
+
+def _tensors(batch: Batch) -> Iterator[Tensor]:
+    yield from (batch.targets, batch.domains)
+    for column in batch.inputs.values():
+        yield from tensors_of(column)
+
+
+def lengths_of(dataset: DomainDataset) -> Lengths | None:
+    """How long each sample is, by its longest ragged column; ``None`` where all columns are dense."""
+    lengths = [_lengths(column, dataset) for column in dataset.columns.values() if isinstance(column, Ragged)]
+    return np.maximum.reduce(lengths) if lengths else None
+
+
+def crops_of(dataset: DomainDataset, backbone: Backbone) -> Crops | None:
+    """How a network that reads samples in order is shown them in training; ``None`` for every other."""
+    if backbone.crop is None:
+        return None
+    return Crops(_dense(dataset.column(ORDER)).cpu().numpy(), backbone.crop)
+
+
+def _lengths(column: Ragged, dataset: DomainDataset) -> Lengths:
+    lengths: Lengths = column.lengths.cpu().numpy()
+    return lengths if dataset.rows is None else lengths[dataset.rows.cpu().numpy()]
+
+
+class CapacityTable:
+    """What capacities the steps of a plan need, from the lengths of a dataset's ragged rows.
+
+    - ``dataset``: All of it, without a selection of rows.
+    """
+
+    def __init__(self, dataset: DomainDataset) -> None:
+        self._outer: dict[str, Lengths] = {}
+        self._inner: dict[str, Lengths] = {}
+        for name, column in dataset.columns.items():
+            if not isinstance(column, Ragged):
+                continue
+            offsets = column.offsets.cpu().numpy()
+            self._outer[name] = np.diff(offsets)
+            if isinstance(column.values, Ragged):
+                self._inner[name] = np.diff(column.values.offsets.cpu().numpy()[offsets])
+
+    def of_plan(self, plan: EpochPlan) -> list[Capacities]:
+        """The least that each step needs, its lengths rounded up to a grid."""
+        rows, starts = plan.indices.cpu().numpy(), np.array(plan.bounds[:-1])
+        needs: list[Capacities] = [{} for _ in plan.pairs]
+        for name, outer in self._outer.items():
+            longest = np.maximum.reduceat(outer[rows], starts)
+            items = np.add.reduceat(outer[rows], starts) + 1
+            inner = np.add.reduceat(self._inner[name][rows], starts) if name in self._inner else None
+            for step, need in enumerate(needs):
+                inner_items = None if inner is None else max(1, int(inner[step]))
+                need[name] = Capacity(_on_grid(int(longest[step])), int(items[step]), inner_items)
+        return needs
+
+
+def join_capacities(first: Capacities, second: Capacities) -> Capacities:
+    """Enough for both."""
+    return {
+        name: Capacity(
+            max(capacity.longest, second[name].longest),
+            max(capacity.items, second[name].items),
+            None if capacity.inner is None else max(capacity.inner, second[name].inner or 1),
+        )
+        for name, capacity in first.items()
+    }
+
+
+def with_headroom(capacities: Capacities, steps: int) -> Capacities:
+    """More than so many steps need, rounded up: the steps of the next epoch are of about this size, not exactly.
+
+    A twentieth more; where there were few steps, more again, since the largest of few says less about the next.
+    """
+    share = max(_HEADROOM, 1 / (2 + steps))
+    return {
+        name: Capacity(
+            capacity.longest,
+            _enlarged(capacity.items, share),
+            None if capacity.inner is None else _enlarged(capacity.inner, share),
+        )
+        for name, capacity in capacities.items()
+    }
+
+
+def suffices(capacities: Capacities, need: Capacities) -> bool:
+    """Whether a step that needs so much fits in these capacities."""
+    return join_capacities(capacities, need) == capacities
+
+
+def _enlarged(count: int, share: float) -> int:
+    return math.ceil(count * (1 + share) / _MULTIPLE) * _MULTIPLE
+
+
+def _on_grid(length: int) -> int:
+    return next((step for step in _GRID if step >= length), length)
+
+
+class Shape(NamedTuple):
+    """What a graph is captured for: rows, how many pairs of them, and the length that ragged rows are padded to."""
+
+    rows: int
+    pairs: int
+    longest: int
+
+    @property
+    def of_rows(self) -> tuple[int, int]:
+        """The part of it that compiled code depends on."""
+        return self.rows, self.pairs
+
+
+class Shapes:
+    """The batch shapes of a training, the capacities they need, and when a graph of one pays.
+
+    - ``train``: All of it, without a selection of rows.
+    - ``ragged``: Whether any rows differ in length.
+    - ``capacities``: Enough for every step of a shape, of this epoch and those before it.
+    - ``outgrown``: Shapes whose capacities had to grow with the last epoch.
+    """
+
+    def __init__(self, train: DomainDataset) -> None:
+        self.ragged = bool(_ragged(train))
+        self._table = CapacityTable(train)
+        self.capacities: dict[Shape, Capacities] = {}
+        self.outgrown: set[Shape] = set()
+        self._in_epoch: Counter[Shape] = Counter()
+        self._of_rows_in_epoch: Counter[tuple[int, int]] = Counter()
+        self._seen: Counter[Shape] = Counter()
+        self._with_graph: set[Shape] = set()
+
+    def enter(self, plan: EpochPlan) -> list[Shape]:
+        """The shapes of an epoch's steps; from now on their capacities suffice for them."""
+        needs = self._table.of_plan(plan)
+        shapes = [_shape(plan, step, need) for step, need in enumerate(needs)]
+        self._in_epoch = Counter(shapes)
+        self._of_rows_in_epoch = Counter(shape.of_rows for shape in shapes)
+        self.outgrown = set()
+        of_shapes: dict[Shape, Capacities] = {}
+        for shape, need in zip(shapes, needs, strict=True):
+            of_shapes[shape] = join_capacities(of_shapes[shape], need) if shape in of_shapes else need
+        for shape, need in of_shapes.items():
+            self._grow(shape, need)
+        return shapes
+
+    def worth_compiling(self, shape: Shape) -> bool:
+        """Whether it is one of those that an epoch is made of, not one of the smaller ones at its end."""
+        return self._of_rows_in_epoch[shape.of_rows] >= _STEPS_OF_A_COMMON_SHAPE
+
+    def due(self, shape: Shape, compiled: bool) -> bool:
+        """Whether a step of a shape without a graph is to be captured; to be asked once for each such step.
+
+        What a step needs must be set up before it is captured: by three steps the first time, and the first time of
+        every compiled kind, else by one. A graph of a rare length must have come up several times to pay.
+        """
+        self._seen[shape] += 1
+        if self._seen[shape] <= self._steps_before(shape, compiled):
+            return False
+        self._with_graph.add(shape)
+        return True
+
+    def _steps_before(self, shape: Shape, compiled: bool) -> int:
+        if shape.longest and self._in_epoch[shape] < _STEPS_OF_A_COMMON_SHAPE:
+            return _STEPS_BEFORE_A_RARE_GRAPH
+        alike = any(other.of_rows == shape.of_rows for other in self._with_graph)
+        return 1 if alike or (self._with_graph and not compiled) else _STEPS_BEFORE_FIRST_GRAPH
+
+    def _grow(self, shape: Shape, need: Capacities) -> None:
+        if shape not in self.capacities:
+            self.capacities[shape] = with_headroom(need, self._in_epoch[shape])
+        elif not suffices(self.capacities[shape], need):
+            joined = join_capacities(self.capacities[shape], need)
+            self.capacities[shape] = with_headroom(joined, self._in_epoch[shape])
+            self.outgrown.add(shape)
+
+
+def has_fixed_shapes(backbone: Backbone, train: DomainDataset, device: torch.device) -> bool:
+    """Whether all batches can have one of a few shapes: rows differ in length nowhere, or can be padded.
+
+    Rows can be padded where all of them are on the device and the backbone can tell padding from data.
+    """
+    if not backbone.fixed_shapes:
+        return False
+    ragged = _ragged(train)
+    can_be_padded = backbone.takes_padded and train.rows is None and all(len(column.values) for column in ragged)
+    return not ragged or (can_be_padded and train.device.type == device.type)
+
+
+def _ragged(train: DomainDataset) -> list[Ragged]:
+    return [column for column in train.columns.values() if isinstance(column, Ragged)]
+
+
+def _shape(plan: EpochPlan, step: int, need: Capacities) -> Shape:
+    rows = plan.bounds[step + 1] - plan.bounds[step]
+    return Shape(rows, plan.pairs[step], max((capacity.longest for capacity in need.values()), default=0))
