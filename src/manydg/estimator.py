@@ -134,16 +134,17 @@ class PatientEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
     def _validated(self, X: Any, y: Any, **checks: Any) -> tuple[Any, Array]:
         """Samples and labels, checked; a table with columns that are no numbers stays a table."""
         if (frame := _mixed_frame(X)) is None:
-            inputs, labels = validate_data(
-                self,
-                X,
-                y,
-                dtype=np.float32,
-                allow_nd=True,
-                ensure_all_finite="allow-nan",
-                ensure_min_samples=2,
-                **checks,
-            )
+            with np.errstate(over="ignore"):  # A number too large for float32 becomes infinite, which is refused.
+                inputs, labels = validate_data(
+                    self,
+                    X,
+                    y,
+                    dtype=np.float32,
+                    allow_nd=True,
+                    ensure_all_finite="allow-nan",
+                    ensure_min_samples=2,
+                    **checks,
+                )
             return _writable(inputs), labels
         validate_data(self, X, skip_check_array=True)
         labels = check_array(y, ensure_2d=False, dtype=None, input_name="y")
@@ -225,9 +226,10 @@ class PatientEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         check_is_fitted(self, "algorithm_")
         if CATEGORIES in self._run_.schema.columns:
             raise EstimatorError("a model of a table with categories is personalised by 'manydg personalise'")
-        inputs: Array = validate_data(
-            self, X, dtype=np.float32, allow_nd=True, ensure_all_finite="allow-nan", reset=False
-        )
+        with np.errstate(over="ignore"):
+            inputs: Array = validate_data(
+                self, X, dtype=np.float32, allow_nd=True, ensure_all_finite="allow-nan", reset=False
+            )
         return inputs
 
     def save(self, folder: str | Path) -> Path:
@@ -820,7 +822,7 @@ def _column(values: Any, inputs: Any) -> Array:
 
 def _numbers(times: Any, inputs: Any) -> Array | None:
     """Times as numbers ``(samples,)``, where there are any."""
-    return None if times is None else np.asarray(_column(times, inputs), dtype=np.float64)
+    return None if times is None else np.array(_column(times, inputs), dtype=np.float64)
 
 
 def _writable(inputs: Array) -> Array:

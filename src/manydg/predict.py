@@ -372,7 +372,7 @@ def as_dataset(samples: NewSamples, run: Run) -> DomainDataset:
         target.spec,
         codes,
         names,
-        None if samples.times is None else torch.from_numpy(samples.times),
+        None if samples.times is None else torch.from_numpy(np.array(samples.times)),
         info=DatasetInfo(settings=trained.settings, vocabularies=trained.vocabularies),
     )
 

@@ -135,6 +135,23 @@ def test_inputs_and_patients_that_make_no_sense_are_refused(inputs: Any, patient
         from_arrays(inputs, [0, 1, 1, 0], patients)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.int64])
+def test_arrays_that_may_only_be_read_are_taken_without_a_warning(kind: type) -> None:
+    """As those of polars are; torch warns of the first one in a process, unless it is asked to warn of each."""
+    arrays = [X.astype(kind), np.array([0, 1, 1, 0]), np.array(WHO), np.arange(4.0)]
+    for array in arrays:
+        array.setflags(write=False)
+    always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        data = from_arrays(*arrays[:3], times=arrays[3])
+    finally:
+        torch.set_warn_always(always)
+    assert data.times is not None
+    assert data.times.tolist() == [0, 1, 2, 3]
+
+
 def test_no_samples_at_all_is_an_error() -> None:
     with pytest.raises(DataError, match="not a single target"):
         from_arrays(np.zeros((0, 2)), [], [])

@@ -131,6 +131,7 @@ def test_the_estimator_refuses_what_overflows_and_names_the_row(algorithm: str, 
             ask(np.where(np.eye(3) > 0, np.inf, 0.0))
 
 
+@pytest.mark.filterwarnings("error")
 def test_trees_refuse_what_is_infinite_too() -> None:
     rng = np.random.default_rng(0)
     X, groups = 0.01 * rng.normal(size=(120, 3)), np.repeat(np.arange(12), 10)

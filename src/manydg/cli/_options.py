@@ -128,8 +128,8 @@ class RunSettings:
     split: Annotated[
         str | None,
         typer.Option(
-            help="What is split: patient, or site (whole hospitals, as 'prepare --site' noted them; with --repeats and "
-            "as many --seeds as sites, each is left out once).",
+            help="What is split: patient, or site (whole hospitals, as 'prepare --site' noted them; 'compare --repeats 1' "
+            "with as many --seeds as sites leaves out each once).",
             show_default="patient",
         ),
     ] = None
@@ -162,13 +162,13 @@ class RunSettings:
         str | None,
         typer.Option(
             metavar="RULE",
-            help="What the threshold has to keep on validation patients: sensitivity=.9, precision=.5 or alarms=1/day.",
+            help="Choose the threshold on validation patients to reach sensitivity=.9, precision=.5 or alarms=1/day.",
             show_default="highest F1",
         ),
     ] = None
     silence: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="No other alarm so long after one, such as 6h.", show_default="the horizon"),
+        typer.Option(metavar="TIME", help="Raise no other alarm for so long after one, such as 6h.", show_default="the horizon"),
     ] = None
     backbone: Annotated[
         str | None,

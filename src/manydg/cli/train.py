@@ -216,9 +216,9 @@ def serve(
         Path | None,
         typer.Option(help="File with the token that every request must carry.", show_default="none on this machine"),
     ] = None,
-    patients: Annotated[int, typer.Option(min=1, help="Patients who are remembered, in memory.")] = 1000,
+    patients: Annotated[int, typer.Option(min=1, help="Patients whose earlier samples are kept in memory.")] = 1000,
     samples: Annotated[
-        int, typer.Option(min=1, help="Samples of each patient kept, where the model needs them.")
+        int, typer.Option(min=1, help="Samples kept of each, where the model needs them.")
     ] = 1000,
     device: Device = "cpu",
     backbone: UsedBackbone = None,

@@ -275,7 +275,7 @@ def encode_column(name: str, column: ArrayLike | Ragged, *, missing: bool) -> Co
     array = (
         column
         if isinstance(column, Tensor)
-        else torch.from_numpy(np.ascontiguousarray(as_stored(name, np.asarray(column))))
+        else torch.from_numpy(np.require(as_stored(name, np.asarray(column)), requirements=["C", "W"]))
     )
     if not array.is_floating_point():
         return array.to(torch.int64)

@@ -323,7 +323,7 @@ def from_arrays(
         target=spec,
         domains=codes,
         patients=who,
-        times=None if times is None else torch.as_tensor(times, dtype=torch.float64),
+        times=None if times is None else torch.from_numpy(np.array(times, np.float64)),
         info=known,
     )
 

@@ -56,10 +56,10 @@ class StayOptions(Options):
     """Which tables, stays and events to use, and what counts as coming back."""
 
     event_tables: ClassVar[tuple[str, ...]]
-    without: tuple[str, ...] = option((), help="Event table to do without; may be given several times.")
+    without: tuple[str, ...] = option((), help="Event table to leave out; may be repeated.", metavar="TABLE")
     limit_patients: int | None = option(None, help="Keep only this many patients.", low=1)
     within_days: float = option(15.0, help="The next stay starts within so many days.")
-    min_gap: float = option(0.0, help="Minutes between the end of this stay and the next.")
+    min_gap: float = option(0.0, help="Fewest minutes between the end of this stay and the next.")
     min_events: int = option(1, help="Leave out samples with fewer events.", low=1)
     max_events: int | None = option(
         300, help="Keep only the last so many events of a sample; 0 for all.", low=1, zero=True

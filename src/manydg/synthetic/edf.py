@@ -38,7 +38,7 @@ class EdfTwinOptions(Options):
     """How many people and recordings, how long, and with how many channels."""
 
     patients: int = option(help="How many people to make up.")
-    seed: int = option(0, help="Decides every byte.")
+    seed: int = option(0, help="The same seed writes the same files.")
     recordings: int = option(2, help="Recordings of each person.", low=1)
     minutes: float = option(6.0, help="Length of a recording.", low=1)
     channels: int = option(len(_NAMES), help="How many channels.", low=1)

@@ -34,8 +34,8 @@ class IiicTwinOptions(Options):
     """How many patients and samples, and in which files."""
 
     patients: int = option(help="How many people to make up.")
-    seed: int = option(0, help="Decides every byte.")
-    samples_per_patient: int = option(61, help="On average.")
+    seed: int = option(0, help="The same seed writes the same files.")
+    samples_per_patient: int = option(61, help="Samples of each person, on average.")
     layout: str = option("array", help="array: one large file; patients: a folder each.")
 
     def __post_init__(self) -> None:

@@ -61,7 +61,7 @@ class SleepEdfTwinOptions(Options):
     """How many people and nights, and how long."""
 
     patients: int = option(help="How many people to make up.")
-    seed: int = option(0, help="Decides every byte.")
+    seed: int = option(0, help="The same seed writes the same files.")
     hours: float = option(20.0, help="Length of a recording.")
     nights: int = option(2, help="Nights of each person.")
     study: str = option("cassette", help="cassette or telemetry.")
