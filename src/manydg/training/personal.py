@@ -24,6 +24,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TypeAlias
 
@@ -758,6 +759,7 @@ def _search(
     """
     kept, nothing = DEFAULTS[learner], Strengths()
 
+    @cache
     def judge(strengths: Strengths) -> _Judged:
         return _judge((task.answer(learner, strengths, population, target) for task in tasks), target)
 
@@ -780,7 +782,16 @@ class _Judged:
     """How well the labels that are not shown are predicted: log likelihood of each patient, and the metric."""
 
     likelihood: Array
-    metric: float
+    chances: list[Array]
+    truths: list[Array]
+    target: Target
+
+    @cached_property
+    def metric(self) -> float:
+        """Worked out when it is asked for: of most candidates the likelihood says enough."""
+        truth, target = np.concatenate(self.truths), self.target
+        truth = truth.argmax(axis=1) if target.exclusive else truth
+        return score(target, truth, np.concatenate(self.chances))[target.selection]
 
     def beats(self, other: _Judged) -> bool:
         return bool(self.likelihood.mean() > other.likelihood.mean())
@@ -802,9 +813,7 @@ def _judge(answers: Iterable[_Answer], target: Target) -> _Judged:
         chances.append(_probabilities(logits.T, target).T)
         truths.append(truth)
         by_patient.setdefault(patient, []).append(_likelihood(chances[-1], truth, target))
-    whole = np.concatenate(truths)
-    metric = score(target, whole.argmax(axis=1) if target.exclusive else whole, np.concatenate(chances))
-    return _Judged(np.array([np.mean(values) for values in by_patient.values()]), metric[target.selection])
+    return _Judged(np.array([np.mean(values) for values in by_patient.values()]), chances, truths, target)
 
 
 def _likelihood(chance: Array, truth: Array, target: Target) -> float:
