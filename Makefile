@@ -14,11 +14,11 @@ demo: $(RUN)
 # From Python 3.12 on, lines are counted by sys.monitoring, which costs next to nothing.
 test: lint
 	OMP_NUM_THREADS=1 COVERAGE_CORE=$$($(BIN)/python -c 'import sys; print("sysmon" if sys.version_info >= (3, 12) else "ctrace")') \
-		$(BIN)/pytest -n 2 -m "not slow" --cov --cov-report=
+		$(BIN)/pytest -n 2 --dist worksteal -m "not slow" --cov --cov-report=
 
 test-slow: $(DEV)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow
-	OMP_NUM_THREADS=1 HYPOTHESIS_PROFILE=default $(BIN)/pytest -n 2 -m "hypothesis and not slow"
+	OMP_NUM_THREADS=1 HYPOTHESIS_PROFILE=default $(BIN)/pytest -n 2 --dist worksteal -m "hypothesis and not slow"
 	$(MAKE) test-mutants
 
 # Whether the tests notice small wrong changes of the source: tests/mutants.toml, tools/mutants.py.

@@ -24,6 +24,9 @@ from manydg.data.dataset import DomainDataset, from_arrays
 settings.register_profile("same-examples", derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same-examples"))
 
+# What it guards against, a power cut, no test can see, and waiting for the disk was a tenth of the suite. The soak waits.
+os.fsync = lambda descriptor: None
+
 # Tests that need Linux's signals, limits of file sizes, links or control groups: words of their names.
 _LINUX_ONLY = re.compile(
     r"kill|full_disk|disk_that_fills|limit_on_file_size|cannot_grow|gpu_sharing|out_of_core|two_files_of_one_night"

@@ -194,7 +194,7 @@ def test_a_step_of_training_lowers_the_loss(case: tuple[Backbone, DomainDataset]
     assert float(loss().detach()) < float(before.detach())
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_gives_the_same_features(case: tuple[Backbone, DomainDataset]) -> None:
     backbone, dataset = case
     with torch.no_grad():

@@ -192,14 +192,16 @@ class NothingFromTheHost(TorchDispatchMode):
 CAPTURED: dict[str, Callable[[], DomainDataset]] = {
     **TASKS, "mlp": measurements, "tabular": with_gaps, "sleep-cnn": spectrograms,
 }  # fmt: skip
-STATIC = [name for name in ALGORITHMS.names() if ALGORITHMS.get(name).static_step]
+STATIC = [
+    name
+    for name, kind in ((name, ALGORITHMS.get(name)) for name in ALGORITHMS.names())
+    if kind.static_step and kind.sampling != "whole"
+]
 
 
 @pytest.mark.parametrize("backbone", CAPTURED)
 @pytest.mark.parametrize("algorithm", STATIC)
 def test_a_step_that_may_be_replayed_asks_the_device_nothing(algorithm: str, backbone: str) -> None:
-    if ALGORITHMS.get(algorithm).sampling == "whole":
-        pytest.skip("not trained by steps")
     data = CAPTURED[backbone]()
     try:
         model = build_algorithm(algorithm, built(backbone, data), target_of(data.target), data.n_patients).train()
@@ -232,8 +234,6 @@ def test_leftover_codes_are_spread_evenly_over_the_leftover_items() -> None:
 @pytest.mark.parametrize("algorithm", STATIC)
 def test_replayed_steps_learn_what_steps_as_written_learn(algorithm: str, backbone: str) -> None:
     """With an evaluation after each epoch, which must leave alone what the captured steps work on."""
-    if ALGORITHMS.get(algorithm).sampling == "whole":
-        pytest.skip("not trained by steps")
     data = CAPTURED[backbone]()
     train, val = data.select(np.tile(np.arange(24), 8)), data.select(np.arange(24, ROWS))
     options = {"dropout": 0.0} if "dropout" in inspect.signature(BACKBONES.get(backbone)).parameters else {}
