@@ -24,7 +24,8 @@ from manydg.data.dataset import DomainDataset, from_arrays
 settings.register_profile("same-examples", derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same-examples"))
 
-# What it guards against, a power cut, no test can see, and waiting for the disk was a tenth of the suite. The soak waits.
+# No test can see what it guards against, a power cut, and waiting for the disk took a tenth of the time; the
+# soak waits.
 os.fsync = lambda descriptor: None
 
 # Tests that need Linux's signals, limits of file sizes, links or control groups: words of their names.

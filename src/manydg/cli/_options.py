@@ -128,8 +128,8 @@ class RunSettings:
     split: Annotated[
         str | None,
         typer.Option(
-            help="What is split: patient, or site (whole hospitals, as 'prepare --site' noted them; 'compare --repeats 1' "
-            "with as many --seeds as sites leaves out each once).",
+            help="What is split: patient, or site (whole hospitals, as 'prepare --site' noted them; 'compare --repeats' with "
+            "as many --seeds as sites leaves out each once).",
             show_default="patient",
         ),
     ] = None
@@ -168,7 +168,7 @@ class RunSettings:
     ] = None
     silence: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Raise no other alarm for so long after one, such as 6h.", show_default="the horizon"),
+        typer.Option(metavar="TIME", help="Least time between two alarms, such as 6h.", show_default="the horizon"),
     ] = None
     backbone: Annotated[
         str | None,

@@ -69,7 +69,7 @@ def clinical(
     ] = None,
     silence: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Raise no other alarm for so long after one, such as 6h.", show_default="the run's"),
+        typer.Option(metavar="TIME", help="Least time between two alarms, such as 6h.", show_default="the run's"),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:

@@ -217,9 +217,7 @@ def serve(
         typer.Option(help="File with the token that every request must carry.", show_default="none on this machine"),
     ] = None,
     patients: Annotated[int, typer.Option(min=1, help="Patients whose earlier samples are kept in memory.")] = 1000,
-    samples: Annotated[
-        int, typer.Option(min=1, help="Samples kept of each, where the model needs them.")
-    ] = 1000,
+    samples: Annotated[int, typer.Option(min=1, help="Samples kept of each, where the model needs them.")] = 1000,
     device: Device = "cpu",
     backbone: UsedBackbone = None,
     algorithm: UsedAlgorithm = None,
