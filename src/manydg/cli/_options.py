@@ -128,8 +128,8 @@ class RunSettings:
     split: Annotated[
         str | None,
         typer.Option(
-            help="What is split: patient, or site (whole hospitals, as 'prepare --site' noted them; 'compare --repeats' "
-            "with as many --seeds as sites leaves out each once).",
+            help="What is split: patient, or site (whole hospitals, as 'prepare --site' noted them; 'compare' with "
+            "--repeats and as many --seeds as sites leaves out each once).",
             show_default="patient",
         ),
     ] = None
