@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import manydg
+from manydg import jobs
 from manydg.algorithms import best
 from manydg.algorithms.best import Best, Candidate, Stack, candidates, second_is_behind, stack
 from manydg.data.dataset import DomainDataset, InputSchema
@@ -19,7 +21,7 @@ from manydg.evaluation.metrics import read_predictions
 from manydg.studies.summary import Selection, composition
 from manydg.targets import target_of
 from manydg.training import fit as fitting
-from manydg.training.inference import settled, with_context
+from manydg.training.inference import predict_logits, settled, with_context
 from manydg.training.record import MemberEntry, RunRecord
 
 TARGET = target_of(TargetSpec("classes", ("a", "b", "c")))
@@ -219,6 +221,12 @@ def test_a_table_says_what_best_is_made_of_on_average() -> None:
     }
     notes = composition(Selection("compare", "d", TARGET, {"base": {0: record}, "best": runs}, (0, 1), ()))
     assert notes == ["best weighs its candidates, on average over the splits: lightgbm 70%, ema 30%"]
+    alone = record.replace(members=(MemberEntry("lightgbm", 1.0, {}), MemberEntry("ema", 0.0, {})))
+    (note,) = composition(Selection("compare", "d", TARGET, {"best": runs | {2: alone}}, (0, 1, 2), ()))
+    assert (
+        note
+        == "best weighs its candidates, on average over the splits: lightgbm 80%, ema 20%; one of them alone on 1 of 3"
+    )
 
 
 def test_of_many_samples_each_tree_sees_a_share() -> None:
@@ -248,3 +256,22 @@ def test_a_loss_larger_by_more_than_a_standard_error_is_behind() -> None:
     assert not second_is_behind(TARGET, {"a": bad, "b": good}, truth, who, 0)
     assert not second_is_behind(TARGET, {"a": good, "b": good}, truth, who, 0)
     assert not second_is_behind(TARGET, {"a": good, "b": bad}, truth, torch.zeros(240), 0)
+
+
+def test_lightgbm_in_a_worker_has_a_share_of_the_cores_and_grows_the_same_trees(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MANYDG_SHARE_OF_CORES", "")
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    monkeypatch.setattr(os, "cpu_count", lambda: 10)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    jobs._start_worker(5)
+    assert jobs.threads_of_trees() == torch.get_num_threads()
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    data, config = patients(timed=False), CONFIG.replace(algorithm="lightgbm", settings={"rounds": 10})
+    outputs_by = {}
+    for workers, threads in ((10, 1), (5, 2)):
+        jobs._start_worker(workers)
+        assert jobs.threads_of_trees() == threads
+        outputs_by[threads] = predict_logits(fitting.fit(config, data, None, torch.device("cpu")).algorithm, data)
+    assert torch.equal(outputs_by[1], outputs_by[2])

@@ -40,7 +40,7 @@ _LEAST_GAIN = 1e-4
 _FEW = 30
 """Fewer validation patients than these choose equal weights or a single candidate in doubt, more the fitted ones."""
 _FOLDS = 5
-_MOST_ROWS = 20_000
+_MOST_ROWS = 5_000
 """Validation samples that weights are fitted on, evenly spread."""
 PLAIN = ("ema+context", "ema")
 """Labels of the networks that read each sample by itself, with and without context."""

@@ -107,7 +107,7 @@ def _show_result(record: RunRecord, out: Path) -> None:
     if record.members:
         shares = (f"{member.name} {member.share:.0%}" for member in sorted(record.members, key=lambda m: -m.share))
         console.print(f"weights: {', '.join(shares)}; context: {record.context.get('mode')}")
-        console.print(f"chosen: {record.members_rule}")
+        console.print(f"weights chosen: {record.members_rule}")
     patients, samples = record.patients.test, record.samples.test
     people = "unseen synthetic patients" if record.synthetic else "unseen patients"
     show_line(f"{patients} {people}, {samples} samples:  {_in_a_line(record.headline)}")
