@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -362,7 +363,7 @@ def table_context(
             yield xp.concatenate([xp.asarray(block, dtype=xp.float32) for block in blocks], 1)
 
 
-class _Context:
+class _Context(ABC):
     """Context of a few columns of measurements, part by part. What is known of other samples comes from a subclass.
 
     - ``known``, ``values`` ``(rows, n)``: Whether a value is there, and its difference from the patient's first known
@@ -378,33 +379,33 @@ class _Context:
     session_start: Tensor
     statistics: PatientStatistics
 
+    @abstractmethod
     def earlier_extreme(self, candidates: Tensor, combine: Combine, nothing: float) -> Tensor:
         """The lowest or highest value at strictly earlier rows of the patient."""
-        raise NotImplementedError
 
+    @abstractmethod
     def previous(self) -> tuple[Tensor, Tensor]:
         """The value at the row before in the session, and whether it was known there."""
-        raise NotImplementedError
 
+    @abstractmethod
     def earlier_change(self, when: Tensor) -> Tensor:
         """When a value changed last at strictly earlier rows of the session; minus infinity for never."""
-        raise NotImplementedError
 
+    @abstractmethod
     def measurement(self, which: str) -> tuple[Tensor, Tensor, Tensor]:
         """Whether there is a measurement in the session, its value and its time.
 
         The ``last`` one strictly before the row; with the row itself the most ``recent`` one, and the ``previous`` one
         before that.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def measurements(self) -> Tensor:
         """How many measurements there were at strictly earlier rows of the session."""
-        raise NotImplementedError
 
+    @abstractmethod
     def windows(self, side: str, scales: tuple[int, ...]) -> Iterator[tuple[Tensor, Tensor]]:
         """For each scale the number and the sum of the known values at so many rows strictly before or after."""
-        raise NotImplementedError
 
     def blocks(self, parts: tuple[str, ...], scales: tuple[int, ...]) -> Iterator[Tensor]:
         """Columns of context, ``(rows, n)`` each."""

@@ -253,17 +253,7 @@ def rates_at_threshold(run: Predictions, weights: npt.ArrayLike, silence: float 
     - ``run``: All rows, those after an onset too.
     - ``weights`` (W, P): Of ``run.names``.
     """
-    each, counted = np.asarray(weights, float), run.scored()
-    truth, chosen = np.asarray(counted.truth) != 0, counted.decisions() != 0
-    cells = np.stack([truth & chosen, ~truth & chosen, truth & ~chosen, ~truth & ~chosen], axis=1).astype(float)
-    patient = np.searchsorted(run.names, counted.patients)
-    hit, false, missed, right = (each @ group_sums(cells, patient, len(run.names))).T
-    values = {
-        "sensitivity": divide(hit, hit + missed),
-        "specificity": divide(right, right + false),
-        "precision": divide(hit, hit + false),
-        "negative_predictive_value": divide(right, right + missed),
-    }
+    each, values = np.asarray(weights, float), run.rates(weights)
     if run.timing is not None and run.threshold is not None:
         values |= {name: rate[:, 0] for name, rate in count_alarms(run, run.threshold, silence).rates(each).items()}
     return values

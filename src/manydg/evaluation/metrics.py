@@ -161,6 +161,24 @@ class Predictions:
         """Class codes or values ``(rows,)``, or label indicators ``(rows, K)``."""
         return decide(self.target, self.probabilities, self.threshold)
 
+    def rates(self, weights: npt.ArrayLike) -> dict[str, FloatArray]:
+        """Sensitivity, specificity and predictive values of the samples of a binary target, ``(W,)``.
+
+        - ``weights`` (W, P): Of ``names``.
+        """
+        counted = self.scored()
+        truth, chosen = np.asarray(counted.truth) != 0, counted.decisions() != 0
+        cells = np.stack([truth & chosen, ~truth & chosen, truth & ~chosen, ~truth & ~chosen], axis=1).astype(float)
+        patient = np.searchsorted(self.names, counted.patients)
+        each = np.asarray(weights, float)
+        hit, false, missed, right = (each @ group_sums(cells, patient, len(self.names))).T
+        return {
+            "sensitivity": divide(hit, hit + missed),
+            "specificity": divide(right, right + false),
+            "precision": divide(hit, hit + false),
+            "negative_predictive_value": divide(right, right + missed),
+        }
+
 
 def write_predictions(path: Path, held_out: Mapping[str, Predictions]) -> None:
     """Write the predictions on validation (``val``) and ``test`` patients, who are named by pseudonyms."""

@@ -577,7 +577,8 @@ def _operating(test: Predictions, silence: float | None) -> dict[str, float | in
     """Rates of a binary target at the threshold, alarms included."""
     if test.target.kind != "binary":
         return {}
-    rates = rates_at_threshold(test, np.ones((1, len(test.names))), silence)
+    each = np.ones((1, len(test.names)))
+    rates = test.rates(each) if test.timing is None else rates_at_threshold(test, each, silence)
     return _plain({name: float(values[0]) for name, values in rates.items()})
 
 

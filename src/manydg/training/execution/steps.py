@@ -7,6 +7,7 @@ import logging
 import math
 import traceback
 import warnings
+from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -355,11 +356,12 @@ class ResidentSource:
         return self.batch(buffers, pairs)
 
 
-class _WholeBatches:
+class _WholeBatches(ABC):
     """Buffers of sources that make batches ahead of their steps: a captured step reads a copy of its batch."""
 
+    @abstractmethod
     def batch(self, item: Item, pairs: int) -> Batch:
-        raise NotImplementedError
+        """The batch of an item of a plan."""
 
     def allocate(self, item: Item) -> Batch:
         batch = self.batch(item, 0)
