@@ -96,7 +96,7 @@ def test_the_command_starts_a_cluster_of_its_own_and_leaves_none(commands: Any, 
     assert code == 0, err
     code, out, err = commands.run(*prepare, tmp_path / "there", "--engine", "ray", "--workers", 2)
     assert code == 0, err
-    assert "synthetic patients" in out
+    assert "38 samples of 30 synthetic patients" in out
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
     code, _, err = commands.run(*prepare, tmp_path / "new", "--address", "auto")
     assert (code, err) == (2, "manydg: --address is for a cluster: add --engine ray\n")
