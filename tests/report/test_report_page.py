@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from manydg.errors import DataError, ManyDGError, ManyDGWarning, StorageError
-from manydg.report import plot_style, write_report
+from manydg.report import charts, write_report
 
 VOID = {"meta", "link", "br", "hr", "img", "input", "path", "use", "rect", "circle", "line", "image", "stop"}
 SECTIONS = {
@@ -368,7 +368,7 @@ def test_text_and_marks_stand_out_enough_for_weak_eyes(text: str) -> None:
     for ground in ("#ffffff", named["wash"]):
         for name in ("ink", "quiet", "accent"):
             assert contrast(named[name], ground) >= 4.5
-    for colour in (*plot_style.COLOURS, plot_style.INK, plot_style.QUIET, plot_style.ACCENT):
+    for colour in (*charts.COLOURS, charts.INK, charts.QUIET, charts.ACCENT):
         assert contrast(colour, "#ffffff") >= 4.5
 
 

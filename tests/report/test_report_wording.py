@@ -20,8 +20,8 @@ from manydg.report.run_statistics import (
     seconds_per_epoch,
     spread,
 )
+from manydg.report.sections import similarity_in_words
 from manydg.report.sections.comparison import difference_in_words, reading
-from manydg.report.study_figures import similarity_in_words
 from manydg.report.words import low_values, plural
 from manydg.studies.figure_data import SimilarityRow
 from manydg.training.record import EpochEntry, RunRecord

@@ -25,8 +25,8 @@ from manydg.sources._edf import (
     SignalFormat,
     SignalReader,
     read_annotations,
-    read_epochs,
     read_header,
+    read_windows,
     write_annotations,
 )
 from manydg.sources.sleep_edf import CHANNELS, SETTINGS
@@ -203,7 +203,7 @@ def test_millivolts_become_microvolts(tmp_path: Path) -> None:
     for unit in ("uV", "mV"):
         raw = make_night(tmp_path / unit, unit=unit)
         header = read_header(raw / PSG)
-        signals.append(read_epochs(header, header.channels[:2], np.arange(4), 3000))
+        signals.append(read_windows(header, header.channels[:2], np.arange(4) * 3000, 3000))
     np.testing.assert_allclose(signals[1], 1000 * signals[0], rtol=1e-5, atol=1e-2)
 
 
@@ -212,7 +212,7 @@ def test_a_range_that_is_not_around_zero_is_calibrated_with_its_offset(tmp_path:
     signal = edfio.EdfSignal(values, 100, label="EEG Fpz-Cz", physical_dimension="uV", physical_range=(100, 500))
     edfio.Edf([signal], data_record_duration=30).write(tmp_path / PSG)
     header = read_header(tmp_path / PSG)
-    read = read_epochs(header, header.channels[:1], np.arange(2), 3000)
+    read = read_windows(header, header.channels[:1], np.arange(2) * 3000, 3000)
     np.testing.assert_allclose(read.ravel(), values, atol=0.01)
 
 
@@ -264,12 +264,12 @@ def test_real_channels_equal_what_edfio_reads(shared_data: Path) -> None:
         header, edf = read_header(file), edfio.read_edf(file)
         assert header.labels == list(edf.labels)
         assert header.seconds == edf.duration
-        chosen = [header.find(label) for label in ("EEG Fp1", "Pz", "eeg o2")]
+        chosen = SignalReader(header, SignalFormat(("EEG Fp1", "Pz", "eeg o2"), 500.0, 10.0)).channels
         epochs = int(header.seconds // 10)
-        ours = read_epochs(header, chosen, np.arange(epochs), 5000)
+        ours = read_windows(header, chosen, np.arange(epochs) * 5000, 5000)
         theirs = np.stack([edf.get_signal(label).data[: epochs * 5000] for label in ("EEG Fp1", "EEG Pz", "EEG O2")])
         np.testing.assert_allclose(ours, theirs.reshape(3, epochs, 5000).transpose(1, 0, 2), atol=1e-2)
-        some = read_epochs(header, chosen, np.array([1, 4]), 5000)
+        some = read_windows(header, chosen, np.array([1, 4]) * 5000, 5000)
         np.testing.assert_array_equal(some, ours[[1, 4]])
 
 
@@ -277,13 +277,13 @@ def test_real_channels_equal_what_edfio_reads(shared_data: Path) -> None:
 def test_epochs_need_not_fit_the_data_records(tmp_path: Path, epoch: int) -> None:
     raw = make_night(tmp_path / "raw")
     header = read_header(raw / PSG)
-    whole = read_epochs(header, header.channels[:2], np.arange(4), 3000).transpose(1, 0, 2).reshape(2, -1)
+    whole = read_windows(header, header.channels[:2], np.arange(4) * 3000, 3000).transpose(1, 0, 2).reshape(2, -1)
     last = whole.shape[1] // epoch
     for chosen in (np.arange(last), np.arange(1, last), np.array([0, last - 1]), np.array([last - 1])):
         expected = np.stack([whole[:, k * epoch : (k + 1) * epoch] for k in chosen])
-        np.testing.assert_array_equal(read_epochs(header, header.channels[:2], chosen, epoch), expected)
+        np.testing.assert_array_equal(read_windows(header, header.channels[:2], chosen * epoch, epoch), expected)
     with pytest.raises(DataError, match="fewer than"):
-        read_epochs(header, header.channels[:2], np.array([last]), epoch)
+        read_windows(header, header.channels[:2], np.array([last]) * epoch, epoch)
 
 
 def test_a_damaged_night_after_good_ones_leaves_no_work_folder(tmp_path: Path) -> None:

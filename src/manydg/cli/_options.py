@@ -25,8 +25,13 @@ from rich.console import Console
 from manydg.errors import QUIET, ConfigError, printable
 
 if TYPE_CHECKING:
+    from rich.console import Group
+
     from manydg.files import Json
     from manydg.studies.settings import Options
+    from manydg.studies.study import Board, PlannedRun, Study
+    from manydg.studies.tuning import Search, Trial
+    from manydg.training.record import EpochEntry, RunRecord
 
 NO_PRESET = "none"
 
@@ -77,24 +82,15 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show which runs it
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of text.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Workers = Annotated[int, typer.Option(min=1, help="Runs side by side on this machine.")]
-UsedBackbone = Annotated[
-    str | None,
-    typer.Option(
-        "--backbone",
-        metavar="PACKAGE.MODULE:CLASS",
-        help="The backbone of your own that the run was trained with; its code is run only if it is named here.",
-        show_default=False,
-    ),
-]
-UsedAlgorithm = Annotated[
-    str | None,
-    typer.Option(
-        "--algorithm",
-        metavar="PACKAGE.MODULE:CLASS",
-        help="The algorithm of your own that the run was trained with; its code is run only if it is named here.",
-        show_default=False,
-    ),
-]
+
+
+def _of_your_own(kind: str) -> Any:
+    help = f"The {kind} of your own that the run was trained with; its code is run only if it is named here."
+    return typer.Option(f"--{kind}", metavar="PACKAGE.MODULE:CLASS", help=help, show_default=False)
+
+
+UsedBackbone = Annotated[str | None, _of_your_own("backbone")]
+UsedAlgorithm = Annotated[str | None, _of_your_own("algorithm")]
 Address = Annotated[
     str | None,
     typer.Option(
@@ -191,7 +187,6 @@ class RunSettings:
         """The options of runs on a dataset; where one algorithm runs alone, its settings may be named without it."""
         from manydg.algorithms import ALGORITHMS
         from manydg.backbones import BACKBONES
-        from manydg.cli._options import console
         from manydg.data.storage import read_description
         from manydg.studies.settings import changed
 
@@ -199,7 +194,8 @@ class RunSettings:
         BACKBONES.trust(self.backbone or "")
         base = _base(self.config, read_description(dataset).info.source)
         if base.origin:
-            console.print(f"settings: {base.origin}{_how_to_see(base.origin)}")
+            own = f" ('manydg show {base.origin.rpartition(' ')[2]}'; '--config none' for the program's own)"
+            console.print(f"settings: {base.origin}{own if base.origin.startswith('the paper') else ''}")
         training: dict[str, Json] = {
             name: getattr(self, name)
             for name in ("epochs", "batch_size", "lr", "weight_decay", "split", "context", "sequence", "at", "silence")
@@ -209,7 +205,8 @@ class RunSettings:
             training["stratify"] = True
         if self.sequence_option:
             training["sequence_options"] = {**base.common.sequence_options, **parse_settings(self.sequence_option)}
-        sets = {_full_name(name, algorithm): value for name, value in parse_settings(self.set_).items()}
+        named = parse_settings(self.set_).items()
+        sets = {f"{algorithm}.{name}" if algorithm and "." not in name else name: value for name, value in named}
         sets |= {f"backbone.{name}": value for name, value in parse_settings(self.backbone_option).items()}
         return changed(base, training=training, backbone=self.backbone, sets=sets)
 
@@ -222,15 +219,6 @@ def _base(config: str | None, source: str | None) -> Options:
     if config is not None:
         return read_settings(config)
     return read_preset(str(source)) if source in preset_names() else Options()
-
-
-def _how_to_see(origin: str) -> str:
-    name = origin.rpartition(" ")[2]
-    return f" ('manydg show {name}'; '--config none' for the program's own)" if origin.startswith("the paper") else ""
-
-
-def _full_name(name: str, algorithm: str | None) -> str:
-    return name if "." in name or algorithm is None else f"{algorithm}.{name}"
 
 
 @dataclass(frozen=True)
@@ -270,7 +258,10 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         kind = hints[parameter.name]
         if isinstance(kind, type) and dataclasses.is_dataclass(kind):
             groups[parameter.name] = kind
-            parameters += _fields(kind)
+            shown = get_type_hints(kind, include_extras=True)
+            for entry in dataclasses.fields(kind):
+                default = entry.default if entry.default_factory is dataclasses.MISSING else entry.default_factory()
+                parameters.append(keyword(entry.name, shown[entry.name], default))
         else:
             parameters.append(parameter.replace(annotation=kind, kind=inspect.Parameter.KEYWORD_ONLY))
 
@@ -285,17 +276,9 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _fields(kind: type[Any]) -> list[inspect.Parameter]:
-    hints = get_type_hints(kind, include_extras=True)
-    return [
-        inspect.Parameter(
-            entry.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=entry.default if entry.default_factory is dataclasses.MISSING else entry.default_factory(),
-            annotation=hints[entry.name],
-        )
-        for entry in dataclasses.fields(kind)
-    ]
+def keyword(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+    """A parameter of a command."""
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def parse_settings(pairs: list[str]) -> dict[str, Json]:
@@ -352,15 +335,6 @@ def _without_folders(word: str) -> str:
 
 
 # What the command shows while it works
-
-
-if TYPE_CHECKING:
-    from rich.console import Group
-
-    from manydg.files import Json
-    from manydg.studies.study import Board, PlannedRun, Study
-    from manydg.studies.tuning import Search, Trial
-    from manydg.training.record import EpochEntry, RunRecord
 
 
 class PlainConsole(Console):
@@ -535,10 +509,8 @@ def described(run: PlannedRun) -> str:
 
 def outcome(record: RunRecord) -> str:
     """How a run ended."""
-    if record.ok:
-        return figures(record.headline)
-    lines = (record.error or "no reason given").strip().splitlines()
-    return f"failed: {lines[-1]}"
+    error = (record.error or "no reason given").strip()
+    return figures(record.headline) if record.ok else f"failed: {error.splitlines()[-1]}"
 
 
 def figures(values: Mapping[str, float | None]) -> str:

@@ -21,7 +21,17 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from manydg.cli._options import Address, AsJson, FilesEngine, UsedAlgorithm, UsedBackbone, console, show_json, show_line
+from manydg.cli._options import (
+    Address,
+    AsJson,
+    FilesEngine,
+    UsedAlgorithm,
+    UsedBackbone,
+    console,
+    keyword,
+    show_json,
+    show_line,
+)
 from manydg.errors import ManyDGWarning, printable
 from manydg.sources import SOURCES, TWINS, AnySource, Options, find_source, find_twin, option_help, option_types
 
@@ -75,18 +85,20 @@ class _PrepareGroup(_RegistryGroup):
 
         def run(raw: Path, out: Path, overwrite: bool, as_json: bool, workers: int = 1, engine: str = "local",
                 address: str | None = None, context: typer.Context | None = None, **values: Any) -> None:  # fmt: skip
+            from manydg.files import claimed
+            from manydg.jobs import engine_named, using
+
             options = _options(source.options_class, values, context.args if context else [])
-            _prepare(source, raw, out, options, workers, engine, address, overwrite)
+            with claimed(out), using(engine_named(engine, address)), _plain_warnings():
+                source.prepare(raw, out, options, workers=workers, overwrite=overwrite)
             _show_prepared(source, out, as_json=as_json)
 
-        parameters = [*_raw_and_out(source), *_parameters(source.options_class, _greedy(source.options_class))]
+        greedy = any(option_help(entry).greedy for entry in fields(source.options_class))
+        parameters = [*_raw_and_out(source), *_parameters(source.options_class, greedy)]
         if source.parallel:
-            parameters += [
-                _parameter("workers", Workers, 1),
-                _parameter("engine", FilesEngine, "local"),
-                _parameter("address", Address, None),
-            ]
-        parameters += [_parameter("overwrite", Overwrite, False), _parameter("as_json", AsJson, False)]
+            parameters += [keyword("workers", Workers, 1), keyword("engine", FilesEngine, "local")]
+            parameters.append(keyword("address", Address, None))
+        parameters += [keyword("overwrite", Overwrite, False), keyword("as_json", AsJson, False)]
         return _command(name, SOURCES.summary(name), run, parameters)
 
 
@@ -109,8 +121,8 @@ class _SynthesizeGroup(_RegistryGroup):
                 show_line(told)
 
         folder = Annotated[Path, typer.Option(help="New folder for the raw files.", show_default=False)]
-        parameters = [_parameter("out", folder), *_parameters(twin.options_class)]
-        parameters.append(_parameter("as_json", AsJson, False))
+        parameters = [keyword("out", folder), *_parameters(twin.options_class)]
+        parameters.append(keyword("as_json", AsJson, False))
         return _command(name, TWINS.summary(name), run, parameters)
 
 
@@ -124,12 +136,12 @@ class _PredictCommand(TyperCommand):
         new = typer.Argument(help="New raw files, as those the model was trained on.", show_default=False)
         folder = typer.Option(help="Where the predictions go; a folder that does not exist yet.")
         own = [
-            _parameter("run", Annotated[Path, finished]),
-            _parameter("raw", Annotated[Path, new]),
-            _parameter("out", Annotated[Path, folder]),
-            _parameter("backbone", UsedBackbone, None),
-            _parameter("algorithm", UsedAlgorithm, None),
-            _parameter("as_json", AsJson, False),
+            keyword("run", Annotated[Path, finished]),
+            keyword("raw", Annotated[Path, new]),
+            keyword("out", Annotated[Path, folder]),
+            keyword("backbone", UsedBackbone, None),
+            keyword("algorithm", UsedAlgorithm, None),
+            keyword("as_json", AsJson, False),
             *self.further(),
         ]
         return _command(self.name or "", self.summary, self.action, [*own, *_all_prediction_parameters()])
@@ -175,7 +187,7 @@ class _PersonaliseCommand(_PredictCommand):
             help="How labels are used: effects, prototypes, intercept, fine-tune, markov (reads samples in order of "
             "time) or auto (the best of them on validation patients)."
         )
-        return [_parameter("labels", Annotated[Path, file]), _parameter("learner", Annotated[str, learner], "effects")]
+        return [keyword("labels", Annotated[Path, file]), keyword("learner", Annotated[str, learner], "effects")]
 
 
 def _all_prediction_parameters() -> list[inspect.Parameter]:
@@ -194,14 +206,13 @@ def _predict(
 
     with claimed(out):
         written = predict(run, raw, out, **options)
+    about = json.loads((out / ABOUT).read_text(encoding="utf-8"))
     if as_json:
-        about = json.loads((out / ABOUT).read_text(encoding="utf-8"))
         show_json({"files": [str(path) for path in written], "about": about})
         return
     for path in written:
         console.print(f"wrote {path}", soft_wrap=True)
-    decision = json.loads((out / ABOUT).read_text(encoding="utf-8"))["decision"]["in words"]
-    console.print(f"{decision}; {out / ABOUT} says more", soft_wrap=True)
+    console.print(f"{about['decision']['in words']}; {out / ABOUT} says more", soft_wrap=True)
 
 
 # From an options dataclass to parameters of a command, and from what was typed to options
@@ -220,10 +231,6 @@ def _command(name: str, summary: str, run: Callable[..., None], parameters: Iter
     return typer.main.get_command(app)
 
 
-def _parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
 def _raw_and_out(source: AnySource) -> list[inspect.Parameter]:
     raw = source.raw
     if raw.flag is None:
@@ -231,17 +238,13 @@ def _raw_and_out(source: AnySource) -> list[inspect.Parameter]:
     else:
         kind = typer.Option(raw.flag, help=raw.help, show_default=False)
     folder = Annotated[Path, typer.Option(help="Dataset folder to write.", show_default=False)]
-    return [_parameter("raw", Annotated[Path, kind]), _parameter("out", folder)]
+    return [keyword("raw", Annotated[Path, kind]), keyword("out", folder)]
 
 
 def _parameters(options: type[Options], greedy: bool = False) -> list[inspect.Parameter]:
     kinds = option_types(options)
-    context = [_parameter("context", typer.Context)] if greedy else []
+    context = [keyword("context", typer.Context)] if greedy else []
     return [*context, *(_option(entry, kinds[entry.name]) for entry in fields(options))]
-
-
-def _greedy(options: type[Options]) -> bool:
-    return any(option_help(entry).greedy for entry in fields(options))
 
 
 def _option(entry: Field[Any], kind: type) -> inspect.Parameter:
@@ -261,7 +264,7 @@ def _option(entry: Field[Any], kind: type) -> inspect.Parameter:
         min=0 if shown.zero else shown.low if kind in (int, float) else None,
         show_default=shown.shown_default or (not required and kind is not bool),
     )
-    return _parameter(entry.name, Annotated[as_typed, info], default)
+    return keyword(entry.name, Annotated[as_typed, info], default)
 
 
 def _options(options: type[Options], values: Mapping[str, object], more: Iterable[str] = ()) -> Any:
@@ -282,23 +285,6 @@ def _options(options: type[Options], values: Mapping[str, object], more: Iterabl
 
 
 # What is printed about a new dataset
-
-
-def _prepare(
-    source: AnySource,
-    raw: Path,
-    out: Path,
-    options: Options,
-    workers: int,
-    engine: str,
-    address: str | None,
-    overwrite: bool,
-) -> None:
-    from manydg.files import claimed
-    from manydg.jobs import engine_named, using
-
-    with claimed(out), using(engine_named(engine, address)), _plain_warnings():
-        source.prepare(raw, out, options, workers=workers, overwrite=overwrite)
 
 
 def _show_prepared(source: AnySource, out: Path, *, as_json: bool) -> None:

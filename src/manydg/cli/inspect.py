@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from manydg.data.dataset import ColumnSchema, DomainDataset
     from manydg.data.info import CohortStep
-    from manydg.evaluation.clinical import ClinicalResult, GroupResult
+    from manydg.evaluation.clinical import ClinicalResult
     from manydg.evaluation.statistics import Interval
     from manydg.files import Json
 
@@ -103,7 +103,11 @@ def _show_clinical(screen: Console, results: Mapping[str, ClinicalResult]) -> No
         for column, groups in result.subgroups.items():
             metric = next(iter(groups[0].values))
             head = ["group", "patients", metric, "p", "probability - truth"]
-            rows = [[group.group, str(group.patients), *_group(group, metric)] for group in groups]
+            rows = []
+            for group in groups:
+                p = group.p.get(metric)
+                cells = [_bounds(group.values[metric]), "" if p is None else f"{p:.3f}"]
+                rows.append([group.group, str(group.patients), *cells, _bounds(group.values["calibration"])])
             _table(screen, f"{column}: {name} (p: against the largest group, Holm)", head, rows)
 
 
@@ -111,11 +115,6 @@ def _models(screen: Console, title: str, rows: Sequence[str], cells: Mapping[str
     """A table with a column for each model; none where there is nothing to show."""
     if rows:
         _table(screen, title, ["", *cells], [list(row) for row in zip(rows, *cells.values(), strict=True)])
-
-
-def _group(group: GroupResult, metric: str) -> list[str]:
-    p = group.p.get(metric)
-    return [_bounds(group.values[metric]), "" if p is None else f"{p:.3f}", _bounds(group.values["calibration"])]
 
 
 def _bounds(value: Interval) -> str:
@@ -377,7 +376,9 @@ def _show(console: Console, summary: DatasetSummary) -> None:
         sizes = ", ".join(f"{name} {size:,}" for name, size in summary.vocabularies.items())
         console.print(f"  codes: {sizes}")
     _show_labels(console, summary, data)
-    _show_patients(console, summary.samples_per_patient, data)
+    head = ["least", "quarter", "median", "three quarters", "most", "mean", "patients with one"]
+    row = [f"{round(value, 1):,.10g}" for value in asdict(summary.samples_per_patient).values()]
+    _table(console, f"Samples per patient{data}", head, [row])
     _show_flow(console, summary.cohort_flow, data)
     _show_expected(console, summary.expected)
 
@@ -421,46 +422,27 @@ def _show_labels(console: Console, summary: DatasetSummary, data: str) -> None:
         console.print(f"labels per sample: {each.mean:.2f} on average, {each.most} at most{in_print}")
 
 
-def _show_patients(console: Console, sizes: PatientSizes, data: str) -> None:
-    head = ["least", "quarter", "median", "three quarters", "most", "mean", "patients with one"]
-    row = [f"{round(value, 1):,.10g}" for value in asdict(sizes).values()]
-    _table(console, f"Samples per patient{data}", head, [row])
-
-
 def _show_flow(console: Console, flow: Sequence[CohortStep], data: str) -> None:
     if not flow:
         return
     main = [name for name in ("patients", "recordings", "samples") if any(name in step.counts for step in flow)]
     rows = []
     for step in flow:
-        counts = step.counts
-        rows.append(
-            [step.step, *(f"{counts[name]:,}" if name in counts else "" for name in main), _details(step, main)]
-        )
+        # What left out nothing is passed over.
+        rest = {name: n for name, n in step.counts.items() if name not in main and (n or "left_out" not in name)}
+        details = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in rest.items())
+        counts = [f"{step.counts[name]:,}" if name in step.counts else "" for name in main]
+        rows.append([step.step, *counts, details])
     _table(console, f"Cohort flow{data}", ["step", *main, "other counts"], rows)
-
-
-def _details(step: CohortStep, main: list[str]) -> str:
-    """The counts that have no column of their own; what left out nothing is passed over."""
-    rest = {name: count for name, count in step.counts.items() if name not in main}
-    return ", ".join(
-        f"{name.replace('_', ' ')} {count:,}" for name, count in rest.items() if count or "left_out" not in name
-    )
 
 
 def _show_expected(console: Console, expected: AgainstPaper) -> None:
     if not expected.counts:
         return
-    rows = [
-        [
-            row.count,
-            f"{row.found:,}",
-            ("over " if row.at_least else "") + f"{row.expected:,}",
-            f"{row.difference:+,}",
-            row.explanation,
-        ]
-        for row in expected.counts
-    ]
+    rows = []
+    for row in expected.counts:
+        stated = ("over " if row.at_least else "") + f"{row.expected:,}"
+        rows.append([row.count, f"{row.found:,}", stated, f"{row.difference:+,}", row.explanation])
     head = ["count", "found", "paper", "difference", "explanation"]
     _table(console, f"Against the paper ({expected.edition})", head, rows)
     for name, note in expected.notes.items():

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from manydg.files import Json
     from manydg.studies.paper import DataFolder, Scale
     from manydg.studies.settings import Options
-    from manydg.studies.study import Request
     from manydg.studies.summary import Summary
     from manydg.studies.tuning import Tuning
     from manydg.synthetic import DemoPatients
@@ -171,22 +170,15 @@ def _show_searches(dataset: Path, names: Sequence[str], trials: int, seeds: int,
 def _show_chosen(tuning: Tuning, names: Sequence[str]) -> None:
     """Print what every search chose, by how much it is better than the defaults, and what it cost."""
 
-    for search in tuning.searches:
-        if search.algorithm not in names:
-            continue
+    for search in (each for each in tuning.searches if each.algorithm in names):
         if (best := search.chosen) is None:
             show_line(f"{search.name}: no trial was complete; see the errors above")
             continue
         gain = f"{search.base.selection} {best.score:.4f}, trial {best.number}"
         if best.number and (defaults := search.trials[0].score) is not None:
             gain += f" (defaults {defaults:.4f})"
-        show_line(
-            f"{search.name}: {gain}: "
-            + " ".join(
-                f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
-                for name, value in best.values.items()
-            )
-        )
+        shown = {name: f"{v:.4g}" if isinstance(v, float) else str(v) for name, v in best.values.items()}
+        show_line(f"{search.name}: {gain}: " + " ".join(f"{name}={value}" for name, value in shown.items()))
     show_line(tuning.budget(names))
 
 
@@ -223,26 +215,16 @@ def experiment(
 
 
 def _conduct(
-    name: str,
-    dataset: Path,
-    out: Path,
-    algorithms: Sequence[str] | None,
-    seeds: int,
-    repeats: int | None,
-    settings: RunSettings,
-    engine: EngineOptions,
-    device: str,
-    dry_run: bool,
-    as_json: bool,
-    tuned: Path | None = None,
-    label_delay: float = 0.0,
-    reference: str | None = None,
-) -> None:
+    name: str, dataset: Path, out: Path, algorithms: Sequence[str] | None, seeds: int, repeats: int | None,
+    settings: RunSettings, engine: EngineOptions, device: str, dry_run: bool, as_json: bool,
+    tuned: Path | None = None, label_delay: float = 0.0, reference: str | None = None,
+) -> None:  # fmt: skip
     """Run an experiment and show the summary; without algorithms, with the paper's that make sense for the data."""
     from manydg.algorithms import ALGORITHMS, paper_methods
     from manydg.files import claimed
-    from manydg.studies.conduct import conduct, fitting, make_request, plan_experiment
+    from manydg.studies.conduct import conduct, fitting, make_request, plan_experiment, scaled_down
     from manydg.studies.settings import changed
+    from manydg.studies.study import Study
     from manydg.studies.tuning import with_tuned
 
     for algorithm in algorithms or ():
@@ -257,11 +239,12 @@ def _conduct(
         kept = tuple(algorithm for algorithm in request.algorithms if algorithm in used)
         request = fitting(replace(request, algorithms=kept), console.print)
     if tuned is not None:
-        request = replace(
-            request, options=with_tuned(options, tuned, request.dataset, request.algorithms, range(seeds))
-        )
+        found = with_tuned(options, tuned, request.dataset, request.algorithms, range(seeds))
+        request = replace(request, options=found)
     if dry_run:
-        _show_experiment_plan(name, request, dataset, out, engine.workers, device)
+        if note := scaled_down(name, request):
+            show_line(f"{name}: {note}")
+        show_plan(Study(out, dataset, plan_experiment(name, request), dataset.resolve().name, device), engine.workers)
         return
     with claimed(out), engine.in_use() as workers:
         conducted = conduct(
@@ -306,16 +289,6 @@ def _summary_json(summary: Summary) -> Json:
 
 def _number(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
-
-
-def _show_experiment_plan(name: str, request: Request, dataset: Path, out: Path, workers: int, device: str) -> None:
-    """List the runs of an experiment."""
-    from manydg.studies.conduct import plan_experiment, scaled_down
-    from manydg.studies.study import Study
-
-    if note := scaled_down(name, request):
-        show_line(f"{name}: {note}")
-    show_plan(Study(out, dataset, plan_experiment(name, request), dataset.resolve().name, device), workers)
 
 
 def show_summaries(out: Path, summaries: Sequence[Summary], files: Sequence[Path]) -> None:

@@ -55,12 +55,8 @@ class Ragged:
         lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
         items = [item for row in rows for item in row]
         nested = any(isinstance(item, list | tuple) for item in items)
-        values: Column
-        if nested:
-            values = Ragged.from_rows(cast("list[list[object]]", items), dtype)
-        else:
-            values = torch.tensor(items, dtype=dtype)
-        return Ragged(values, offsets_from_lengths(lengths))
+        inner = Ragged.from_rows(cast("list[list[object]]", items), dtype) if nested else None
+        return Ragged(torch.tensor(items, dtype=dtype) if inner is None else inner, offsets_from_lengths(lengths))
 
     def __len__(self) -> int:
         return self.offsets.shape[0] - 1
@@ -272,11 +268,10 @@ def encode_column(name: str, column: ArrayLike | Ragged, *, missing: bool) -> Co
     _refuse_type(name, column)
     if np.ndim(column) == 0:
         raise DataError(f"input '{name}' is a single number; it needs one row per sample")
-    array = (
-        column
-        if isinstance(column, Tensor)
-        else torch.from_numpy(np.require(as_stored(name, np.asarray(column)), requirements=["C", "W"]))
-    )
+    if isinstance(column, Tensor):
+        array = column
+    else:
+        array = torch.from_numpy(np.require(as_stored(name, np.asarray(column)), requirements=["C", "W"]))
     if not array.is_floating_point():
         return array.to(torch.int64)
     array = array.to(torch.float32)
@@ -453,7 +448,8 @@ def _encode_labels(
         return _codes_given_names(values, tuple(names), kind or ("binary" if len(names) == 2 else "classes"))
     if len(labels) < 2:
         raise DataError(f"all {len(values)} targets are the same class ('{labels[0]}'): there is nothing to learn")
-    reads_as_flag = labels.tolist() == [0, 1] if labels.dtype.kind in "iu" else _is_no_and_yes(labels)
+    plain = tuple(sorted(str(label).strip().lower() for label in labels))
+    reads_as_flag = labels.tolist() == [0, 1] if labels.dtype.kind in "iu" else plain in _NO_AND_YES
     if reads_as_flag and labels.dtype.kind not in "iu" and labels[0].lower() > labels[1].lower():
         labels, codes = labels[::-1], 1 - codes
     chosen = kind or ("binary" if reads_as_flag else "classes")
@@ -462,26 +458,17 @@ def _encode_labels(
     return torch.from_numpy(codes), TargetSpec(chosen, tuple(str(label) for label in labels))
 
 
-def _is_no_and_yes(labels: npt.NDArray[Any]) -> bool:
-    """Whether two names say no and yes, in either order."""
-    return tuple(sorted(str(label).strip().lower() for label in labels)) in _NO_AND_YES
-
-
 def _codes_given_names(values: npt.NDArray[Any], names: tuple[str, ...], kind: str) -> tuple[Tensor, TargetSpec]:
     if values.dtype.kind in "iu":
-        out_of_range = np.nonzero((values < 0) | (values >= len(names)))[0]
-        if len(out_of_range):
-            row = int(out_of_range[0])
-            raise DataError(
-                f"target {values[row]} in row {row} is outside 0 to {len(names) - 1} ({len(names)} classes)"
-            )
+        outside = np.flatnonzero((values < 0) | (values >= len(names)))
+        if len(outside):
+            which = f"target {values[outside[0]]} in row {outside[0]}"
+            raise DataError(f"{which} is outside 0 to {len(names) - 1} ({len(names)} classes)")
         return torch.from_numpy(values.astype(np.int64)), TargetSpec(kind, names)
-    code_of = {name: code for code, name in enumerate(names)}
-    unknown = sorted(set(values.astype(str).tolist()) - set(names))
-    if unknown:
+    code_of, texts = {name: code for code, name in enumerate(names)}, values.astype(str).tolist()
+    if unknown := sorted(set(texts) - set(names)):
         raise DataError(f"targets {unknown[:5]} are not among the class names {list(names)}")
-    codes = np.fromiter((code_of[cast("str", value)] for value in values.astype(str)), np.int64, len(values))
-    return torch.from_numpy(codes), TargetSpec(kind, names)
+    return torch.tensor([code_of[text] for text in texts], dtype=torch.int64), TargetSpec(kind, names)
 
 
 # Frames of mixed columns: numbers, dates, times, durations and categories as numbers and codes
@@ -583,19 +570,15 @@ class FrameEncoding:
     def numbers(self, frame: pl.DataFrame) -> npt.NDArray[np.float32]:
         """``(rows, features)``, NaN where a cell is empty."""
         values = np.empty((frame.height, len(self.features)), dtype=np.float32)
-        plain = [
-            number
+        plain = {
+            number: pl.col(feature.column).cast(pl.Float64).cast(pl.Float32).fill_null(np.nan).alias(str(number))
             for number, feature in enumerate(self.features)
             if feature.kind == "number" and frame.schema[feature.column].is_numeric()
-        ]
+        }
         # Plain numbers at once, in polars' own threads, and in pieces that the processor's cache holds.
-        numbers = [
-            pl.col(self.features[number].column).cast(pl.Float64).cast(pl.Float32).fill_null(np.nan).alias(str(number))
-            for number in plain
-        ]
         for start in range(0, frame.height if plain else 0, _PIECE):
-            rows = slice(start, start + _PIECE)
-            values[rows, plain] = frame.slice(start, _PIECE).select(numbers).to_numpy(order="c")
+            piece = frame.slice(start, _PIECE).select(plain.values())
+            values[start : start + _PIECE, list(plain)] = piece.to_numpy(order="c")
         for number, feature in enumerate(self.features):
             if number not in plain:
                 with np.errstate(over="ignore"):
@@ -652,7 +635,11 @@ def plan_encoding(
             continue
         if column.dtype.is_nested() or column.dtype in (pl.Binary, pl.Object):
             raise DataError(f"feature '{name}' has type {column.dtype}; features are numbers, dates or categories")
-        shared, share = _shared_levels(column, patients)
+        known = pl.DataFrame({"level": _category_texts(column), "who": patients}).drop_nulls("level")
+        # What one patient alone has says who it is and nothing of others: it is not kept.
+        people = known.group_by("level").agg(pl.col("who").n_unique())
+        shared = people.filter(pl.col("who") > 1)["level"].sort().to_list()
+        share = float(known["level"].is_in(shared).mean() or 0.0)  # type: ignore[arg-type]
         if name not in categorical and share < 0.5 and name in optional:
             left_out.append(name)
             continue
@@ -675,17 +662,13 @@ def _features_of(column: pl.Series, frame: pl.DataFrame, time: str | None) -> li
             _refuse_numbers_with_text(column)
         return None
     features = [Feature(f"{name} (days since 2000)", name, "days", form)]
-    if time is not None and is_calendar(frame[time]):
-        until_form = date_format(frame[time]) if frame[time].dtype == pl.String else None
+    until = pl.Series() if time is None else frame[time]
+    until_form = date_format(until) if until.dtype == pl.String else None
+    if until_form is not None or until.dtype in (pl.Date, pl.Datetime):
         features = [Feature(f"{name} (days before {time})", name, "age", form, time, until_form)]
     if bool(np.nansum(_seconds(different, form) % _DAY)):
         features.append(Feature(f"{name} (hour of day)", name, "hour", form))
     return features
-
-
-def is_calendar(column: pl.Series) -> bool:
-    """Whether a column holds dates, as such or as text."""
-    return column.dtype in (pl.Date, pl.Datetime) or (column.dtype == pl.String and date_format(column) is not None)
 
 
 def seconds_of(column: pl.Series) -> npt.NDArray[np.float64] | None:
@@ -701,13 +684,10 @@ def date_format(column: pl.Series) -> str | None:
     texts = _stripped(column).drop_nulls()
     if texts.is_empty() or not re.match(r"^\d{1,4}[-/.]?\d{1,2}[-/.]?\d{1,4}", texts[0]):
         return None
-    forms = [
-        date + clock
-        for date in _DATES
-        for clock in _CLOCKS
-        if texts[:1].str.to_datetime(date + clock, strict=False).is_not_null().all()
-    ]
-    forms = [form for form in forms if texts.str.to_datetime(form, strict=False).is_not_null().all()]
+    forms = [date + clock for date in _DATES for clock in _CLOCKS]
+    # The first text rules out most of them.
+    for some in (texts[:1], texts):
+        forms = [form for form in forms if some.str.to_datetime(form, strict=False).is_not_null().all()]
     if len(forms) > 1:
         raise DataError(f"the dates in '{column.name}' can be read with the day or the month first: write 2026-03-31")
     return forms[0] if forms else None
@@ -725,14 +705,8 @@ def _seconds(column: pl.Series, form: str | None) -> npt.NDArray[np.float64]:
         _refuse_others(column, parsed, "a date written as the model's training data have it")
         column = parsed
     elif column.dtype == pl.String:
-        parts = (
-            _stripped(column)
-            .to_frame("text")
-            .select(
-                pl.col("text").str.extract(_LENGTH, group).cast(pl.Float64).alias(str(group)) for group in range(1, 5)
-            )
-        )
-        days, hours, minutes, seconds = (parts[str(group)] for group in range(1, 5))
+        texts = _stripped(column)
+        days, hours, minutes, seconds = (texts.str.extract(_LENGTH, group).cast(pl.Float64) for group in range(1, 5))
         total = days.fill_null(0) * _DAY + hours * _HOUR + minutes * 60 + seconds.fill_null(0)
         _refuse_others(column, total, "a time or a duration such as 36:15:00")
         return total.fill_null(np.nan).to_numpy()
@@ -807,25 +781,10 @@ def _category_texts(column: pl.Series) -> pl.Series:
     return column.replace_strict(different, texts, return_dtype=pl.String)
 
 
-def _shared_levels(column: pl.Series, patients: npt.NDArray[Any]) -> tuple[list[str], float]:
-    """The levels that two patients have or more, sorted, and the share of the known cells that hold one.
-
-    What one patient alone has says who it is and nothing of others: it is not kept.
-    """
-    known = pl.DataFrame({"level": _category_texts(column), "who": patients}).drop_nulls("level")
-    shared = known.group_by("level").agg(pl.col("who").n_unique()).filter(pl.col("who") > 1)["level"].sort()
-    return shared.to_list(), float(known["level"].is_in(shared.to_list()).mean() or 0.0)  # type: ignore[arg-type]
-
-
 def _codes(column: pl.Series, levels: Sequence[str]) -> npt.NDArray[np.int64]:
-    code_of = {level: code for code, level in enumerate(levels) if code > 1}
+    code_of = {UNSEEN: 0} | {level: code for code, level in enumerate(levels) if code > 1}
     texts = _category_texts(column)
-    codes = (
-        texts.replace_strict(code_of, default=0, return_dtype=pl.Int64)
-        if code_of
-        else texts.is_null().cast(pl.Int64) * 0
-    )
-    return codes.set(texts.is_null(), 1).to_numpy()
+    return texts.replace_strict(code_of, default=0, return_dtype=pl.Int64).set(texts.is_null(), 1).to_numpy()
 
 
 @dataclass(frozen=True)

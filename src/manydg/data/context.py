@@ -217,11 +217,11 @@ def _columns(dataset: DomainDataset, fewest: int, most: int) -> list[Tensor]:
 
 def _of_tables(values: Tensor, timeline: Timeline, options: ContextOptions, strength: float) -> Tensor:
     """Context of measurements; on the CPU by NumPy, so that it is bit for bit that of ``PatientContext``."""
-    if values.device.type != "cpu":
-        return assemble(values, timeline, options, strength)
-    arrays: Any = {field.name: getattr(timeline, field.name).numpy() for field in dataclasses.fields(Timeline)}
-    made: Any = assemble(values.numpy(), Timeline(**arrays), options, strength)  # type: ignore[arg-type]
-    return torch.from_numpy(made)
+    given: Any = values
+    if values.device.type == "cpu":
+        arrays = {field.name: getattr(timeline, field.name).numpy() for field in dataclasses.fields(Timeline)}
+        given, timeline = values.numpy(), Timeline(**arrays)
+    return torch.as_tensor(assemble(given, timeline, options, strength))
 
 
 def record_context(dataset: DomainDataset, timeline: Timeline, strength: float) -> Tensor:

@@ -100,7 +100,7 @@ class PatientContext(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         if strength is None:
             rows = some_patients(domains)
             clock = None if times is None else times[rows]
-            strength = samples_until_known(values[rows], domains[rows], clock)  # type: ignore[arg-type]
+            strength = samples_until_known(values[rows], domains[rows], clock)
         self.strength_ = float(options.strength or DEFAULT_STRENGTH) if strength is None else float(strength)
         self._options_ = dataclasses.replace(options, strength=self.strength_)
         return self
@@ -112,8 +112,8 @@ class PatientContext(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         options = self._options_
         if times is None and set(options.parts or ()) - {"relative", "difference"}:
             raise ConfigError("this PatientContext was fitted with time: give transform the time of every sample")
-        timeline = Timeline.of(domains, times, options.gap)  # type: ignore[arg-type]
-        context: Any = assemble(values, timeline, options, self.strength_)  # type: ignore[arg-type]
+        timeline = Timeline.of(domains, times, options.gap)
+        context: Any = assemble(values, timeline, options, self.strength_)
         return np.concatenate([values, context], axis=1)
 
     def fit_transform(self, X: Any, y: Any = None, groups: Any = None, time: Any = None) -> Any:
@@ -254,7 +254,7 @@ class PatientStream:
             state = np.zeros((1, layout.size))
         elif time < state[0, 0]:
             raise DataError(f"a sample of time {time:g} comes after one of {state[0, 0]:g}: give them in order")
-        context, _, state = layout.step(state, row, np.array([time], float))  # type: ignore[arg-type, assignment]
+        context, _, state = layout.step(state, row, np.array([time], float))
         if self.exact:
             self._add_exactly(group, state, row)
         self._states[group] = state
@@ -263,7 +263,7 @@ class PatientStream:
     def _add_exactly(self, group: Any, state: Vector, row: npt.NDArray[np.float32]) -> None:
         start, width = self._layout.fields["count"].start, row.shape[1]
         known = ~np.isnan(row[0])
-        values = np.where(known, row[0] - self._layout.part(state, "first")[0], 0.0)  # type: ignore[arg-type]
+        values = np.where(known, row[0] - self._layout.part(state, "first")[0], 0.0)
         own = np.concatenate([known, values, np.square(values)])
         state[0, start : start + 3 * width] = self._sums.setdefault(group, _RunningSum()).add(own)
 

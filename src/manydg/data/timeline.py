@@ -2,7 +2,7 @@
 
 Nothing here imports torch or scikit-learn. Training (:mod:`manydg.data.context`) and the transformer for scikit-learn
 (:mod:`manydg.data.patient_context`) make their context with the same functions. They take NumPy arrays and tensors
-alike and do the same operations in the same order on both; annotations say ``Tensor`` for either.
+alike and do the same operations in the same order on both.
 
 Running sums are made by doubling: first of two neighbouring rows, then of four, eight and so on, never across the
 border of a segment (a patient or a session). So nothing of another patient enters a sum, not even a rounding error,
@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -26,9 +26,8 @@ import numpy.typing as npt
 from manydg.errors import ConfigError, DataError, unknown_name
 from manydg.files import Json, ParsedJson
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
+Array = Any
+"""A NumPy array or a tensor."""
 ORDER, PAUSE = "context_order", "context_pause"
 """The columns by which a network reads samples in order; see :func:`manydg.data.context.add_order`."""
 DIRECTIONS = ("offline", "causal")
@@ -62,8 +61,35 @@ _ROWS = 500_000
 _ENDLESS = 1e18
 
 
+class _NamedOptions:
+    """Options by name, as configurations and model files have them; the first field is the kind of thing.
+
+    - ``subject``: What messages call it.
+    """
+
+    subject: ClassVar[str]
+
+    @classmethod
+    def from_mapping(cls, kind: str, given: ParsedJson) -> Self:
+        """Options by name, without the first."""
+        names = [field.name for field in dataclasses.fields(cls)][1:]  # type: ignore[arg-type]
+        for name in given:
+            if name not in names:
+                raise unknown_name(f"option of {cls.subject}", name, names)
+        return cls(kind, **{name: tuple(v) if isinstance(v, list) else v for name, v in given.items()})  # type: ignore[call-arg]
+
+    @classmethod
+    def from_json(cls, value: ParsedJson) -> Self:
+        first = dataclasses.fields(cls)[0].name  # type: ignore[arg-type]
+        return cls.from_mapping(value[first], {name: v for name, v in value.items() if name != first})
+
+    def to_json(self) -> dict[str, Json]:
+        values = dataclasses.asdict(self)  # type: ignore[call-overload]
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
 @dataclass(frozen=True)
-class ContextOptions:
+class ContextOptions(_NamedOptions):
     """Which context to add.
 
     - ``mode`` {"offline", "causal"}: All samples of the patient, or only strictly earlier ones.
@@ -81,6 +107,7 @@ class ContextOptions:
       dataset's setting ``session_gap``, if it has one.
     """
 
+    subject: ClassVar = "context"
     mode: str = "offline"
     parts: tuple[str, ...] | None = None
     scales: tuple[int, ...] = (1, 4, 16)
@@ -100,20 +127,6 @@ class ContextOptions:
         if self.strength is not None and not 0 < self.strength < _ENDLESS:
             raise ConfigError(f"the strength of context is {self.strength}; it must be positive")
 
-    @staticmethod
-    def from_mapping(mode: str, given: ParsedJson) -> ContextOptions:
-        """Options by name, as a configuration or a model file has them."""
-        names = {field.name for field in dataclasses.fields(ContextOptions)} - {"mode"}
-        for name in given:
-            if name not in names:
-                raise unknown_name("option of context", name, names)
-        values: ParsedJson = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
-        return ContextOptions(mode, **values)
-
-    @staticmethod
-    def from_json(value: ParsedJson) -> ContextOptions:
-        return ContextOptions.from_mapping(value["mode"], {name: v for name, v in value.items() if name != "mode"})
-
     def settled(self, timed: bool, session_gap: float | None = None) -> ContextOptions:
         """The options with every default filled in, for samples with or without times."""
         parts = self.parts
@@ -121,18 +134,13 @@ class ContextOptions:
             if self.mode == "causal":
                 raise DataError("causal context needs the time of every sample, and the dataset has none")
             parts = parts or ("relative",)
-            ordered = sorted(set(parts) - {"relative", "difference"})
-            if ordered:
+            if timed_parts := sorted(set(parts) - {"relative", "difference"}):
                 raise DataError(
-                    f"the parts {ordered} of context need the time of every sample, and the dataset has none"
+                    f"the parts {timed_parts} of context need the time of every sample, and the dataset has none"
                 )
         gap = self.gap if self.gap is not None else session_gap
         strength = DEFAULT_STRENGTH if self.strength is None else self.strength
         return dataclasses.replace(self, parts=parts or DEFAULT_PARTS[self.mode], gap=gap, strength=strength)
-
-    def to_json(self) -> dict[str, Json]:
-        values = dataclasses.asdict(self)
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 def _namespace(array: Any) -> Any:
@@ -167,19 +175,19 @@ class Timeline:
       after one another.
     """
 
-    order: Tensor
-    times: Tensor
-    patient: Tensor
-    last: Tensor
-    session: Tensor
-    session_last: Tensor
-    before: Tensor
-    after: Tensor
+    order: Array
+    times: Array
+    patient: Array
+    last: Array
+    session: Array
+    session_last: Array
+    before: Array
+    after: Array
 
     @staticmethod
-    def of(domains: Tensor, times: Tensor | None, gap: float | None) -> Timeline:
+    def of(domains: Array, times: Array | None, gap: float | None) -> Timeline:
         """Sort samples; a pause longer than ``gap`` begins a new session."""
-        xp: Any = _namespace(domains)
+        xp = _namespace(domains)
         clock = xp.zeros_like(domains, dtype=xp.float64) if times is None else xp.asarray(times, dtype=xp.float64)
         by_time = _sorted_stably(clock)
         order = by_time[_sorted_stably(domains[by_time])]
@@ -196,82 +204,67 @@ class Timeline:
     def __len__(self) -> int:
         return len(self.order)
 
-    def trust(self, mode: str, strength: float) -> Tensor:
+    def trust(self, mode: str, strength: float) -> Array:
         """``m / (m + strength)`` for ``m`` other samples in the context, ``(rows, 1)`` in the order of the dataset."""
         others = self.last - self.patient if mode == "offline" else self.before - self.patient + 1
-        xp: Any = _namespace(self.order)
+        xp = _namespace(self.order)
         exact = xp.asarray(others, dtype=xp.float64)
-        weight: Tensor = xp.empty_like(exact, dtype=xp.float32)
+        weight: Array = xp.empty_like(exact, dtype=xp.float32)
         weight[self.order] = xp.asarray(exact / (exact + strength), dtype=xp.float32)
         return weight[:, None]
 
     def reversed(self) -> Timeline:
         """The same rows from the last to the first, for what comes after a sample."""
-        end = len(self) - 1
-        flip = {
-            "patient": end - _flip(self.last),
-            "last": end - _flip(self.patient),
-            "session": end - _flip(self.session_last),
-            "session_last": end - _flip(self.session),
-            "before": end - _flip(self.after),
-            "after": end - _flip(self.before),
-        }
-        return Timeline(_flip(self.order), -_flip(self.times), **flip)
+        turned = (self.last, self.patient, self.session_last, self.session, self.after, self.before)
+        return Timeline(_flip(self.order), -_flip(self.times), *(len(self) - 1 - _flip(each) for each in turned))
 
-    def earlier(self, running: Tensor, start: Tensor, nothing: float = 0.0) -> Tensor:
+    def earlier(self, running: Array, start: Array, nothing: float = 0.0) -> Array:
         """A running quantity ``(rows, n)`` as of the last strictly earlier row from ``start`` on."""
-        xp: Any = _namespace(running)
+        xp = _namespace(running)
         previous = running[xp.clip(self.before, 0, None)]
-        known: Tensor = xp.where((self.before >= start)[:, None], previous, nothing)
-        return known
+        return xp.where((self.before >= start)[:, None], previous, nothing)
 
 
-def _same(array: Tensor) -> Tensor:
-    return array
+def _flip(array: Array) -> Array:
+    return _namespace(array).flip(array, (0,))
 
 
-def _flip(array: Tensor) -> Tensor:
-    flipped: Tensor = _namespace(array).flip(array, (0,))
-    return flipped
-
-
-def _begins(differs: Tensor) -> Tensor:
+def _begins(differs: Array) -> Array:
     """Where a segment begins: at the first row, and where a row differs from the one before."""
-    xp: Any = _namespace(differs)
-    begins: Tensor = xp.concatenate([xp.asarray([True], **_device(differs)), differs])
-    return begins
+    xp = _namespace(differs)
+    return xp.concatenate([xp.asarray([True], **_device(differs)), differs])
 
 
 def _device(array: Any) -> dict[str, Any]:
     return {} if isinstance(array, np.ndarray) else {"device": array.device}
 
 
-def _bounds(begins: Tensor) -> tuple[Tensor, Tensor]:
+def _bounds(begins: Array) -> tuple[Array, Array]:
     """Position of the first and the last row of each row's segment."""
-    xp: Any = _namespace(begins)
+    xp = _namespace(begins)
     starts = _where_true(begins)
     segment = xp.cumsum(begins, 0) - 1
     ends = xp.concatenate([starts[1:], 0 * starts[:1] + len(begins)]) - 1
     return starts[segment], ends[segment]
 
 
-def running(values: Tensor, start: Tensor, combine: Combine | None = None) -> Tensor:
+def running(values: Array, start: Array, combine: Combine | None = None) -> Array:
     """Combination of each row ``(rows, n)`` with all rows before it from ``start`` on, itself included.
 
     - ``values`` ``(rows, n)``
     - ``start`` ``(rows,)``: Position of the first row of each row's segment.
     """
     combine = combine or _namespace(values).add
-    rank, step, current = _rank_in_segment(start), 1, values
+    rank, step, current = _positions(start) - start, 1, values
     longest = int(rank.max()) + 1 if len(values) else 0
     while step < longest:
         current, step = _double(current, rank, step, combine), 2 * step
     return current
 
 
-def windows(values: Tensor, start: Tensor, sizes: tuple[int, ...]) -> dict[int, Tensor]:
+def windows(values: Array, start: Array, sizes: tuple[int, ...]) -> dict[int, Array]:
     """Sums of the last rows of each row's segment, itself included, by the number of rows; sizes are powers of two."""
-    rank, step, current, kept = _rank_in_segment(start), 1, values, {}
+    rank, step, current, kept = _positions(start) - start, 1, values, {}
     while True:
         if step in sizes:
             kept[step] = current
@@ -280,28 +273,22 @@ def windows(values: Tensor, start: Tensor, sizes: tuple[int, ...]) -> dict[int, 
         current, step = _double(current, rank, step, _namespace(values).add), 2 * step
 
 
-def _rank_in_segment(start: Tensor) -> Tensor:
-    rank: Tensor = _positions(start) - start
-    return rank
-
-
-def _double(current: Tensor, rank: Tensor, step: int, combine: Combine) -> Tensor:
+def _double(current: Array, rank: Array, step: int, combine: Combine) -> Array:
     """From combinations over the last ``step`` rows to those over the last ``2 * step``."""
-    xp: Any = _namespace(current)
+    xp = _namespace(current)
     reaches = (rank[step:] >= step)[:, None]
     joined = xp.where(reaches, combine(current[step:], current[:-step]), current[step:])
-    doubled: Tensor = xp.concatenate([current[:step], joined])
-    return doubled
+    return xp.concatenate([current[:step], joined])
 
 
-def assemble(values: Tensor, timeline: Timeline, options: ContextOptions, strength: float) -> Tensor:
+def assemble(values: Array, timeline: Timeline, options: ContextOptions, strength: float) -> Array:
     """Context in the order of the dataset, float32 ``(rows, n)``."""
     parts = options.parts or ()
     blocks = [_clock(timeline, options.mode)] if "clock" in parts else []
     blocks += list(table_context(values, timeline, options.mode, parts, options.scales, strength))
-    xp: Any = _namespace(values)
+    xp = _namespace(values)
     width = sum(block.shape[1] for block in blocks)
-    context: Tensor = xp.empty((len(timeline), width), dtype=xp.float32, **_device(values))
+    context: Array = xp.empty((len(timeline), width), dtype=xp.float32, **_device(values))
     start = 0
     for block in blocks:
         context[timeline.order, start : start + block.shape[1]] = block
@@ -309,16 +296,15 @@ def assemble(values: Tensor, timeline: Timeline, options: ContextOptions, streng
     return context
 
 
-def _clock(timeline: Timeline, mode: str) -> Tensor:
+def _clock(timeline: Timeline, mode: str) -> Array:
     """Time since the session and the patient began and, offline, until the session ends."""
     since = timeline.times - timeline.times[timeline.session]
-    xp: Any = _namespace(since)
+    xp = _namespace(since)
     columns = [since, xp.log1p(since), xp.log1p(timeline.times - timeline.times[timeline.patient])]
     if mode == "offline":
         left = timeline.times[timeline.session_last] - timeline.times
         columns += [left, xp.log1p(left)]
-    clock: Tensor = xp.asarray(xp.stack(columns, 1), dtype=xp.float32)
-    return clock
+    return xp.asarray(xp.stack(columns, 1), dtype=xp.float32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -330,9 +316,9 @@ class PatientStatistics:
     - ``weight`` ``(rows, n)``: ``m / (m + strength)`` for ``m`` other known values.
     """
 
-    mean: Tensor
-    scale: Tensor
-    weight: Tensor
+    mean: Array
+    scale: Array
+    weight: Array
 
 
 def patient_statistics(count: Any, total: Any, squares: Any, seen: Any, strength: float) -> PatientStatistics:
@@ -348,15 +334,15 @@ def patient_statistics(count: Any, total: Any, squares: Any, seen: Any, strength
 
 
 def table_context(
-    values: Tensor, timeline: Timeline, mode: str, parts: tuple[str, ...], scales: tuple[int, ...], strength: float
-) -> Iterator[Tensor]:
+    values: Array, timeline: Timeline, mode: str, parts: tuple[str, ...], scales: tuple[int, ...], strength: float
+) -> Iterator[Array]:
     """Blocks of context columns, float32 ``(rows, ...)`` in sorted order, sixteen input columns at a time.
 
     - ``values`` ``(rows, n)``: In the order of the dataset; NaN is a missing value. Where nothing is known the context
       is 0.
     """
     for start in range(0, values.shape[1], TABLE_COLUMNS):
-        xp: Any = _namespace(values)
+        xp = _namespace(values)
         piece = xp.asarray(values[:, start : start + TABLE_COLUMNS][timeline.order], dtype=xp.float64)
         with np.errstate(all="ignore"):
             blocks = _TableContext(piece, timeline, mode, strength).blocks(parts, scales)
@@ -372,27 +358,27 @@ class _Context(ABC):
     """
 
     xp: Any
-    known: Tensor
-    values: Tensor
-    first: Tensor
-    now: Tensor
-    session_start: Tensor
+    known: Array
+    values: Array
+    first: Array
+    now: Array
+    session_start: Array
     statistics: PatientStatistics
 
     @abstractmethod
-    def earlier_extreme(self, candidates: Tensor, combine: Combine, nothing: float) -> Tensor:
+    def earlier_extreme(self, candidates: Array, combine: Combine, nothing: float) -> Array:
         """The lowest or highest value at strictly earlier rows of the patient."""
 
     @abstractmethod
-    def previous(self) -> tuple[Tensor, Tensor]:
+    def previous(self) -> tuple[Array, Array]:
         """The value at the row before in the session, and whether it was known there."""
 
     @abstractmethod
-    def earlier_change(self, when: Tensor) -> Tensor:
+    def earlier_change(self, when: Array) -> Array:
         """When a value changed last at strictly earlier rows of the session; minus infinity for never."""
 
     @abstractmethod
-    def measurement(self, which: str) -> tuple[Tensor, Tensor, Tensor]:
+    def measurement(self, which: str) -> tuple[Array, Array, Array]:
         """Whether there is a measurement in the session, its value and its time.
 
         The ``last`` one strictly before the row; with the row itself the most ``recent`` one, and the ``previous`` one
@@ -400,14 +386,14 @@ class _Context(ABC):
         """
 
     @abstractmethod
-    def measurements(self) -> Tensor:
+    def measurements(self) -> Array:
         """How many measurements there were at strictly earlier rows of the session."""
 
     @abstractmethod
-    def windows(self, side: str, scales: tuple[int, ...]) -> Iterator[tuple[Tensor, Tensor]]:
+    def windows(self, side: str, scales: tuple[int, ...]) -> Iterator[tuple[Array, Array]]:
         """For each scale the number and the sum of the known values at so many rows strictly before or after."""
 
-    def blocks(self, parts: tuple[str, ...], scales: tuple[int, ...]) -> Iterator[Tensor]:
+    def blocks(self, parts: tuple[str, ...], scales: tuple[int, ...]) -> Iterator[Array]:
         """Columns of context, ``(rows, n)`` each."""
         patient, xp = self.statistics, self.xp
         difference = xp.where(self.known, patient.weight * (self.values - patient.mean), 0.0)
@@ -429,13 +415,12 @@ class _Context(ABC):
             if side in parts or f"{side}-level" in parts:
                 yield from self._neighbours(side, parts, scales)
 
-    def changes(self) -> Tensor:
+    def changes(self) -> Array:
         """The row's time where the value is another one than before, minus infinity elsewhere."""
         previous, was_known = self.previous()
-        when: Tensor = self.xp.where((self.known != was_known) | (self.values != previous), self.now, -math.inf)
-        return when
+        return self.xp.where((self.known != was_known) | (self.values != previous), self.now, -math.inf)
 
-    def _remembered(self, parts: tuple[str, ...]) -> Iterator[Tensor]:
+    def _remembered(self, parts: tuple[str, ...]) -> Iterator[Array]:
         """The value measured last at an earlier sample of the session, how long ago, the trend, and how many.
 
         The trend is that of the last two measurements up to the sample. Before the first measurement, how long ago is
@@ -454,7 +439,7 @@ class _Context(ABC):
         if "count" in parts:
             yield xp.log1p(self.measurements())
 
-    def _neighbours(self, side: str, parts: tuple[str, ...], scales: tuple[int, ...]) -> Iterator[Tensor]:
+    def _neighbours(self, side: str, parts: tuple[str, ...], scales: tuple[int, ...]) -> Iterator[Array]:
         """Means of the last few rows strictly before (after): minus the value, or in the patient's own units."""
         patient, xp = self.statistics, self.xp
         for count, total in self.windows(side, scales):
@@ -469,14 +454,14 @@ class _Context(ABC):
 class _TableContext(_Context):
     """Context of whole records."""
 
-    def __init__(self, values: Tensor, timeline: Timeline, mode: str, strength: float) -> None:
+    def __init__(self, values: Array, timeline: Timeline, mode: str, strength: float) -> None:
         self.timeline, self.mode, self.strength = timeline, mode, strength
         self.xp = _namespace(values)
         self.now, self.session_start = timeline.times[:, None], timeline.times[timeline.session][:, None]
         self.known = ~self.xp.isnan(values)
         # One column serves for all where nothing is missing.
         one = self.known[:, :1] if bool(self.known.all()) else self.known
-        self.seen: Tensor = self.xp.asarray(one, dtype=self.xp.float64)
+        self.seen: Array = self.xp.asarray(one, dtype=self.xp.float64)
         # Relative to the patient's first known value, which is never later than any row that uses it.
         self.first = _first_known(values, self.known, timeline)
         self.values = self.xp.where(self.known, values - self.first, 0.0)
@@ -492,21 +477,21 @@ class _TableContext(_Context):
             count, total, squares = (past + own for past, own in zip(earlier, sums, strict=True))
         return patient_statistics(count, total, squares, self.seen, self.strength)
 
-    def earlier_extreme(self, candidates: Tensor, combine: Combine, nothing: float) -> Tensor:
+    def earlier_extreme(self, candidates: Array, combine: Combine, nothing: float) -> Array:
         line = self.timeline
         return line.earlier(running(candidates, line.patient, combine), line.patient, nothing)
 
-    def previous(self) -> tuple[Tensor, Tensor]:
+    def previous(self) -> tuple[Array, Array]:
         line = self.timeline
         was_known = line.earlier(self.seen, line.session) > 0
         return line.earlier(self.values, line.session), was_known
 
-    def earlier_change(self, when: Tensor) -> Tensor:
+    def earlier_change(self, when: Array) -> Array:
         line = self.timeline
         return line.earlier(running(when, line.session, self.xp.maximum), line.session, -math.inf)
 
     @cached_property
-    def _measured(self) -> dict[str, Tensor]:
+    def _measured(self) -> dict[str, Array]:
         """Positions of measurements, -1 for none."""
         line, xp = self.timeline, self.xp
         now = xp.where(self.known, _positions(self.values[:, 0])[:, None], -1)
@@ -515,32 +500,31 @@ class _TableContext(_Context):
         before = last[xp.clip(recent, 0, None), _positions(self.values[0])]
         return {"last": last, "recent": recent, "previous": xp.where(recent >= 0, before, -1)}
 
-    def measurement(self, which: str) -> tuple[Tensor, Tensor, Tensor]:
+    def measurement(self, which: str) -> tuple[Array, Array, Array]:
         position = self._measured[which]
         row = self.xp.clip(position, 0, None)
         return position >= 0, self.values[row, _positions(self.values[0])], self.timeline.times[row]
 
-    def measurements(self) -> Tensor:
+    def measurements(self) -> Array:
         line, seen = self.timeline, self.xp.asarray(self.known, dtype=self.xp.float64)
         return line.earlier(running(seen, line.session), line.session)
 
-    def windows(self, side: str, scales: tuple[int, ...]) -> Iterator[tuple[Tensor, Tensor]]:
-        line, turn = (self.timeline.reversed(), _flip) if side == "after" else (self.timeline, _same)
+    def windows(self, side: str, scales: tuple[int, ...]) -> Iterator[tuple[Array, Array]]:
+        line, turn = (self.timeline.reversed(), _flip) if side == "after" else (self.timeline, self.xp.asarray)
         counts, sums = (windows(turn(one), line.session, scales) for one in (self.seen, self.values))
         for scale in scales:
-            yield tuple(turn(line.earlier(one[scale], line.session)) for one in (counts, sums))  # type: ignore[misc]
+            yield tuple(turn(line.earlier(one[scale], line.session)) for one in (counts, sums))
 
 
-def _first_known(values: Tensor, known: Tensor, timeline: Timeline) -> Tensor:
+def _first_known(values: Array, known: Array, timeline: Timeline) -> Array:
     """Each patient's first known value of each column at all rows of the patient; 0 where none is known."""
-    xp: Any = _namespace(values)
+    xp = _namespace(values)
     absent = len(values)
     position = _positions(values[:, 0])[:, None]
     # Running from the patient's start: a row before the first known value has no use for it.
     first = running(xp.where(known, position, absent), timeline.patient, xp.minimum)
     value = values[xp.clip(first, None, absent - 1), _positions(values[0])]
-    known_value: Tensor = xp.where(first < absent, value, 0.0)
-    return known_value
+    return xp.where(first < absent, value, 0.0)
 
 
 @dataclass(frozen=True)
@@ -616,6 +600,9 @@ class PatientState:
         latest, before = (self.fields[name].start for name in ("samples", "samples_before"))
         # What is known after the last sample, and what was before its time, in the same order.
         self.latest, self.before_time = slice(latest, before), slice(before, 2 * before - latest)
+        of_field = [(each.initial, each.of_session, each.size) for each in self.fields.values()]
+        initial, of_session, sizes = zip(*of_field, strict=True)
+        self._initial, self._of_session = np.repeat(initial, sizes), np.repeat(of_session, sizes)
 
     def _layout(self, width: int) -> Iterator[StateField]:
         yield from _TIMES
@@ -631,22 +618,13 @@ class PatientState:
             words = "for each scale the sum of so many of them, before the time of the last sample"
             yield StateField("windows", words, of_session=True, shape=(len(self.scales), 2, width))
 
-    @cached_property
-    def _initial(self) -> npt.NDArray[np.float64]:
-        return np.repeat([each.initial for each in self.fields.values()], [each.size for each in self.fields.values()])
-
-    @cached_property
-    def _of_session(self) -> npt.NDArray[np.bool_]:
-        fields = self.fields.values()
-        return np.repeat([each.of_session for each in fields], [each.size for each in fields])
-
-    def part(self, state: Tensor, name: str) -> Tensor:
+    def part(self, state: Array, name: str) -> Array:
         """A part of states, ``(patients, *shape)``."""
         field = self.fields[name]
         flat = state[:, field.start : field.start + field.size]
         return flat if len(field.shape) == 1 else flat.reshape((state.shape[0], *field.shape))
 
-    def parts_of(self, state: Tensor) -> dict[str, Tensor]:
+    def parts_of(self, state: Array) -> dict[str, Array]:
         """All parts of states that a sample needs, ``(patients, *shape)`` each."""
         if _namespace(state) is np:
             return {name: self.part(state, name) for name in self.fields}
@@ -655,7 +633,7 @@ class PatientState:
         shapes = ((state.shape[0], *field.shape) for field in self.fields.values())
         return {name: piece.reshape(shape) for name, piece, shape in zip(self.fields, flat, shapes, strict=True)}
 
-    def step(self, state: Tensor, values: Tensor, times: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def step(self, state: Array, values: Array, times: Array) -> tuple[Array, Array, Array]:
         """The context of one further sample of each patient.
 
         - ``state`` ``(patients, size)`` float64
@@ -665,7 +643,7 @@ class PatientState:
         Gives the context ``(patients, columns)`` and its weight ``(patients, 1)`` (:meth:`Timeline.trust`), both
         float32, and the state with the sample in it.
         """
-        xp: Any = _namespace(state)
+        xp = _namespace(state)
         exact = xp.asarray(values, dtype=xp.float64)
         with np.errstate(all="ignore"):
             sample = _SampleContext(self, self._advanced(state, times[:, None]), exact)
@@ -678,9 +656,9 @@ class PatientState:
             weight = others / (others + (self.options.strength or DEFAULT_STRENGTH))
             return xp.asarray(context, dtype=xp.float32), xp.asarray(weight, dtype=xp.float32), sample.after()
 
-    def _advanced(self, state: Tensor, now: Tensor) -> Tensor:
+    def _advanced(self, state: Array, now: Array) -> Array:
         """The state at a time ``(patients, 1)``, before the sample of that time."""
-        xp: Any = _namespace(state)
+        xp = _namespace(state)
         initial, of_session = (xp.asarray(each, **_device(state)) for each in (self._initial, self._of_session))
         fresh = self.part(state, "samples") == 0
         state = xp.where(fresh, initial, state)
@@ -694,22 +672,22 @@ class PatientState:
             recent, windows = self.fields["recent"].start, self.fields["windows"].start
             sums = xp.where(later, self._sums(self.part(state, "recent")), state[:, windows:])
             pieces += [state[:, recent:windows], sums]
-        return xp.where(begins & of_session, initial, xp.concatenate(pieces, 1))  # type: ignore[no-any-return]
+        return xp.where(begins & of_session, initial, xp.concatenate(pieces, 1))
 
-    def _sums(self, recent: Tensor) -> Tensor:
+    def _sums(self, recent: Array) -> Array:
         """Sums over the last rows for each scale, added in the order in which :func:`windows` adds."""
         sums, size, kept = recent, 1, {1: recent[:, -1]}
         while sums.shape[1] > 1:
             sums, size = sums[:, 1::2] + sums[:, ::2], 2 * size
             kept[size] = sums[:, -1]
-        flat: Tensor = _namespace(recent).stack([kept[scale] for scale in self.scales], 1)
+        flat: Array = _namespace(recent).stack([kept[scale] for scale in self.scales], 1)
         return flat.reshape((recent.shape[0], -1))
 
 
 class _SampleContext(_Context):
     """Context of one sample of each patient."""
 
-    def __init__(self, layout: PatientState, state: Tensor, values: Tensor) -> None:
+    def __init__(self, layout: PatientState, state: Array, values: Array) -> None:
         self.xp, self._layout, self._state = _namespace(state), layout, state
         self._parts = layout.parts_of(state)
         self.known = ~self.xp.isnan(values)
@@ -722,42 +700,41 @@ class _SampleContext(_Context):
         strength = layout.options.strength or DEFAULT_STRENGTH
         self.statistics = patient_statistics(count, total, squares, self.seen, strength)
 
-    def before(self, name: str) -> Tensor:
+    def before(self, name: str) -> Array:
         """What was known before the time of this sample."""
         return self._parts[f"{name}_before"]
 
-    def clock(self) -> list[Tensor]:
+    def clock(self) -> list[Array]:
         since = self.now - self.session_start
         return [since, self.xp.log1p(since), self.xp.log1p(self.now - self._parts["start"])]
 
-    def earlier_extreme(self, candidates: Tensor, combine: Combine, nothing: float) -> Tensor:
+    def earlier_extreme(self, candidates: Array, combine: Combine, nothing: float) -> Array:
         return self.before("lowest" if nothing > 0 else "highest")
 
-    def previous(self) -> tuple[Tensor, Tensor]:
+    def previous(self) -> tuple[Array, Array]:
         return self.before("value"), self.before("seen") > 0
 
-    def earlier_change(self, when: Tensor) -> Tensor:
+    def earlier_change(self, when: Array) -> Array:
         return self.before("changed")
 
-    def measurement(self, which: str) -> tuple[Tensor, Tensor, Tensor]:
+    def measurement(self, which: str) -> tuple[Array, Array, Array]:
         name = "previous" if which == "previous" else "last"
         value, time = self.before(f"{name}_value"), self.before(f"{name}_time")
         if which != "last":
-            later = (
-                (self.values, self.now) if which == "recent" else (self.before("last_value"), self.before("last_time"))
-            )
+            last = self.before("last_value"), self.before("last_time")
+            later = (self.values, self.now) if which == "recent" else last
             value, time = (self.xp.where(self.known, *pair) for pair in zip(later, (value, time), strict=True))
         return ~self.xp.isnan(time), value, time
 
-    def measurements(self) -> Tensor:
+    def measurements(self) -> Array:
         return self.before("measured")
 
-    def windows(self, side: str, scales: tuple[int, ...]) -> Iterator[tuple[Tensor, Tensor]]:
+    def windows(self, side: str, scales: tuple[int, ...]) -> Iterator[tuple[Array, Array]]:
         windows = self._parts["windows"]
         for position in range(len(scales)):
             yield windows[:, position, 0], windows[:, position, 1]
 
-    def after(self) -> Tensor:
+    def after(self) -> Array:
         """The state with this sample in it."""
         xp, layout, state = self.xp, self._layout, self._state
         pieces = [state[:, : len(_TIMES)], self.first, self._parts["samples"] + 1.0]
@@ -767,32 +744,27 @@ class _SampleContext(_Context):
             own = xp.stack([self.seen, self.values], 1)[:, None]
             recent = xp.concatenate([self._parts["recent"][:, 1:], own], 1)
             pieces += [recent.reshape((state.shape[0], -1)), state[:, layout.fields["windows"].start :]]
-        joined: Tensor = xp.concatenate(pieces, 1)
-        return joined
+        return xp.concatenate(pieces, 1)
 
-    def _fact(self, name: str) -> Tensor:
+    def _fact(self, name: str) -> Array:
         """What is known with this sample."""
         xp, old = self.xp, self._parts[name]
         if name in ("seen", "value"):
             return self.seen if name == "seen" else self.values
         if name in ("lowest", "highest"):
             combine, nothing = (xp.minimum, math.inf) if name == "lowest" else (xp.maximum, -math.inf)
-            best: Tensor = combine(old, xp.where(self.known, self.values, nothing))
-            return best
+            return combine(old, xp.where(self.known, self.values, nothing))
         if name == "changed":
-            changed: Tensor = xp.maximum(old, self.changes())
-            return changed
+            return xp.maximum(old, self.changes())
         added = {"count": self.seen, "measured": self.seen, "sum": self.values, "squares": xp.square(self.values)}
         if name in added:
-            total: Tensor = old + added[name]
-            return total
+            return old + added[name]
         news = {"last_value": self.values, "last_time": self.now}
         new = news[name] if name in news else self.before(name.replace("previous", "last"))
-        kept: Tensor = xp.where(self.known, new, old)
-        return kept
+        return xp.where(self.known, new, old)
 
 
-def samples_until_known(values: Tensor, domains: Tensor, times: Tensor | None = None) -> float | None:
+def samples_until_known(values: Array, domains: Array, times: Array | None = None) -> float | None:
     """The number of neighbouring samples whose mean estimates a patient's mean as well as the population's mean does.
 
     Each patient's samples are cut in time into pieces of 1, 2, 4, 8, ... samples. The error of a piece's mean is its
@@ -813,7 +785,7 @@ def samples_until_known(values: Tensor, domains: Tensor, times: Tensor | None = 
     1.0
     """
     line = Timeline.of(domains, times, None)
-    xp: Any = _namespace(values)
+    xp = _namespace(values)
     count = line.last - line.patient + 1
     if int(((line.patient == _positions(line.patient)) & (count > 1)).sum()) < 3:
         return None
@@ -821,26 +793,31 @@ def samples_until_known(values: Tensor, domains: Tensor, times: Tensor | None = 
     pieces = [values[:, start : start + TABLE_COLUMNS] for start in range(0, values.shape[1], TABLE_COLUMNS)]
     with np.errstate(all="ignore"):
         errors = [_errors(xp.asarray(piece[order], dtype=xp.float64), line, count) for piece in pieces]
-    ratios = [_lower_median(row.tolist()) for row in xp.concatenate(errors, 1)]
+    known = [sorted(error for error in row.tolist() if not math.isnan(error)) for row in xp.concatenate(errors, 1)]
+    # The middle one, or the lower of the middle two.
+    ratios = [row[(len(row) - 1) // 2] if row else math.nan for row in known]
     return min(max(_crossing(ratios), 1.0), MOST)
 
 
-def _errors(values: Tensor, line: Timeline, count: Tensor) -> Tensor:
+def _errors(values: Array, line: Timeline, count: Array) -> Array:
     """Mean squared error of pieces of 1, 2, 4, ... rows, over the variance of patients' means: ``(sizes, n)``.
 
     NaN for a column in which all patients have the same mean, or no piece is complete.
     """
-    xp: Any = _namespace(values)
+    xp = _namespace(values)
     known = ~xp.isnan(values)
     centred = xp.where(known, values - _nanmean(values), 0.0)
-    # Prefix sums over all rows: their differences are the sums over any range of rows.
-    sums, seen = (_prefix_sums(each) for each in (centred, xp.asarray(known, dtype=xp.float64)))
+    # Prefix sums over all rows, ``(rows + 1, n)``: their differences are the sums over any range of rows.
+    sums, seen = (
+        xp.concatenate([xp.zeros_like(each[:1]), xp.cumsum(each, 0)])
+        for each in (centred, xp.asarray(known, dtype=xp.float64))
+    )
     start, last = line.patient, line.last + 1
     mean = (sums[last] - sums[start]) / (seen[last] - seen[start])
     of_patients = mean[line.patient == _positions(line.patient)]
     spread = _nanmean(xp.square(of_patients - _nanmean(of_patients)))
     spread = xp.where(spread > 1e-12 * _nanmean(xp.square(values)), spread, math.nan)
-    rank = _rank_in_segment(line.patient)
+    rank = _positions(line.patient) - line.patient
     errors, size = [], 1
     while 2 * size <= int(count.max()):
         ends = _where_true(((rank + 1) % size == 0) & (count >= 2 * size)) + 1
@@ -848,29 +825,14 @@ def _errors(values: Tensor, line: Timeline, count: Tensor) -> Tensor:
         error = xp.square((sums[ends] - sums[ends - size]) / size - mean[ends - 1])
         errors.append(_nanmean(xp.where(complete, error, math.nan)) / spread)
         size *= 2
-    table: Tensor = xp.stack(errors)
-    return table
+    return xp.stack(errors)
 
 
-def _prefix_sums(values: Tensor) -> Tensor:
-    """Sums of the first 0, 1, 2, ... rows: ``(rows + 1, n)``."""
-    xp: Any = _namespace(values)
-    sums: Tensor = xp.concatenate([xp.zeros_like(values[:1]), xp.cumsum(values, 0)])
-    return sums
-
-
-def _nanmean(values: Tensor) -> Tensor:
+def _nanmean(values: Array) -> Array:
     """Mean of the known values of each column; NaN where there are none."""
-    xp: Any = _namespace(values)
+    xp = _namespace(values)
     known = ~xp.isnan(values)
-    mean: Tensor = xp.where(known, values, 0.0).sum(0) / known.sum(0)
-    return mean
-
-
-def _lower_median(values: list[float]) -> float:
-    """Of the numbers that are known the middle one, or the lower of the middle two."""
-    known = sorted(value for value in values if not math.isnan(value))
-    return known[(len(known) - 1) // 2] if known else math.nan
+    return xp.where(known, values, 0.0).sum(0) / known.sum(0)
 
 
 def _crossing(ratios: list[float]) -> float:
@@ -898,7 +860,7 @@ def some_patients(domains: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 @dataclass(frozen=True)
-class SequenceOptions:
+class SequenceOptions(_NamedOptions):
     """How a patient's samples are read in order.
 
     - ``kind`` {"gru", "transformer", "conv"}: The network that reads the samples of a session: gated recurrent units;
@@ -914,6 +876,7 @@ class SequenceOptions:
     - ``pause``: The usual time from one sample to the next, by default the median of the training patients.
     """
 
+    subject: ClassVar = "sequence"
     kind: str = "gru"
     direction: str = "offline"
     crop: int = 128
@@ -940,18 +903,6 @@ class SequenceOptions:
             if value is not None and not low <= value < high:
                 raise ConfigError(f"the {name} of a sequence is {value}; it must be from {low:g} to less than {high:g}")
 
-    @staticmethod
-    def from_mapping(kind: str, given: ParsedJson) -> SequenceOptions:
-        """Options by name, as a configuration has them."""
-        names = {field.name for field in dataclasses.fields(SequenceOptions)} - {"kind"}
-        for name in given:
-            if name not in names:
-                raise unknown_name("option of sequence", name, names)
-        return SequenceOptions(kind, **{"layers": SEQUENCES.get(kind, 1), **given})
-
-    @staticmethod
-    def from_json(value: ParsedJson) -> SequenceOptions:
-        return SequenceOptions.from_mapping(value["kind"], {name: v for name, v in value.items() if name != "kind"})
-
-    def to_json(self) -> dict[str, Json]:
-        return dataclasses.asdict(self)
+    @classmethod
+    def from_mapping(cls, kind: str, given: ParsedJson) -> Self:
+        return super().from_mapping(kind, {"layers": SEQUENCES.get(kind, 1), **given})

@@ -20,7 +20,7 @@ from manydg.evaluation.statistics import Interval, PatientResampling, patient_in
 from manydg.files import claimed, write_atomically
 from manydg.report.page import ChapterPage, document
 from manydg.report.results_folder import read_results_folder
-from manydg.report.sections import Block, Bullets, Cell, Column, Part, Table, Terms, Text
+from manydg.report.sections import Block, Bullets, Cell, Column, Part, Table, Terms, Text, text_columns
 from manydg.report.sections.performance import class_recall
 from manydg.report.words import (
     MEANING,
@@ -39,7 +39,7 @@ from manydg.report.words import (
 )
 from manydg.studies.records import RESULTS, RUN_RECORD, RUNS, StudiedDataset, read_description
 from manydg.studies.summary import load_predictions
-from manydg.targets import Target, oriented, target_of
+from manydg.targets import Target, target_of
 from manydg.training.inference import Calibration, read_calibration
 from manydg.training.record import RunRecord, cautions
 
@@ -234,27 +234,18 @@ def _model(facts: Facts) -> Iterator[tuple[str, str]]:
     yield "Backbone", str(config.backbone)
     if record.parameters:
         yield "Parameters", count(record.parameters)
-    yield (
-        "Training",
-        f"{duration(record.seconds or float('nan'))} on {record.device or 'an unknown device'}, seed {record.seed}",
-    )
-    yield (
-        "Epoch",
-        f"{record.epoch} of {record.epochs}: {record.selection_rule}" if record.epoch else record.selection_rule,
-    )
+    where = f"{record.device or 'an unknown device'}, seed {record.seed}"
+    yield "Training", f"{duration(record.seconds or float('nan'))} on {where}"
+    yield "Epoch", (f"{record.epoch} of {record.epochs}: " if record.epoch else "") + record.selection_rule
     yield "Decision", record.threshold_rule + ("" if record.threshold is None else f", {number(record.threshold)}")
     yield "Patient context", str(record.context.get("mode", "none"))
     if (calibration := facts.calibration) is not None:
-        sets = calibration.on_average
-        yield (
-            "Calibration",
-            f"on {plural(calibration.patients, 'validation patient')}; prediction sets at "
-            f"{sets.level:.0%} on average over patients",
-        )
+        people, level = plural(calibration.patients, "validation patient"), calibration.on_average.level
+        yield "Calibration", f"on {people}; prediction sets at {level:.0%} on average over patients"
 
 
 def _data(facts: Facts) -> Iterator[str]:
-    record, about = facts.record, facts.about
+    record = facts.record
     yield f"Dataset {record.dataset}, fingerprint {record.dataset_hash or 'not recorded'}."
     yield f"Prepared from {facts.source} files." if facts.source else "Its source is not in the record of the run."
     if record.synthetic:
@@ -263,9 +254,7 @@ def _data(facts: Facts) -> Iterator[str]:
         patients, samples = getattr(record.patients, side), getattr(record.samples, side)
         yield f"{plural(patients, 'patient')} with {plural(samples, 'sample')} {verb}."
     yield f"Split by {_unit(facts)}: nobody is on two sides."
-    for step in about.cohort_flow if about is not None else ():
-        counts = listed([f"{count(value)} {name.replace('_', ' ')}" for name, value in step.counts.items()])
-        yield f"Cohort, {step.step}: {counts}."
+    yield from (f"Cohort, {step}: {listed(counts)}." for step, counts in _steps(facts))
 
 
 def _around(facts: Facts, metric: str) -> str:
@@ -274,15 +263,12 @@ def _around(facts: Facts, metric: str) -> str:
 
 
 def _performance(facts: Facts) -> Iterator[Block]:
-    rows = [
-        [
-            Cell(sentence(metric_name(name))),
-            Cell(number(value), value),
-            Cell(_around(facts, name) or "–"),
-            Cell(MEANING.get(name, "")),
-        ]
-        for name, value in facts.record.test.items()
-    ]
+    rows = []
+    for name, value in facts.record.test.items():
+        around = Cell(_around(facts, name) or "–")
+        rows.append(
+            [Cell(sentence(metric_name(name))), Cell(number(value), value), around, Cell(MEANING.get(name, ""))]
+        )
     columns = [Column("Metric", numeric=False), Column("Value"), Column("95% interval over patients")]
     yield Table("Test patients", [*columns, Column("Meaning", numeric=False)], rows, "One split; scored once.")
     if worst := _by_patient(facts):
@@ -353,7 +339,7 @@ def _checklists(facts: Facts) -> Iterator[Part]:
 
 def _tables(facts: Facts, asked: Mapping[str, Mapping[str, str]]) -> list[Table]:
     """A table for each section of a checklist: every item with what is known of it."""
-    columns = [Column(title, numeric=False) for title in ("Item", "What is asked", "From the records")]
+    columns = text_columns("Item", "What is asked", "From the records")
     known = {key: fill(facts) for key, fill in _FILLS.items()}
     return [
         Table(title, columns, [[Cell(key), Cell(text), Cell(known.get(key) or OPEN)] for key, text in items.items()])
@@ -368,12 +354,14 @@ def _progress(tables: Sequence[Table]) -> tuple[int, int, list[str]]:
     return len(rows) - len(still_open), len(rows), still_open
 
 
+def _steps(facts: Facts) -> Iterator[tuple[str, list[str]]]:
+    """The steps of the cohort flow, each with its counts in words."""
+    for step in facts.about.cohort_flow if facts.about else ():
+        yield step.step, [f"{count(value)} {name.replace('_', ' ')}" for name, value in step.counts.items()]
+
+
 def _flow(facts: Facts) -> str:
-    steps = facts.about.cohort_flow if facts.about else ()
-    return "; ".join(
-        f"{step.step}: " + ", ".join(f"{count(value)} {name.replace('_', ' ')}" for name, value in step.counts.items())
-        for step in steps
-    )
+    return "; ".join(f"{step}: {', '.join(counts)}" for step, counts in _steps(facts))
 
 
 def _sizes(facts: Facts) -> str:
@@ -404,7 +392,7 @@ def _by_group(facts: Facts) -> str:
 def _by_patient(facts: Facts) -> str:
     metric = facts.target.patient_metric
     known = [value for each in facts.record.per_patient.values() if (value := each.get(metric)) is not None]
-    return worst_values(known, metric_name(metric), errors=oriented(metric, 1.0) < 0) if known else ""
+    return worst_values(known, metric) if known else ""
 
 
 def _unit(facts: Facts) -> str:
@@ -423,20 +411,16 @@ def _training(facts: Facts) -> str:
     )
 
 
-def _calibrated(facts: Facts) -> str:
-    if (calibration := facts.calibration) is None:
-        return ""
-    people = plural(calibration.patients, "validation patient")
-    return f"temperature {number(calibration.temperature)} and prediction sets fitted on {people}"
-
-
 def _outputs(facts: Facts) -> str:
     record = facts.record
     rule = record.threshold_rule + ("" if record.threshold is None else f" ({number(record.threshold)})")
     if facts.target.numeric:
         return "a value"
-    stated = (f"probabilities of {listed(facts.target.spec.names[:8])}", f"decision: {rule}", _calibrated(facts))
-    return "; ".join(filter(None, stated))
+    stated = [f"probabilities of {listed(facts.target.spec.names[:8])}", f"decision: {rule}"]
+    if (calibration := facts.calibration) is not None:
+        people = plural(calibration.patients, "validation patient")
+        stated.append(f"temperature {number(calibration.temperature)} and prediction sets fitted on {people}")
+    return "; ".join(stated)
 
 
 def _data_source(facts: Facts) -> str:

@@ -1,40 +1,158 @@
 """The report's charts: bars, distributions, matrices, reliability, forests, lines, maps of embeddings.
 
-Each function returns a panel: the drawing, its title, and what it shows in words.
+Each function returns a panel: the drawing, its title, and what it shows in words. All have one style: a small panel,
+legible in black and white, as SVG that is the same byte for byte.
 """
 
 from __future__ import annotations
 
+import io
+import re
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
 from manydg.evaluation.trust import Reliability
-from manydg.report.plot_style import (
-    ACCENT,
-    COLOURS,
-    FAINT,
-    HATCH,
-    INK,
-    MARKERS,
-    MUTED,
-    QUIET,
-    SEQUENTIAL,
-    WIDTH,
-    Panel,
-    canvas,
-    series_style,
-    to_svg,
-)
 from manydg.report.words import number
-from manydg.studies.figure_data import Embedding, NormPairs, SimilarityRow, SplitNorms
+from manydg.studies.figure_data import Embedding, NormPairs, SimilarityRow
+
+INK = "#1f2933"
+QUIET = "#5b6770"
+FAINT = "#d5dbe0"
+ACCENT = "#0b5394"
+
+# Okabe and Ito's colours, darkened where they would be weak on white; each goes with its own marker and dash.
+COLOURS = ("#0b5394", "#b8420a", "#00735c", "#8a3f7c", "#8c6400", "#3f4a54", "#1c7ea6", "#6b1d1d")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.2, 1.4)), (0, (6, 2, 1, 2)), (0, (3, 1.5)), (0, (8, 2, 1, 2, 1, 2)))
+SEQUENTIAL = "Blues"
+HATCH = "////"
+"""Marks what is in the background, for readers who see no colour."""
+MUTED = "#8d99a3"
+
+_STYLE: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "manydg",
+    "font.family": "DejaVu Sans",
+    "font.size": 8.5,
+    "axes.edgecolor": QUIET,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.titlesize": 9,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.grid": True,
+    "grid.color": "#e6eaed",
+    "grid.linewidth": 0.7,
+    "xtick.color": QUIET,
+    "ytick.color": QUIET,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "xtick.major.width": 0.7,
+    "ytick.major.width": 0.7,
+    "text.color": INK,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "hatch.linewidth": 0.6,
+    "hatch.color": "white",
+    "lines.linewidth": 1.5,
+    "lines.markersize": 4.5,
+    "figure.constrained_layout.use": True,
+    "savefig.facecolor": "none",
+    # A dollar in a name is a dollar, not the beginning of a formula.
+    "text.parse_math": False,
+}
+_FONTS = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif"
+WIDTH = 3.9
+"""Inches: narrow, so that a phone shows the letters at a size that can be read."""
+
+
+@dataclass(frozen=True)
+class SeriesStyle:
+    """Colour, marker and dash of one series."""
+
+    colour: str
+    marker: str
+    dash: Any
+
+
+def series_style(position: int) -> SeriesStyle:
+    """The style of the series at a position; the first is the most prominent."""
+    return SeriesStyle(
+        COLOURS[position % len(COLOURS)], MARKERS[position % len(MARKERS)], DASHES[position % len(DASHES)]
+    )
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One chart.
+
+    - ``svg``: An ``svg`` element without a title of its own.
+    - ``title``: What it shows, in a few words.
+    - ``words``: The result and its numbers, for readers who do not see the chart.
+    """
+
+    svg: str
+    title: str
+    words: str
+
+
+@contextmanager
+def canvas(width: float = WIDTH, height: float = 2.9) -> Iterator[tuple[Canvas, Axes]]:
+    """A figure in the report's style with one pair of axes, in inches (a phone's screen is about 5 wide)."""
+    with mpl.rc_context(_STYLE):
+        figure = Canvas(figsize=(width, height), layout="constrained")
+        FigureCanvasSVG(figure)
+        yield figure, figure.add_subplot()
+
+
+PREFIX = "__panel__"
+"""Begins every id in a panel's SVG; the page replaces it with the panel's number."""
+
+
+def to_svg(figure: Canvas) -> str:
+    """The figure as an ``svg`` element without size, fonts or ids of its own."""
+    buffer = io.StringIO()
+    with warnings.catch_warnings():
+        # The text stays text: the reader's browser has the letters that this machine's font lacks.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
+        figure.savefig(
+            buffer, format="svg", dpi=150, metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
+        )
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    # Only the ids that something refers to, with the prefix that makes them unique on a page.
+    used = set(re.findall(r"(?:url\(#|href=\"#)([^\")]+)", text))
+    text = re.sub(r' id="([^"]+)"', lambda match: f' id="{PREFIX}{match[1]}"' if match[1] in used else "", text)
+    text = re.sub(r"(url\(#|href=\"#)([^\")]+)", rf"\g<1>{PREFIX}\2", text)
+    text = re.sub(r"font: ([^;\"]*?)(\d[\d.]*px) [^;\"]+", rf"font: \1\2 {_FONTS}", text)
+    for size in ("width", "height"):
+        text = re.sub(rf"(?<=<svg )([^>]*?){size}=\"[\d.]+pt\" ?", r"\1", text)
+    text = re.sub(r' xmlns:xlink="[^"]*"| xmlns="[^"]*"| version="1.1"', "", text).replace("xlink:href", "href")
+    # Coordinates to a hundredth of a point: no eye sees more, and the page is half as large.
+    long = re.compile(r"\d+\.\d{3,}")
+    text = re.sub(
+        r"<[^>]+>", lambda tag: long.sub(lambda n: f"{float(n[0]):.2f}".rstrip("0").rstrip("."), tag[0]), text
+    )
+    return re.sub(r">\s+<", "><", text).strip()
+
+
+# The charts
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -154,16 +272,12 @@ def distributions(title: str, groups: Mapping[str, FloatArray], x_label: str, wo
         names = ["a patient", "median (box: middle half)", f"{worst}th percentile"]
         figure.legend(marks, names, loc="outside lower center", ncols=3, columnspacing=1.1, handletextpad=0.2)
         svg = to_svg(figure)
-    words = " ".join(_distribution_words(name, values, worst) for name, values in kept.items())
-    return Panel(svg, title, f"{x_label}. {words}")
-
-
-def _distribution_words(name: str, values: FloatArray, worst: int) -> str:
-    tenth, median = np.quantile(values, [worst / 100, 0.5])
-    return (
-        f"{name}: {len(values)} patients, median {number(median)}, {worst}th percentile {number(tenth)}, "
-        f"lowest {number(values.min())}, highest {number(values.max())}."
-    )
+    words = x_label + "."
+    for name, values in kept.items():
+        tenth, median = np.quantile(values, [worst / 100, 0.5])
+        words += f" {name}: {len(values)} patients, median {number(median)}, {worst}th percentile {number(tenth)}, "
+        words += f"lowest {number(values.min())}, highest {number(values.max())}."
+    return Panel(svg, title, words)
 
 
 def confusion(title: str, matrix: npt.NDArray[np.int64], names: Sequence[str]) -> Panel:
@@ -184,13 +298,10 @@ def confusion(title: str, matrix: npt.NDArray[np.int64], names: Sequence[str]) -
         axes.tick_params(length=0)
         svg = to_svg(figure)
     recall = "; ".join(f"{name}: {share[i, i]:.0%} found" for i, name in enumerate(names))
-    return Panel(svg, title, f"{recall}. {_most_frequent_error(share, names)}")
-
-
-def _most_frequent_error(share: FloatArray, names: Sequence[str]) -> str:
     off = share - np.diag(np.diag(share))
     row, column = (int(index) for index in np.unravel_index(int(off.argmax()), off.shape))
-    return f"The most frequent mix-up: {off[row, column]:.0%} of {names[row]} are called {names[column]}."
+    worst = f"The most frequent mix-up: {off[row, column]:.0%} of {names[row]} are called {names[column]}."
+    return Panel(svg, title, f"{recall}. {worst}")
 
 
 def agreement(title: str, truth: FloatArray, predicted: FloatArray, what: str) -> Panel:
@@ -265,15 +376,14 @@ def reliability(title: str, curves: Mapping[str, Reliability], x_label: str, y_l
             loc="outside lower center", ncols=2, handlelength=3.0, title="(mean gap in brackets)", title_fontsize=8
         )
         svg = to_svg(figure)
-    words = " ".join(_reliability_words(name, curve) for name, curve in curves.items())
-    return Panel(svg, title, words)
-
-
-def _reliability_words(name: str, curve: Reliability) -> str:
-    kept = curve.counts > 0
-    gap = float(np.average((curve.stated - curve.observed)[kept], weights=curve.counts[kept]))
-    lean = "too sure" if gap > 0.01 else "not sure enough" if gap < -0.01 else "neither too sure nor too unsure"
-    return f"{name}: expected calibration error {number(curve.error)}; on average {lean} ({abs(gap):.1%} off)."
+    words = []
+    for name, curve in curves.items():
+        kept = curve.counts > 0
+        gap = float(np.average((curve.stated - curve.observed)[kept], weights=curve.counts[kept]))
+        lean = "too sure" if gap > 0.01 else "not sure enough" if gap < -0.01 else "neither too sure nor too unsure"
+        error = f"expected calibration error {number(curve.error)}"
+        words.append(f"{name}: {error}; on average {lean} ({abs(gap):.1%} off).")
+    return Panel(svg, title, " ".join(words))
 
 
 def forest(
@@ -313,13 +423,8 @@ def rank_diagram(title: str, names: Sequence[str], ranks: Sequence[float], joine
         svg = to_svg(figure)
     words = "; ".join(f"{name}: {number(rank, 2)}" for name, rank in zip(names, ranks, strict=True))
     alike = [f"{names[first]} to {names[last]}" for first, last in joined]
-    return Panel(
-        svg,
-        title,
-        f"Mean ranks: {words}. "
-        + ("No difference could be shown among " + "; ".join(alike) if alike else "All differ")
-        + ".",
-    )
+    shown = f"No difference could be shown among {'; '.join(alike)}" if alike else "All differ"
+    return Panel(svg, title, f"Mean ranks: {words}. {shown}.")
 
 
 @dataclass(frozen=True)
@@ -380,7 +485,8 @@ def lines(
         if limits:
             axes.set_ylim(*limits)
         if len(series) > 1:
-            _legend_below(figure, [line.name for line in series])
+            columns = 1 if legend_rows == len(series) else 2
+            figure.legend(loc="outside lower center", ncols=columns, handlelength=3.4, columnspacing=1.6)
         svg = to_svg(figure)
     return Panel(svg, title, f"{y_label} by {x_label}. " + "; ".join(line.words() for line in series) + ".")
 
@@ -412,12 +518,6 @@ def _ticks_that_fit(axes: Axes, series: Sequence[Series]) -> None:
 def _plain(value: float) -> str:
     """A number on an axis, without an exponent."""
     return f"{value:,.0f}" if value >= 1000 and float(value).is_integer() else f"{value:g}"
-
-
-def _legend_below(figure: Canvas, names: Sequence[str]) -> None:
-    """Two columns unless a name is too long."""
-    columns = 1 if max(map(len, names)) > _LONG_NAME else 2
-    figure.legend(loc="outside lower center", ncols=columns, handlelength=3.4, columnspacing=1.6)
 
 
 def common_limits(groups: Sequence[Sequence[Series]], scale: str = "linear") -> tuple[float, float] | None:
@@ -463,13 +563,15 @@ def _map(
             axes.scatter(
                 points[rest, 0], points[rest, 1], s=5, color=FAINT, marker="o", lw=0, label="others", rasterized=True
             )
+        shown = [str(name) for name in names]
+        shown = [each if len(each) <= _LONG_LABEL else f"{each[: _LONG_LABEL - 1]}…" for each in shown]
         for position, code in enumerate(sorted(common)):
             members = codes == code
             if members.any():
                 x, y = points[members].T
                 axes.scatter(
                     x, y, s=9, color=COLOURS[position], marker=MARKERS[position], lw=0, alpha=0.6,
-                    label=_short(str(names[code])), rasterized=True,
+                    label=shown[code], rasterized=True,
                 )  # fmt: skip
         axes.set(xticks=[], yticks=[])
         axes.grid(visible=False)
@@ -479,37 +581,23 @@ def _map(
         columns = 3 if max(len(str(names[code])) for code in common) <= _SHORT_LABEL else 2
         figure.legend(loc="outside lower center", ncols=columns, handletextpad=0.1, columnspacing=0.9, markerscale=1.6)
         svg = to_svg(figure)
-    share = _explained(points, codes)
+    # The share of the points' variance that is between groups.
+    counts = np.maximum(np.bincount(codes), 1)
+    means = np.stack([np.bincount(codes, weights=points[:, axis]) / counts for axis in (0, 1)], axis=1)
+    total, within = (float(np.square(points - middle).sum()) for middle in (points.mean(axis=0), means[codes]))
+    share = 1.0 - within / total if total > 0 else 0.0
     words = f"{len(points):,} samples. The {what} explains {share:.0%} of the spread of the points."
     if probe is not None:
         words += f" A linear model names the {what} from it with accuracy {number(probe)}."
     return Panel(svg, title, words)
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= _LONG_LABEL else name[: _LONG_LABEL - 1] + "\N{HORIZONTAL ELLIPSIS}"
-
-
-def _explained(points: FloatArray, codes: IntArray) -> float:
-    """Share of the points' variance that is between groups."""
-    counts = np.maximum(np.bincount(codes), 1)
-    means = np.stack([np.bincount(codes, weights=points[:, axis]) / counts for axis in (0, 1)], axis=1)
-    total = float(((points - points.mean(axis=0)) ** 2).sum())
-    within = float(((points - means[codes]) ** 2).sum())
-    return 1.0 - within / total if total > 0 else 0.0
-
-
 def norms_scatter(data: NormPairs) -> list[Panel]:
     """Norm of the part along z against the norm of the part at right angles, one panel per split."""
-    splits = [(split.name, _finite_pairs(split)) for split in data.splits]
+    norms = {split.name: np.array([split.parallel, split.orthogonal], float).T for split in data.splits}
+    splits = [(name, pairs[np.isfinite(pairs).all(axis=1)]) for name, pairs in norms.items()]
     top = max((float(pairs.max()) for _, pairs in splits if len(pairs)), default=1.0) * 1.05
     return [_norms(name, pairs, top, position) for position, (name, pairs) in enumerate(splits) if len(pairs)]
-
-
-def _finite_pairs(split: SplitNorms) -> FloatArray:
-    pairs = np.column_stack([np.asarray(values, float) for values in (split.parallel, split.orthogonal)])
-    kept: FloatArray = pairs[np.isfinite(pairs).all(axis=1)]
-    return kept
 
 
 def _norms(name: str, pairs: FloatArray, top: float, position: int) -> Panel:
@@ -523,11 +611,8 @@ def _norms(name: str, pairs: FloatArray, top: float, position: int) -> Panel:
         svg = to_svg(figure)
     medians = np.median(pairs, axis=0)
     larger = float((pairs[:, 0] > pairs[:, 1]).mean())
-    related = (
-        float(np.corrcoef(pairs[:, 0], pairs[:, 1]).ravel()[1])
-        if len(pairs) > 2 and pairs.std(axis=0).min() > 0
-        else float("nan")
-    )
+    varies = len(pairs) > 2 and pairs.std(axis=0).min() > 0
+    related = float(np.corrcoef(pairs[:, 0], pairs[:, 1]).ravel()[1]) if varies else float("nan")
     words = (
         f"{len(pairs):,} samples. Median norm {number(medians[0], 2)} along z and {number(medians[1], 2)} across it; "
         f"the part along z is the larger in {larger:.0%} of samples; correlation of the two {number(related, 2)}."
@@ -549,11 +634,9 @@ def similarity_dots(rows: Sequence[SimilarityRow]) -> Panel:
         handles, names = axes.get_legend_handles_labels()
         figure.legend(handles[:2], names[:2], loc="outside lower center", ncols=2)
         svg = to_svg(figure)
-    words = " ".join(
-        f"{row.name}: {number(row.within, 4)} within a patient, {number(row.across, 4)} across patients."
-        for row in rows
-    )
-    return Panel(svg, "Similarity of z within and across patients", words)
+    cosines = [(row.name, number(row.within, 4), number(row.across, 4)) for row in rows]
+    words = [f"{name}: {within} within a patient, {across} across patients." for name, within, across in cosines]
+    return Panel(svg, "Similarity of z within and across patients", " ".join(words))
 
 
 def _dot(

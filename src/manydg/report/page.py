@@ -15,10 +15,10 @@ from markupsafe import Markup
 
 from manydg.errors import StorageError
 from manydg.files import claimed, write_atomically
-from manydg.report.plot_style import PREFIX, Panel
+from manydg.report.charts import PREFIX, Panel
 from manydg.report.results_folder import Chapter, ResultsFolder, read_results_folder
 from manydg.report.run_statistics import by_algorithm
-from manydg.report.sections import Block, Bullets, Cell, Column, Figure, Part, Table, Terms, Text, all_sections
+from manydg.report.sections import Block, Bullets, Cell, Figure, Part, Table, Terms, Text, all_sections, text_columns
 from manydg.report.words import MEANING, algorithm_name, algorithm_summary, listed, metric_name, plural, sentence
 
 TITLE = "How well do models do on patients they have never seen?"
@@ -104,7 +104,9 @@ def render(results: ResultsFolder) -> str:
     """The page of a results folder, the same for the same records."""
     chapters = [_chapter(chapter, number) for number, chapter in enumerate(results.chapters, start=1)]
     footer = _FOOTER.format(runs=plural(results.finished_runs, "run"))
-    return document(_title(results), _meta(results), chapters, _reading(results), _reproduce(results), footer)
+    meta = [f"Data: {listed([each.title for each in results.chapters])}", plural(results.finished_runs, "finished run")]
+    meta += [f"results of {results.created}"] if results.created else []
+    return document(_title(results), " · ".join(meta), chapters, _reading(results), _reproduce(results), footer)
 
 
 def document(
@@ -150,18 +152,9 @@ def _chart(panel: Panel, number: int) -> Markup:
 def _title(results: ResultsFolder) -> str:
     """The page's question; synthetic data are named in it."""
     synthetic = [chapter.dataset for chapter in results.chapters if chapter.synthetic]
-    if not synthetic:
-        return TITLE
-    return (
-        SYNTHETIC_TITLE if len(synthetic) == len(results.chapters) else f"{TITLE} ({listed(synthetic)}: {_SYNTHETIC})"
-    )
-
-
-def _meta(results: ResultsFolder) -> str:
-    names = listed([chapter.title for chapter in results.chapters])
-    parts = [f"Data: {names}", plural(results.finished_runs, "finished run")]
-    parts += [f"results of {results.created}"] if results.created else []
-    return " · ".join(parts)
+    if len(synthetic) == len(results.chapters):
+        return SYNTHETIC_TITLE
+    return f"{TITLE} ({listed(synthetic)}: {_SYNTHETIC})" if synthetic else TITLE
 
 
 def _chapter(chapter: Chapter, number: int) -> ChapterPage:
@@ -192,10 +185,8 @@ def _summary(chapter: Chapter) -> list[Block]:
     headline = next((text for section in all_sections() if (text := section.headline(chapter))), "")
     if not headline:
         done = list(dict.fromkeys(record.experiment for record in chapter.uses()))
-        return [
-            *about,
-            Text(f"The methods were not compared here; this page shows {listed(done) or 'no finished run'}."),
-        ]
+        shown = listed(done) or "no finished run"
+        return [*about, Text(f"The methods were not compared here; this page shows {shown}.")]
     decision = [block for section in all_sections() for block in section.first_screen(chapter)]
     if chapter.synthetic:
         decision = [_called_synthetic(block) for block in decision]
@@ -207,14 +198,10 @@ def _summary(chapter: Chapter) -> list[Block]:
 def _reading(results: ResultsFolder) -> list[Block]:
     metrics = dict.fromkeys(name for chapter in results.chapters for name in chapter.target.metrics)
     terms = [(sentence(metric_name(name)), MEANING[name]) for name in metrics if name in MEANING]
-    return [Terms([*terms, *_GLOSSARY, *_methods(results)]), Text(_ABOUT_CHARTS, "note")]
-
-
-def _methods(results: ResultsFolder) -> list[tuple[str, str]]:
-    """Every algorithm of the page and what it is."""
     names = by_algorithm(record for chapter in results.chapters for record in chapter.records if record.ok)
-    meanings = {name: _METHODS.get(name) or algorithm_summary(name) for name in names}
-    return [(algorithm_name(name), meaning) for name, meaning in meanings.items() if meaning]
+    meanings = {algorithm_name(name): _METHODS.get(name) or algorithm_summary(name) for name in names}
+    methods = [(name, meaning) for name, meaning in meanings.items() if meaning]
+    return [Terms([*terms, *_GLOSSARY, *methods]), Text(_ABOUT_CHARTS, "note")]
 
 
 def _reproduce(results: ResultsFolder) -> list[Block]:
@@ -230,8 +217,7 @@ def _reproduce(results: ResultsFolder) -> list[Block]:
         )
     ]
     if rows:
-        columns = [Column(title, numeric=False) for title in ("Data", "Experiment", "Command")]
-        blocks.append(Table("Commands", columns, rows))
+        blocks.append(Table("Commands", text_columns("Data", "Experiment", "Command"), rows))
     version = f" The runs were made with manydg {results.code_version}." if results.code_version else ""
     blocks.append(Text(f"This page: manydg report RESULTS --out report.html.{version}", "note"))
     return blocks

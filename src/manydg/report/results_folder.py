@@ -134,8 +134,12 @@ class Chapter:
         """Figures that belong to an experiment."""
         figures = [figure for figure in self.figures if figure.experiment == experiment]
         source = None if self.about is None else self.about.source
-        of_the_paper = task_on(source) is not None and not self.synthetic
-        return figures if of_the_paper else [_without_paper(figure) for figure in figures]
+        if task_on(source) is not None and not self.synthetic:
+            return figures
+        # The paper's values are of other patients.
+        plain = [replace(each.data, rows=[replace(row, paper=None) for row in each.data.rows])
+                 if isinstance(each.data, CosineTable) else each.data for each in figures]  # fmt: skip
+        return [replace(figure, data=data) for figure, data in zip(figures, plain, strict=True)]
 
     def validation(self, record: RunRecord) -> Predictions | None:
         """Predictions of a run on its validation patients; None where the run's folder is not here."""
@@ -149,7 +153,11 @@ class Chapter:
     def whole_predictions(self, record: RunRecord) -> Predictions | None:
         """All test predictions of a run, those after an event's onset too; None where the run's folder is not here."""
         if record.run not in self._predictions:
-            self._predictions[record.run] = _read_predictions(self.folder, record)
+            read = load_predictions(self.folder, record)
+            if read is not None and not all(PSEUDONYM.fullmatch(str(name)) for name in read.names):
+                message = "name a patient by something other than a pseudonym"
+                raise DataError(f"the predictions of run {record.run} {message}")
+            self._predictions[record.run] = read
         return self._predictions[record.run]
 
 
@@ -181,7 +189,11 @@ def read_results_folder(path: str | Path, reference: str | None = None) -> Resul
         warnings.warn(f"{lack}: run the command that made the results again", ManyDGWarning, stacklevel=3)
     figures = read_figures(folder / FIGURES)
     names = list(dict.fromkeys(record.dataset for record in records))
-    _check_datasets(figures, names)
+    for figure in figures:
+        if figure.dataset not in (names if len(names) > 1 else (*names, None)):
+            raise DataError(
+                f"the figure '{figure.title}' does not say which dataset it is of (datasets here: {', '.join(names)})"
+            )
     chapters = [
         Chapter(
             dataset=name,
@@ -214,22 +226,6 @@ def _what_lacks(folder: Path, records: Sequence[RunRecord]) -> Iterator[str]:
         yield f"{alone} of the runs in {folder / RUNS} have lost their {RUN_RECORD}, so that predictions are left out"
 
 
-def _without_paper(figure: FigureData) -> FigureData:
-    """A figure without the paper's values, which are of other patients."""
-    data = figure.data
-    if not isinstance(data, CosineTable):
-        return figure
-    return replace(figure, data=replace(data, rows=[replace(row, paper=None) for row in data.rows]))
-
-
-def _check_datasets(figures: Sequence[FigureData], names: Sequence[str]) -> None:
-    for figure in figures:
-        if (figure.dataset is None and len(names) > 1) or (figure.dataset is not None and figure.dataset not in names):
-            raise DataError(
-                f"the figure '{figure.title}' does not say which dataset it is of (datasets here: {', '.join(names)})"
-            )
-
-
 def _read_records(folder: Path) -> list[RunRecord]:
     records: dict[str, RunRecord] = {}
     for line, record in enumerate(read_results(folder), start=1):
@@ -243,10 +239,3 @@ def _read_records(folder: Path) -> list[RunRecord]:
     if not records:
         raise DataError(f"{folder / 'results.jsonl'} holds no record of a run: run 'manydg compare' first")
     return list(records.values())
-
-
-def _read_predictions(folder: Path, record: RunRecord) -> Predictions | None:
-    predictions = load_predictions(folder, record)
-    if predictions is not None and not all(PSEUDONYM.fullmatch(str(name)) for name in predictions.names):
-        raise DataError(f"the predictions of run {record.run} name a patient by something other than a pseudonym")
-    return predictions

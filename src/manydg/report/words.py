@@ -11,6 +11,7 @@ import numpy as np
 
 from manydg.algorithms import ALGORITHMS
 from manydg.studies.summary_text import METRIC_NAMES
+from manydg.targets import oriented
 
 MINUS = "\N{MINUS SIGN}"
 
@@ -208,17 +209,18 @@ def noted(text: str) -> str:
     return sentence(re.sub(r"\b\w+\b", lambda word: METRICS.get(word[0], word[0]), text)) + "."
 
 
-def worst_values(values: Sequence[float], label: str, *, errors: bool) -> str:
-    """How the worst-off patients do: those with the lowest values, or with the highest of an error.
+def worst_values(values: Sequence[float], metric: str) -> str:
+    """How the worst-off patients do: those with the lowest values of a metric, or with the highest of an error.
 
     Examples
     --------
-    >>> worst_values([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0], "mean absolute error", errors=True)
+    >>> worst_values([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0], "mae")
     '9 of 10 patients have mean absolute error of 9.100 or less; the highest has 10.000'
-    >>> worst_values([0.2, 0.5], "kappa", errors=False)
+    >>> worst_values([0.2, 0.5], "kappa")
     'the lowest kappa of 2 patients is 0.200'
     """
-    if not errors:
+    label = metric_name(metric)
+    if oriented(metric, 1.0) > 0:
         return low_values(values, label)
     total, highest, tenth = len(values), max(values), float(np.quantile(values, 0.9))
     if total < 10:

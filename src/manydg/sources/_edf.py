@@ -112,15 +112,6 @@ class EdfHeader:
         """Samples per second of a channel."""
         return channel.samples_per_record / self.record_seconds
 
-    def find(self, label: str) -> EdfChannel:
-        """The channel of a name, whatever its case and with or without ``EEG`` in front."""
-        matches = [channel for channel in self.channels if _plain(channel.label) == _plain(label)]
-        if len(matches) == 1:
-            return matches[0]
-        if matches:
-            raise DataError(f"{self.path} has {len(matches)} channels called '{label}': it is not clear which is meant")
-        raise DataError(f"{self.path} has no channel '{label}'; its channels are {', '.join(self.labels) or 'none'}")
-
 
 def _plain(label: str) -> str:
     return label.strip().lower().removeprefix("eeg ").replace(" ", "")
@@ -141,18 +132,13 @@ def read_header(path: str | Path) -> EdfHeader:
         raise StorageError(f"cannot read {file}: {error.strerror or error}") from error
     if len(block) < 256 * signals:
         raise DataError(f"{file} is truncated: it ends within its header ({size} bytes). Download it again")
-    _check_text(file, fixed + block)
-    return _check(file, size, fixed, _channels(file, block, signals))
-
-
-def _check_text(file: Path, header: bytes) -> None:
-    """Raise if a header is not text throughout: it is shorter or longer than it says, or line ends were converted."""
-    control = re.search(rb"[\x01-\x1f\x7f]", header)
-    if control:
+    # Not text throughout: the header is shorter or longer than it says, or line ends were converted.
+    if control := re.search(rb"[\x01-\x1f\x7f]", fixed + block):
         raise DataError(
             f"{file} is damaged: its header is not text at byte {control.start()}, as if bytes were inserted or left "
             "out (line ends converted?). Download it again, as a binary file"
         )
+    return _check(file, size, fixed, _channels(file, block, signals))
 
 
 def _check(file: Path, size: int, fixed: bytes, channels: tuple[EdfChannel, ...]) -> EdfHeader:
@@ -217,8 +203,6 @@ def _channels(file: Path, block: bytes, signals: int) -> tuple[EdfChannel, ...]:
 
 def _text(field: bytes) -> str:
     text = field.decode("latin1").strip("\0 ")
-    if text.isprintable():
-        return text
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
@@ -264,17 +248,6 @@ def microvolts_per_unit(header: EdfHeader, channel: EdfChannel) -> float:
 def is_voltage(channel: EdfChannel) -> bool:
     """Whether a channel states a unit that is a voltage."""
     return channel.unit.strip().lower() in MICROVOLTS
-
-
-def read_epochs(
-    header: EdfHeader,
-    channels: Sequence[EdfChannel],
-    epochs: npt.NDArray[np.int64],
-    epoch_samples: int,
-    content: npt.NDArray[np.uint8] | None = None,
-) -> npt.NDArray[np.float32]:
-    """:func:`read_windows` of some epochs, counted from the start of the recording, in rising order."""
-    return read_windows(header, channels, epochs * epoch_samples, epoch_samples, content)
 
 
 def read_windows(
@@ -347,15 +320,12 @@ class AmplitudeCheck:
         margin = (high - low) * np.float32(1e-3)
         self._low, self._high = low - margin, high + margin
 
-    def add(self, signal: npt.NDArray[np.float32]) -> None:
-        """Count some epochs ``(epochs, channels, samples)`` in microvolts; one sample of four is looked at."""
-        self._add(np.arange(len(self._channels)), signal)
+    def add(self, signal: npt.NDArray[np.float32], channel: EdfChannel | None = None) -> None:
+        """Count some epochs ``(epochs, channels, samples)`` in microvolts, of all channels or of one.
 
-    def add_channel(self, channel: EdfChannel, records: npt.NDArray[np.float32]) -> None:
-        """Count some data records ``(records, samples)`` of one channel in microvolts."""
-        self._add(np.array([self._channels.index(channel)]), records[:, None])
-
-    def _add(self, numbers: npt.NDArray[np.int64], signal: npt.NDArray[np.float32]) -> None:
+        One sample of four is looked at.
+        """
+        numbers = np.arange(len(self._channels)) if channel is None else np.array([self._channels.index(channel)])
         part = np.ascontiguousarray(signal[..., ::4])
         with np.errstate(over="ignore", invalid="ignore"):
             deviations = part.std(axis=2)
@@ -624,7 +594,9 @@ class Montage:
             return [(text, (label,))]
         if not any(letter in text for letter in "*?["):
             return []
-        return [(label, (label,)) for label in labels.header.labels if _fits(label, text)]
+        forms: tuple[Callable[[str], str], ...] = (str.lower, _plain)
+        every = labels.header.labels
+        return [(each, (each,)) for each in every if any(fnmatchcase(form(each), form(text)) for form in forms)]
 
     def _label(self, labels: _Labels, name: str) -> str | None:
         """The label that a name means: the very same, the same but for case and ``EEG``, an alias, or a like one."""
@@ -650,10 +622,6 @@ class _Labels:
         for form, known in self.by_form.items():
             for label in labels:
                 known.setdefault(form(label), []).append(label)
-
-
-def _fits(label: str, pattern: str) -> bool:
-    return fnmatchcase(label.lower(), pattern.lower()) or fnmatchcase(_plain(label), _plain(pattern))
 
 
 def _no_channel(header: EdfHeader, text: str) -> DataError:
@@ -813,8 +781,9 @@ class SignalReader:
             signal = read_windows(self.header, self.channels, starts, samples, self._content)
             self._amplitudes.add(signal)
             return signal
-        cut = [_cut_float(row, starts, samples) for row in self._whole]
-        return np.stack(cut, axis=1)
+        first, end = int(starts[0]), int(starts[-1]) + samples
+        cut = [_cut(row[first:end], starts - first, samples) for row in self._whole]
+        return np.stack(cut, axis=1).astype(np.float32, copy=False)
 
     def warn_of_amplitudes(self) -> None:
         """Warn of each channel that was read so far and is not plausible."""
@@ -824,8 +793,10 @@ class SignalReader:
     def _whole(self) -> npt.NDArray[np.float32]:
         """All of the recording, ``(channels, samples)``, resampled, derived and filtered segment by segment."""
         whole = self._room(len(self.derivations), sum(count for _, count in self._bounds))
+        sides = ["\0".join(side) for each in self.derivations for side in (each.plus, each.minus) if side]
+        # Such as a common reference.
+        shared = {side for side in sides if sides.count(side) > 1}
         for segment, (first, count) in zip(self.segments, self._bounds, strict=True):
-            shared = _shared_labels(self.derivations)
             cache: dict[str, npt.NDArray[np.float32]] = {}
             for row, derivation in enumerate(self.derivations):
                 signal = self._mean(derivation.plus, segment, count, cache, shared)
@@ -875,8 +846,8 @@ class SignalReader:
         channel = next(channel for channel in self.channels if channel.label == label)
         size = channel.samples_per_record
         starts = np.arange(segment.first, segment.first + segment.records) * size
-        recorded = read_windows(self.header, [channel], starts, size, self._content)[:, 0]
-        self._amplitudes.add_channel(channel, recorded)
+        recorded = read_windows(self.header, [channel], starts, size, self._content)
+        self._amplitudes.add(recorded, channel)
         whole = recorded.reshape(-1)
         rate = self.header.rate(channel)
         if abs(rate - self.format.rate) > 1e-6 * rate:
@@ -887,30 +858,16 @@ class SignalReader:
         return np.pad(whole[:count], (0, max(0, count - len(whole))), mode="edge").astype(np.float32, copy=False)
 
 
-def _shared_labels(derivations: Sequence[Derivation]) -> set[str]:
-    """Sides that occur in several derivations, such as a common reference."""
-    sides = ["\0".join(side) for each in derivations for side in (each.plus, each.minus) if side]
-    return {side for side in sides if sides.count(side) > 1}
-
-
-def _cut_float(values: npt.NDArray[np.float32], starts: npt.NDArray[np.int64], samples: int) -> npt.NDArray[np.float32]:
-    first = int(starts[0])
-    return np.asarray(_cut(values[first : int(starts[-1]) + samples], starts - first, samples), np.float32)
-
-
 def _filtered(signal: npt.NDArray[np.float32], format: SignalFormat) -> npt.NDArray[np.float32]:
     """Without what is outside the band and at the notch: Butterworth of order 4 and a notch of Q 30, without delay."""
     if format.low is None and format.high is None and format.notch is None:
         return signal
     from scipy.signal import butter, iirnotch, sosfiltfilt, tf2sos
 
-    stages = []
-    if format.low is not None and format.high is not None:
-        stages.append(butter(4, (format.low, format.high), "bandpass", fs=format.rate, output="sos"))
-    elif format.low is not None:
-        stages.append(butter(4, format.low, "highpass", fs=format.rate, output="sos"))
-    elif format.high is not None:
-        stages.append(butter(4, format.high, "lowpass", fs=format.rate, output="sos"))
+    stages, edges = [], [edge for edge in (format.low, format.high) if edge is not None]
+    if edges:
+        kind = "bandpass" if len(edges) == 2 else "lowpass" if format.low is None else "highpass"
+        stages.append(butter(4, edges if len(edges) == 2 else edges[0], kind, fs=format.rate, output="sos"))
     if format.notch is not None:
         stages.append(tf2sos(*iirnotch(format.notch, 30, fs=format.rate)))
     sections = np.concatenate(stages)

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 from pydantic import TypeAdapter
 from torch import Tensor
 
@@ -79,6 +80,10 @@ class CohortFlow:
     def add(self, step: str, **counts: int) -> None:
         """Add what is left after a step; any counts may be named (patients, samples, rows, left_out, ...)."""
         self._steps.append(CohortStep(step, {name: int(count) for name, count in counts.items()}))
+
+    def count(self, step: str, patients: pl.Series, **left_out: int) -> None:
+        """Add a step after which samples of these patients are left, one entry a sample."""
+        self.add(step, patients=patients.n_unique(), samples=len(patients), **left_out)
 
     def extend(self, steps: Iterable[CohortStep]) -> None:
         """Add the steps of another flow."""

@@ -30,16 +30,7 @@ _ONSETS = ("onset", "start", "start_time", "starttime", "onset_s", "start_s", "b
 _DURATIONS = ("duration", "duration_s", "length", "dur")
 _ENDS = ("end", "stop", "end_time", "endtime", "end_s", "offset")
 _LABELS = (
-    "trial_type",
-    "stage",
-    "sleep_stage",
-    "label",
-    "description",
-    "annotation",
-    "event",
-    "class",
-    "type",
-    "value",
+    *("trial_type", "stage", "sleep_stage", "label", "description", "annotation", "event", "class", "type", "value"),
 )
 _NUMBERS = ("epoch", "epoch_number", "epoch_idx", "row", "index", "")
 _NOTHING = ("", "n/a", "na", "nan", "none")
@@ -267,22 +258,11 @@ _MOVES = ("movement time", "movement", "movement|6", "mt", "m", "sleep stage m",
 
 
 def _stage(number: int) -> tuple[str, ...]:
-    names = (
-        f"sleep stage {number}",
-        f"sleep stage n{number}",
-        f"n{number}",
-        f"s{number}",
-        f"stage {number}",
-        str(number),
-    )
-    return (
-        *names,
-        f"nrem{number}",
-        f"nrem {number}",
-        f"stage {number} sleep|{number}",
-        f"stage n{number}",
-        f"sleep stage s{number}",
-    )
+    words = (
+        "sleep stage {0}", "sleep stage n{0}", "n{0}", "s{0}", "stage {0}", "{0}", "nrem{0}", "nrem {0}",
+        "stage {0} sleep|{0}", "stage n{0}", "sleep stage s{0}",
+    )  # fmt: skip
+    return tuple(word.format(number) for word in words)
 
 
 def _preset(stages: Mapping[str, tuple[str, ...]]) -> dict[str, str]:

@@ -231,6 +231,11 @@ class SamplePredictions:
     threshold: float | None
     trust: Mapping[str, Sequence[Any]]
 
+    def some(self, rows: slice) -> SamplePredictions:
+        """Those of some samples."""
+        trust = {name: values[rows] for name, values in self.trust.items()}
+        return SamplePredictions(self.target, self.probabilities[rows], self.decisions[rows], self.threshold, trust)
+
 
 @dataclass(frozen=True)
 class PublishedCounts:

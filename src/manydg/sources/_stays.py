@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -33,7 +34,7 @@ from manydg.sources._events import (
 )
 from manydg.sources._preparing import CohortFlow, WorkFolder, describe_files, run_jobs, with_provenance, work_folder
 from manydg.sources._source import NewSamples, Options, TrainedOn, option
-from manydg.sources._tables import Array, CategoryMap, SampleIndex, Table
+from manydg.sources._tables import Array, CategoryMap, SampleIndex, Table, limit_patients
 
 DAY = 24 * 60
 ETHNICITIES = ("caucasian", "african american", "hispanic", "asian", "native american", "other/unknown")
@@ -99,9 +100,8 @@ def readmitted(stays: pl.DataFrame, *, within_days: float = 15.0, min_gap: float
     - ``min_gap``: It starts at least this many minutes after this one ends; 0 counts transfers too.
     - returns ``(stays,)``
     """
-    keys = stays.select("scope", "start", "order", end=pl.col("start") + pl.col("length").fill_null(0)).with_row_index(
-        "row"
-    )
+    keys = stays.select("scope", "start", "order", end=pl.col("start") + pl.col("length").fill_null(0))
+    keys = keys.with_row_index("row")
     pairs = keys.join(keys, on="scope", suffix="_next").filter(
         (pl.col("order_next") > pl.col("order"))
         & (pl.col("start_next") - pl.col("start") < within_days * DAY)
@@ -218,7 +218,8 @@ class EventReader(ABC):
         """
         counts: dict[str, int] = {}
         (field,) = self.fields_of[table.name]
-        names, texts = self._words(field.name), CategoryMap(_numbers, np.float32)
+        names = self._words(field.name)
+        texts = CategoryMap(lambda texts: parse_numbers(texts).fill_null(np.nan).to_numpy(), np.float32)
         number = pl.col(values[-1]).cast(pl.Float32, strict=False).fill_null(np.nan)
         columns = [category(name), number.alias("number"), pl.col(*values)]
         texts_type = pl.Categorical(pl.Categories.random())
@@ -260,19 +261,7 @@ def count(counts: dict[str, int], name: str, mask: Array) -> None:
     counts[name] = counts.get(name, 0) + int(mask.sum())
 
 
-def _numbers(texts: pl.Series) -> Array:
-    return parse_numbers(texts).fill_null(np.nan).to_numpy()
-
-
 # The dataset folder
-
-
-def _limit(stays: pl.DataFrame, limit: int | None, flow: CohortFlow) -> pl.DataFrame:
-    if limit is None:
-        return stays
-    kept = stays.filter(pl.col("patient").rank("dense") <= limit)
-    flow.add(f"limited to {limit} patients", patients=kept["patient"].n_unique(), samples=kept.height)
-    return kept
 
 
 def _sites(stays: pl.DataFrame) -> dict[str, str]:
@@ -314,20 +303,14 @@ class StayCohort:
     settings: Mapping[str, Json] = field(default_factory=dict)
 
     def prepare(
-        self,
-        raw: Path,
-        out: Path,
-        read: Callable[[CohortFlow], pl.DataFrame],
-        options: StayOptions,
-        *,
-        workers: int,
-        overwrite: bool,
-    ) -> Path:
+        self, raw: Path, out: Path, read: Callable[[CohortFlow], pl.DataFrame], options: StayOptions, *,
+        workers: int, overwrite: bool,
+    ) -> Path:  # fmt: skip
         """Make a dataset folder; ``read`` gives the stays, as :func:`read_stays` does."""
         flow, decisive = CohortFlow(), {"limit_patients": options.limit_patients, "version": 3, "block": BLOCK}
         with work_folder(out, self.source, decisive) as work, ThreadPoolExecutor(1) as pool:
             files = pool.submit(describe_files, [table.path for table in self.tables.values()])
-            stays = _limit(read(flow), options.limit_patients, flow)
+            stays = limit_patients(read(flow), "patient", options.limit_patients, flow)
             labels = readmitted(stays, within_days=options.within_days, min_gap=options.min_gap)
             store = self._read_events(stays, workers, flow, work)
             vocabulary = store.vocabulary(options.min_count)
@@ -337,7 +320,11 @@ class StayCohort:
             with DatasetWriter(out, target, info, overwrite=overwrite) as writer:
                 blocks = store.blocks(vocabulary, min_events=options.min_events, max_events=options.max_events)
                 kept = _write_blocks(writer, blocks, stays, labels, flow, options.min_events)
-                _check_labels(labels[kept])
+                if len(there := np.unique(labels[kept])) < 2:
+                    raise DataError(
+                        f"{'every' if there[0] else 'no'} unit stay is followed by another: there is nothing to learn; "
+                        "check min_gap and within_days"
+                    )
                 origin = files.result()
                 writer.info = replace(writer.info, sites=_sites(stays[kept]))
                 writer.info = with_provenance(writer.info, self.source, origin, options.to_json(), flow, raw=raw)
@@ -402,11 +389,10 @@ def _write_blocks(
 ) -> npt.NDArray[np.int64]:
     """Write the blocks; returns the numbers of the stays written."""
     static, times, patients = static_features(stays), stays["time"].to_numpy(), stays["patient"].to_numpy()
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     kept = []
     for block in blocks:
-        for name, count in block.counts.items():
-            counts[name] = counts.get(name, 0) + count
+        counts.update(block.counts)
         if len(block.samples):
             rows = block.samples
             writer.append_immutable(block.columns | {"static": static[rows]}, labels[rows], patients[rows], times[rows])
@@ -425,11 +411,3 @@ def _write_blocks(
         left_out_repeated_rows=counts["repeated_rows"],
     )
     return chosen
-
-
-def _check_labels(labels: npt.NDArray[np.int64]) -> None:
-    if labels.min() == labels.max():
-        word = "every" if labels.min() else "no"
-        raise DataError(
-            f"{word} unit stay is followed by another: there is nothing to learn; check min_gap and within_days"
-        )

@@ -19,7 +19,7 @@ import polars as pl
 from manydg.data.columns import parse_numbers
 from manydg.errors import DataError, StorageError, warn
 from manydg.files import UNPACKED_MOST, UNPACKED_RATIO, unpacked_limit
-from manydg.sources._preparing import hint_at_another
+from manydg.sources._preparing import CohortFlow, hint_at_another
 
 _ENDINGS = (".csv", ".csv.gz")
 _HEADER_LIMIT = 1 << 20
@@ -56,6 +56,28 @@ class Table:
             self.path, infer_schema=False, schema_overrides={self.columns[name]: pl.Int64 for name in integers}
         )
         return frame.select(pl.col(self.columns[name]).alias(name) for name in (*integers, *texts))
+
+    def collect(self, *, integers: Sequence[str] = (), texts: Sequence[str] = ()) -> pl.DataFrame:
+        """The named columns of all rows; a table without rows is an error."""
+        with self.reading(integers):
+            rows = self.scan(integers=integers, texts=texts).collect(engine="streaming")
+        if rows.is_empty():
+            raise DataError(f"{self.path} holds no rows: download it again")
+        return rows
+
+    def distinct(
+        self, rows: pl.DataFrame, key: str, patient: str, flow: CohortFlow, step: str, nameless: int
+    ) -> pl.DataFrame:
+        """Rows each once, counted as a step; two rows of one ``key`` with other content are an error.
+
+        - ``nameless``: How many rows were left out before because they lack an id.
+        """
+        once = rows.unique(maintain_order=True)
+        if once[key].n_unique() < once.height:
+            raise DataError(f"{self.path}: a {key} is there twice with other content: download it again")
+        repeated = rows.height - once.height
+        flow.count(step, once[patient], left_out_without_id=nameless, left_out_duplicates=repeated)
+        return once
 
     @contextmanager
     def reading(self, integers: Sequence[str] = ()) -> Iterator[None]:
@@ -114,8 +136,7 @@ def find_tables(
         raise DataError(
             f"{folder} holds none of the {source} tables ({', '.join(needed)}): name the right folder.{hint}"
         )
-    missing = [name for name in needed if name not in present]
-    if missing:
+    if missing := [name for name in needed if name not in present]:
         name = missing[0]
         remedy = f", or say that you do without it (--without {name})" if name in optional else ""
         raise DataError(
@@ -144,7 +165,8 @@ def check_whole(path: Path, fields: int, separator: str = ",") -> None:
     """
     with path.open("rb") as file:
         packed = file.read(2) == _GZIP
-    tail = _unpacked_tail(path) if packed else _plain_tail(path)
+        file.seek(max(0, path.stat().st_size - _TAIL))
+        tail = _unpacked_tail(path) if packed else file.read()
     lines = tail.decode("utf-8", "replace").splitlines()
     last = next((line for line in reversed(lines[1:]) if line.strip()), "")
     # With an odd number of quotes the row began on an earlier line, in a text that holds a line break.
@@ -172,12 +194,6 @@ def check_unpacked_rows(path: Path, rows: int, columns: int) -> None:
             f"{path} announces {rows:,} rows of {columns:,} columns in {size:,} bytes, which unpack to more than "
             f"{limit / 2**20:,.0f} MB: no table of measurements does. If it is one, split it"
         )
-
-
-def _plain_tail(path: Path) -> bytes:
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - _TAIL))
-        return file.read()
 
 
 def _unpacked_tail(path: Path) -> bytes:
@@ -247,6 +263,15 @@ def _broken_file(path: Path, error: BaseException) -> DataError | StorageError:
     if path.suffix.lower() == ".gz" and not isinstance(error, FileNotFoundError | PermissionError):
         return DataError(f"{path} is cut short or is not a whole gzip file: download it again")
     return StorageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}")
+
+
+def limit_patients(frame: pl.DataFrame, patient: str, limit: int | None, flow: CohortFlow) -> pl.DataFrame:
+    """The rows of the first so many patients; ``patient`` is the column of their ids."""
+    if limit is None:
+        return frame
+    kept = frame.filter(pl.col(patient).rank("dense") <= limit)
+    flow.count(f"limited to {limit} patients", kept[patient])
+    return kept
 
 
 # Ids of patients, which are text: 1000, 01000 and 1e3 are three people.

@@ -30,6 +30,7 @@ from manydg.sources._tables import (
     as_ids_of,
     find_tables,
     ids_of,
+    limit_patients,
     open_table,
     table_names,
 )
@@ -167,7 +168,9 @@ class VisitCohort:
         saved = run_jobs(keep_table, jobs, work, SavedTable, workers=workers, title="tables")
         for job, table in zip(jobs, saved, strict=True):
             flow.extend(table.flow)
-            frames.append(kept_table(job.argument))
+            assert job.argument.out is not None
+            with disk_errors(work.path):
+                frames.append(pl.read_ipc(job.argument.out))
         return Records(visits, *frames)
 
     def _read_new(self, ndc_map: Path | None) -> Records:
@@ -216,13 +219,6 @@ class TableTask:
     out: Path | None = None
 
 
-def read_table(task: TableTask, flow: CohortFlow) -> pl.DataFrame:
-    """``hadm_id`` and ``code`` of a table, each pair once."""
-    if task.ndc_map is not None:
-        return read_drugs(task.table, task.ndc_map, task.visits, flow)
-    return read_codes(task.table, task.icd, task.visits, flow, most=task.most)
-
-
 @dataclass(frozen=True)
 class SavedTable:
     """The steps of a table's cohort flow, and the file its codes are in."""
@@ -232,42 +228,25 @@ class SavedTable:
 
 
 def keep_table(task: TableTask) -> SavedTable:
-    """Read a table and save its codes in a file."""
+    """Read a table and save its codes in a file: ``hadm_id`` and ``code``, each pair once."""
     assert task.out is not None
     flow = CohortFlow()
-    codes = read_table(task, flow)
+    if task.ndc_map is not None:
+        codes = read_drugs(task.table, task.ndc_map, task.visits, flow)
+    else:
+        codes = read_codes(task.table, task.icd, task.visits, flow, most=task.most)
     with disk_errors(task.out.parent):
         codes.write_ipc(task.out)
     return SavedTable(list(flow.steps()), {task.out.name: task.out.stat().st_size})
 
 
-def kept_table(task: TableTask) -> pl.DataFrame:
-    """The codes that :func:`keep_table` saved."""
-    assert task.out is not None
-    with disk_errors(task.out.parent):
-        return pl.read_ipc(task.out)
-
-
 def read_admissions(table: Table, flow: CohortFlow) -> pl.DataFrame:
     """Admissions with a usable time, sorted by patient and admission time."""
-    with table.reading(["hadm_id"]):
-        scan = table.scan(integers=["hadm_id"], texts=["subject_id", "admittime", "dischtime"])
-        rows = scan.collect(engine="streaming")
-    if rows.is_empty():
-        raise DataError(f"{table.path} holds no rows: download it again")
+    rows = table.collect(integers=["hadm_id"], texts=["subject_id", "admittime", "dischtime"])
     known = rows.drop_nulls(_KEYS)
     known = known.with_columns(ids_of(known["subject_id"]))
-    frame = known.unique(maintain_order=True)
-    if frame["hadm_id"].n_unique() < frame.height:
-        twice = frame.filter(pl.col("hadm_id").is_duplicated())
-        raise DataError(f"{table.path}: {twice['hadm_id'].n_unique()} admissions stand there twice with other content")
-    _count_visits(
-        flow,
-        "admissions in the table",
-        frame,
-        left_out_without_id=rows.height - known.height,
-        left_out_duplicates=known.height - frame.height,
-    )
+    nameless = rows.height - known.height
+    frame = table.distinct(known, "hadm_id", "subject_id", flow, "admissions in the table", nameless)
     start, end = _time("admittime"), _time("dischtime")
     timed = frame.with_columns(start=start, end=end).filter(pl.col("start").is_not_null())
     forward = timed.filter((pl.col("end") >= pl.col("start")).fill_null(True))
@@ -275,13 +254,9 @@ def read_admissions(table: Table, flow: CohortFlow) -> pl.DataFrame:
         raise DataError(
             f"{table.path}: not one of {frame.height} admissions has an ADMITTIME such as 2164-10-23 21:09:00"
         )
-    _count_visits(
-        flow,
-        "admissions that begin at a known time and end after it",
-        forward,
-        left_out_without_time=frame.height - timed.height,
-        left_out_end_before_start=timed.height - forward.height,
-    )
+    left_out = {"without_time": frame.height - timed.height, "end_before_start": timed.height - forward.height}
+    counts = {f"left_out_{reason}": count for reason, count in left_out.items()}
+    flow.count("admissions that begin at a known time and end after it", forward["subject_id"], **counts)
     ordered = forward.sort("subject_id", "start", "hadm_id")
     hours = (pl.col("start") - pl.col("start").first().over("subject_id")).dt.total_seconds() / 3600.0
     return ordered.select("subject_id", "hadm_id", hours=hours)
@@ -430,21 +405,14 @@ def keep_listed_drugs(drugs: pl.DataFrame, path: str | Path, flow: CohortFlow) -
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot read the list of drugs {path}: {error}") from None
     kept = drugs.filter(pl.col("code").is_in(sorted(listed)))
-    flow.add("drugs on the list", codes=kept["code"].n_unique(), left_out_codes=_left(drugs, kept))
+    codes = kept["code"].n_unique()
+    flow.add("drugs on the list", codes=codes, left_out_codes=drugs["code"].n_unique() - codes)
     return kept
-
-
-def _left(before: pl.DataFrame, after: pl.DataFrame) -> int:
-    return before["code"].n_unique() - after["code"].n_unique()
 
 
 def _time(column: str) -> pl.Expr:
     text = pl.col(column).str.strip_chars()
     return pl.coalesce(text.str.to_datetime(form, strict=False, time_unit="us") for form in _TIME_FORMATS)
-
-
-def _count_visits(flow: CohortFlow, step: str, visits: pl.DataFrame, **left_out: int) -> None:
-    flow.add(step, patients=visits["subject_id"].n_unique(), samples=visits.height, **left_out)
 
 
 # Drugs: NDC to ATC by a table the user names, and pairs of drugs that interact
@@ -531,7 +499,9 @@ def read_interactions(
     """
     table = _open_map(path, "drug-interaction table")
     if "atc_1" in table.columns:
-        pairs = _atc_pairs(table)
+        with table.reading():
+            rows = table.scan(texts=["atc_1", "atc_2"]).collect(engine="streaming")
+        pairs = rows.select(first=cut_atc(pl.col("atc_1")), second=cut_atc(pl.col("atc_2"))).drop_nulls().unique()
     elif "stitch 1" in table.columns:
         if compounds is None:
             raise DataError(f"{path} names STITCH compounds: name the table that gives their ATC codes too (--ddi-atc)")
@@ -555,16 +525,10 @@ def _open_map(path: str | Path, what: str) -> Table:
 
 
 def _column(table: Table, names: tuple[str, ...]) -> str:
-    for name in names:
-        if name in table.columns:
-            return name
-    raise DataError(f"{table.path} has no column '{names[0]}'; its columns are {', '.join(table.columns)}")
-
-
-def _atc_pairs(table: Table) -> pl.DataFrame:
-    with table.reading():
-        rows = table.scan(texts=["atc_1", "atc_2"]).collect(engine="streaming")
-    return rows.select(first=cut_atc(pl.col("atc_1")), second=cut_atc(pl.col("atc_2"))).drop_nulls().unique()
+    known = next((name for name in names if name in table.columns), None)
+    if known is None:
+        raise DataError(f"{table.path} has no column '{names[0]}'; its columns are {', '.join(table.columns)}")
+    return known
 
 
 def _compound_pairs(table: Table, compounds: Path, side_effects: int) -> pl.DataFrame:
@@ -636,7 +600,8 @@ def visit_columns(
     """
     chosen = np.flatnonzero(complete)
     before = np.concatenate([[0], np.cumsum(complete)])
-    first = _first_of(patients)[rows]
+    begins = np.concatenate([[True], patients[1:] != patients[:-1]])[: len(patients)]
+    first = np.flatnonzero(begins)[np.cumsum(begins) - 1][rows]
     start, count = before[first], before[rows] - before[first]
     earlier = chosen[ranges(start, count)]
     with_current = np.empty(len(earlier) + len(rows), np.int64)
@@ -650,21 +615,6 @@ def visit_columns(
     }
     columns["history_drugs"] = Ragged(codes["drugs"].take(torch.from_numpy(earlier)), offsets_of(count))
     return columns
-
-
-def multi_hot(drugs: Ragged, rows: IntArray, size: int) -> npt.NDArray[np.float32]:
-    """Label indicators ``(rows, size)`` of the visits at the given positions."""
-    taken = drugs.take(torch.from_numpy(rows))
-    labels = np.zeros((len(rows), size), np.float32)
-    labels[taken.row_of_item().numpy(), np.asarray(taken.values)] = 1.0
-    return labels
-
-
-def _first_of(groups: IntArray) -> IntArray:
-    """For each position, where its run of equal values begins."""
-    begins = np.concatenate([[True], groups[1:] != groups[:-1]]) if len(groups) else np.zeros(0, bool)
-    starts: IntArray = np.flatnonzero(begins)[np.cumsum(begins) - 1]
-    return starts
 
 
 # The cohort and the dataset folder
@@ -707,18 +657,14 @@ def _cohort(records: Records, min_visits: int, limit: int | None, flow: CohortFl
     visits = records.visits
     for name in ("diagnoses", "procedures", "drugs"):
         visits = visits.join(getattr(records, name), on="hadm_id", how="semi", maintain_order="left")
-        _count_visits(flow, f"visits with {'mapped drugs' if name == 'drugs' else name}", visits)
+        flow.count(f"visits with {'mapped drugs' if name == 'drugs' else name}", visits["subject_id"])
     visits = visits.filter(pl.len().over("subject_id") >= min_visits)
-    _count_visits(flow, f"patients with {min_visits} or more complete visits", visits)
-    if limit is not None:
-        first = visits["subject_id"].unique().sort().head(limit)
-        visits = visits.filter(pl.col("subject_id").is_in(first.to_list()))
-        _count_visits(flow, f"limited to {limit} patients", visits)
+    flow.count(f"patients with {min_visits} or more complete visits", visits["subject_id"])
+    visits = limit_patients(visits, "subject_id", limit, flow)
     if visits.is_empty():
         raise DataError(f"no patient has {min_visits} or more complete visits: there is nothing to learn from")
-    kept = visits.select("hadm_id")
-    codes = [frame.join(kept, on="hadm_id", how="semi") for frame in (records.diagnoses, records.procedures)]
-    return Records(visits, codes[0], codes[1], records.drugs.join(kept, on="hadm_id", how="semi"))
+    codes = (records.diagnoses, records.procedures, records.drugs)
+    return Records(visits, *(frame.join(visits.select("hadm_id"), on="hadm_id", how="semi") for frame in codes))
 
 
 def _vocabularies(records: Records) -> dict[str, list[str]]:
@@ -741,4 +687,7 @@ def _write(
         for start in range(0, visits.height, _PIECE):
             rows = np.arange(start, min(start + _PIECE, visits.height))
             columns = visit_columns(patients, complete, rows, codes)
-            writer.append(columns, multi_hot(codes["drugs"], rows, target.size), patients[rows], hours[rows])
+            taken = codes["drugs"].take(torch.from_numpy(rows))
+            labels = np.zeros((len(rows), target.size), np.float32)
+            labels[taken.row_of_item().numpy(), np.asarray(taken.values)] = 1.0
+            writer.append(columns, labels, patients[rows], hours[rows])

@@ -92,7 +92,6 @@ _SUBJECT = re.compile(r"(?:^|_)sub-([^_]+)")
 _SESSION = re.compile(r"(?:^|_)ses-([^_]+)")
 _BLOCK_BYTES = 3 << 20
 _STAGE_WORDS = {name: f"Sleep stage {name}" for name in ("W", "N1", "N2", "N3")} | {"REM": "Sleep stage R"}
-_NO_STAGE = "Sleep stage ?"
 _HEIGHT = {"W": 4, "REM": 3, "N1": 2, "N2": 1, "N3": 0}
 
 
@@ -105,32 +104,23 @@ class EdfOptions(Options):
     """
 
     channels: tuple[str, ...] = option(
-        (),
-        help="Channels: names, patterns ('EEG*') or derivations ('C4-M1', 'C4 - mean(M1,M2)', 'EOG=E1-M2').",
-        metavar="CHANNEL...",
-        greedy=True,
-        shown_default="all voltages",
-    )
+        (), help="Channels: names, patterns ('EEG*') or derivations ('C4-M1', 'C4 - mean(M1,M2)', 'EOG=E1-M2').",
+        metavar="CHANNEL...", greedy=True, shown_default="all voltages",
+    )  # fmt: skip
     alias: tuple[str, ...] = option(
-        (),
-        help="Another label of a channel, as 'M1=A1'; repeat it for more.",
-        metavar="NAME=LABEL",
+        (), help="Another label of a channel, as 'M1=A1'; repeat it for more.", metavar="NAME=LABEL",
         shown_default="none",
-    )
+    )  # fmt: skip
     rate: float | None = option(None, help="Resample to this rate in Hz.", low=0.1, shown_default="as recorded")
     bandpass: str | None = option(
-        None,
-        help="Band-pass filter in Hz, as '0.3-35'; '0.3-' or '-35' for one side.",
-        metavar="LOW-HIGH",
+        None, help="Band-pass filter in Hz, as '0.3-35'; '0.3-' or '-35' for one side.", metavar="LOW-HIGH",
         shown_default="none",
-    )
+    )  # fmt: skip
     notch: float | None = option(None, help="Filter out the mains frequency, 50 or 60 Hz.", shown_default="none")
     unit: str | None = option(
-        None,
-        help="Unit of channels that state no voltage: uV, mV, V or nV.",
-        choices=("uV", "mV", "V", "nV"),
+        None, help="Unit of channels that state no voltage: uV, mV, V or nV.", choices=("uV", "mV", "V", "nV"),
         shown_default="such are refused",
-    )
+    )  # fmt: skip
     window: float = option(30.0, help="Length of a window in seconds.", low=0.001)
     stride: float | None = option(
         None, help="Seconds from the start of a window to that of the next.", low=0.001, shown_default="the window"
@@ -144,11 +134,9 @@ class EdfOptions(Options):
         shown_default="any file named like the recording, or the annotations in it",
     )  # fmt: skip
     label: tuple[str, ...] = option(
-        (),
-        help="Class of a label, as 'Sleep stage 2=N2', or 'Artefact=' to leave it out; repeat it.",
-        metavar="TEXT=CLASS",
-        shown_default="each text is a class",
-    )
+        (), help="Class of a label, as 'Sleep stage 2=N2', or 'Artefact=' to leave it out; repeat it.",
+        metavar="TEXT=CLASS", shown_default="each text is a class",
+    )  # fmt: skip
     labels: str = option(
         "auto", help="Known labels: aasm or rk (sleep stages), none, or auto: aasm where labels name sleep stages.",
         choices=("auto", "aasm", "rk", "none"),
@@ -164,36 +152,25 @@ class EdfOptions(Options):
         "refuse", help="refuse, or skip and count, windows that two labels cover.", choices=_UNUSABLE
     )
     classes: tuple[str, ...] | None = option(
-        None,
-        help="The classes in code order; others are left out.",
-        metavar="A,B,...",
-        commas=True,
+        None, help="The classes in code order; others are left out.", metavar="A,B,...", commas=True,
         shown_default="all",
-    )
+    )  # fmt: skip
     wake_margin: float | None = option(
-        None,
-        help="Wakefulness (class W) to keep on either side of sleep.",
-        metavar="MINUTES",
-        shown_default="all",
+        None, help="Wakefulness (class W) to keep on either side of sleep.", metavar="MINUTES", shown_default="all",
         low=0,
-    )
+    )  # fmt: skip
     patient: str | None = option(
-        None,
-        help="Whose a recording is: folder, file, header, or a regular expression on its file name.",
-        metavar="RULE",
-        shown_default="BIDS subject, or folder",
-    )
+        None, help="Whose a recording is: folder, file, header, or a regular expression on its file name.",
+        metavar="RULE", shown_default="BIDS subject, or folder",
+    )  # fmt: skip
     patient_table: Path | None = option(
-        None,
-        help="Table of recordings: columns file, patient and perhaps session.",
-        metavar="FILE",
+        None, help="Table of recordings: columns file, patient and perhaps session.", metavar="FILE",
         shown_default="none",
-    )
+    )  # fmt: skip
     unusable: str = option(
-        "refuse",
-        help="refuse, or skip and count, recordings without the channels or labels, and damaged ones.",
+        "refuse", help="refuse, or skip and count, recordings without the channels or labels, and damaged ones.",
         choices=_UNUSABLE,
-    )
+    )  # fmt: skip
     limit_patients: int | None = option(None, help="Take only the first so many patients.", low=1, shown_default="all")
 
     def __post_init__(self) -> None:
@@ -206,21 +183,14 @@ class EdfOptions(Options):
         """The limits of the band-pass filter, in hertz."""
         if self.bandpass is None:
             return None, None
-        match = re.fullmatch(r"\s*([\d.]*)\s*-\s*([\d.]*)\s*", self.bandpass)
-        try:
-            low, high = (float(part) if part else None for part in (match[1], match[2])) if match else (None, None)
-        except ValueError:
-            low = high = None
-        if low is None and high is None:
+        number = r"\s*(\d+\.?\d*|\.\d+)?\s*"
+        match = re.fullmatch(f"{number}-{number}", self.bandpass)
+        if match is None or not any(match.groups()):
             raise ConfigError(
                 f"a band-pass filter is written as LOW-HIGH in Hz, such as '0.3-35'; got '{self.bandpass}'"
             )
+        low, high = (float(part) if part else None for part in match.groups())
         return low, high
-
-    def label_map(self, texts: Mapping[str, int]) -> LabelMap:
-        """The map from texts to classes, where these texts occur."""
-        preset = {"auto": None if self.label else suggest_preset(texts), "none": None}.get(self.labels, self.labels)
-        return LabelMap.of(self.label, preset)
 
 
 def aliases(pairs: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -244,11 +214,9 @@ class RecordingOptions(Options):
 
     resample: bool = option(False, help="EDF: bring another rate to the model's.")
     alias: tuple[str, ...] = option(
-        (),
-        help="EDF: another label of a channel, as 'M1=A1'; repeat it for more.",
-        metavar="NAME=LABEL",
+        (), help="EDF: another label of a channel, as 'M1=A1'; repeat it for more.", metavar="NAME=LABEL",
         shown_default="none",
-    )
+    )  # fmt: skip
     keep: tuple[str, ...] = option((), help=KEEP_HELP, metavar="COL")
 
     def __post_init__(self) -> None:
@@ -297,11 +265,11 @@ class Edf(Source[EdfOptions, RecordingOptions]):
             unusable = set(chosen) - {plan.recording for plan in plans.recordings}
             usable = [each for each in cohort.recordings if each not in unusable]
             flow = cohort_flow(plans, WORDS, usable, left_out=cohort.damaged + len(unusable))
-            layout = lay_out_sessions(plans.recordings, plans.recipe.format)
+            offsets, gap = _lay_out(plans.recordings, plans.recipe.format)
             patient = "file" if options.patient_table else options.patient or cohort.rule
-            settings = {**plans.recipe.format.to_json(), "session_gap": layout.gap, "patient": patient}
+            settings = {**plans.recipe.format.to_json(), "session_gap": gap, "patient": patient}
             write_dataset(
-                out, plans, layout.offsets, DatasetInfo(settings=settings), work, workers=workers, overwrite=overwrite,
+                out, plans, offsets, DatasetInfo(settings=settings), work, workers=workers, overwrite=overwrite,
                 finish=lambda info, files: with_provenance(info, self.name, files, options.to_json(), flow, raw=raw),
             )  # fmt: skip
         return out
@@ -320,8 +288,10 @@ class Edf(Source[EdfOptions, RecordingOptions]):
         written: list[Path] = []
         first = 0
         for part in samples.recordings:
-            rows = slice(first, first + len(part.onsets))
-            written += _write_recording(folder, part, samples.rows[rows], _some(predictions, rows))
+            rows = slice(first, first + len(part.rows))
+            own = predictions.some(rows)
+            written.append(write_prediction_table(folder, part.rows, own, f"{part.name}.csv"))
+            written += write_for_people(folder, part, own, part.rows["onset"].to_numpy())
             first = rows.stop
         return written
 
@@ -365,21 +335,15 @@ def find_cohort(raw: Path, options: EdfOptions) -> Cohort:
     paths = [path for path, header in headers.items() if header.labels]
     if not paths:
         raise wrong_folder(raw, "EDF, EDF+ or BDF recordings (.edf, .bdf)")
-    bids = raw.is_dir() and _is_bids(paths)
+    bids = raw.is_dir() and all(_SUBJECT.match(path.stem) for path in paths)
     rule = options.patient or (_BIDS if bids else "folder")
-    table = None if options.patient_table is None else _patient_table(options.patient_table)
-    people = {path: table.who(path, raw) if table else who(path, raw, rule, headers[path]) for path in paths}
+    table = options.patient_table
+    people = _listed_people(table, paths, raw) if table else {p: who(p, raw, rule, headers[p]) for p in paths}
     notes = [path for path, header in headers.items() if not header.labels]
-    labels = _scorings_of(raw, paths, notes, people, options.scoring, rule)
-    recordings = [
-        RawRecording(
-            path.relative_to(raw).with_suffix("").as_posix() if raw.is_dir() else path.stem,
-            *people[path],
-            path,
-            labels[path],
-        )
-        for path in paths
-    ]
+    labels = _scorings_of(raw, notes, people, options.scoring, rule)
+    folder = raw if raw.is_dir() else raw.parent
+    names = {path: path.relative_to(folder).with_suffix("").as_posix() for path in paths}
+    recordings = [RawRecording(names[path], *people[path], path, labels[path]) for path in paths]
     _warn_of_people(recordings, headers)
     if bids:
         _warn_of_participants(raw, recordings)
@@ -463,10 +427,6 @@ def _edf_files(raw: Path) -> list[Path]:
     return sorted(path for path in files if not {"derivatives", "sourcedata"} & set(path.relative_to(raw).parts))
 
 
-def _is_bids(paths: Sequence[Path]) -> bool:
-    return all(_SUBJECT.match(path.stem) for path in paths)
-
-
 def who(path: Path, raw: Path, rule: str, header: EdfHeader) -> tuple[str, str]:
     """The patient and the session of a recording.
 
@@ -501,7 +461,11 @@ def _matched(path: Path, rule: str) -> tuple[str, str]:
         raise ConfigError(
             f"--patient '{rule}' is neither folder, file, header nor a regular expression ({error})"
         ) from None
-    people = {_groups(match) for match in matches}
+    people: set[tuple[str, str]] = set()
+    for match in matches:
+        groups, numbered = match.groupdict(), [*match.groups(), None, None]
+        patient, session = (groups.get("patient"), groups.get("session")) if groups else numbered[:2]
+        people.add((patient or match[0], session or ""))
     if not people:
         raise DataError(
             f"{path}: the pattern '{rule}' finds no patient in the file's name. Widen it, or use --patient-table"
@@ -514,53 +478,34 @@ def _matched(path: Path, rule: str) -> tuple[str, str]:
     return people.pop()
 
 
-def _groups(match: re.Match[str]) -> tuple[str, str]:
-    named = match.groupdict()
-    if named:
-        return named.get("patient") or match[0], named.get("session") or ""
-    patient, session, *_ = (*(group or "" for group in match.groups()), "", "")
-    return patient or match[0], session
-
-
-@dataclass(frozen=True)
-class _PatientTable:
-    """Patients and sessions by the name of the recording."""
-
-    path: Path
-    people: Mapping[str, tuple[str, str]]
-
-    def who(self, path: Path, raw: Path) -> tuple[str, str]:
-        relative = path.relative_to(raw).as_posix() if raw.is_dir() else path.name
-        for name in (relative, path.name, path.stem):
-            if name in self.people:
-                return self.people[name]
-        raise DataError(f"{self.path} does not say whose recording {path.name} is: add a row for it")
-
-
-def _patient_table(path: Path) -> _PatientTable:
+def _listed_people(table: Path, paths: Sequence[Path], raw: Path) -> dict[Path, tuple[str, str]]:
+    """The patient and the session of each recording, by a table of them."""
     try:
-        mark = "\t" if path.suffix.lower() == ".tsv" else ","
-        with path.open(encoding="utf-8-sig", newline="") as stream:
-            rows = list(csv.DictReader(stream, delimiter=mark))
+        with table.open(encoding="utf-8-sig", newline="") as stream:
+            rows = list(csv.DictReader(stream, delimiter="\t" if table.suffix.lower() == ".tsv" else ","))
     except FileNotFoundError:
-        raise StorageError(f"there is no file {path}") from None
+        raise StorageError(f"there is no file {table}") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise StorageError(f"cannot read {path}: {error}") from error
+        raise StorageError(f"cannot read {table}: {error}") from error
     people: dict[str, tuple[str, str]] = {}
     for number, row in enumerate(rows, start=2):
-        cells = {
-            (name or "").strip().lower(): (cell or "").strip() for name, cell in row.items() if isinstance(cell, str)
-        }
-        file, patient = (
-            cells.get("file") or cells.get("recording") or cells.get("filename", ""),
-            cells.get("patient", ""),
-        )
-        if not file or not patient:
-            raise DataError(f"{path}, line {number}: it needs the columns 'file' and 'patient', both filled in")
-        person = patient, cells.get("session", "")
+        cells = {(name or "").strip().lower(): cell.strip() for name, cell in row.items() if isinstance(cell, str)}
+        file = cells.get("file") or cells.get("recording") or cells.get("filename", "")
+        person = cells.get("patient", ""), cells.get("session", "")
+        if not file or not person[0]:
+            raise DataError(f"{table}, line {number}: it needs the columns 'file' and 'patient', both filled in")
         if people.setdefault(file, person) != person:
-            raise DataError(f"{path}, line {number}: '{file}' is given to two people, {people[file][0]} and {patient}")
-    return _PatientTable(path, people)
+            raise DataError(
+                f"{table}, line {number}: '{file}' is given to two people, {people[file][0]} and {person[0]}"
+            )
+    named: dict[Path, tuple[str, str]] = {}
+    for path in paths:
+        names = (path.relative_to(raw).as_posix() if raw.is_dir() else path.name, path.name, path.stem)
+        known = next((people[name] for name in names if name in people), None)
+        if known is None:
+            raise DataError(f"{table} does not say whose recording {path.name} is: add a row for it")
+        named[path] = known
+    return named
 
 
 def _warn_of_people(recordings: Sequence[RawRecording], headers: Mapping[Path, EdfHeader]) -> None:
@@ -572,18 +517,14 @@ def _warn_of_people(recordings: Sequence[RawRecording], headers: Mapping[Path, E
         if code:
             codes.setdefault(each.patient, set()).add(code)
             people.setdefault(code, set()).add(each.patient)
-    for kind, named in (("patient", codes), ("header", people)):
-        mixed = {name: sorted(others) for name, others in named.items() if len(others) > 1}
-        if not mixed:
-            continue
-        first, others = next(iter(sorted(mixed.items())))
-        several = f"{', '.join(others[:4])}{' ...' if len(others) > 4 else ''}"
-        words = (
-            f"recordings of patient '{first}' name several people in their headers ({several}): two taken for one?"
-            if kind == "patient"
-            else f"headers name '{first}' in recordings of several patients ({several}): one taken for several?"
-        )
-        warn(f"{words} ({len(mixed)} such; '--patient header' goes by the headers)")
+    for named, words in (
+        (codes, "recordings of patient '{}' name several people in their headers ({}): two taken for one?"),
+        (people, "headers name '{}' in recordings of several patients ({}): one taken for several?"),
+    ):
+        if mixed := {name: sorted(others) for name, others in named.items() if len(others) > 1}:
+            first = min(mixed)
+            several = f"{', '.join(mixed[first][:4])}{' ...' if len(mixed[first]) > 4 else ''}"
+            warn(f"{words.format(first, several)} ({len(mixed)} such; '--patient header' goes by the headers)")
 
 
 def _warn_of_participants(raw: Path, recordings: Sequence[RawRecording]) -> None:
@@ -601,22 +542,16 @@ def _warn_of_participants(raw: Path, recordings: Sequence[RawRecording]) -> None
 
 
 def _scorings_of(
-    raw: Path,
-    paths: Sequence[Path],
-    annotation_files: Sequence[Path],
-    people: Mapping[Path, tuple[str, str]],
-    pattern: str | None,
-    rule: str,
+    raw: Path, annotation_files: Sequence[Path], people: Mapping[Path, tuple[str, str]], pattern: str | None, rule: str
 ) -> dict[Path, tuple[Path, ...]]:
     """The files of labels of each recording."""
     folder = raw if raw.is_dir() else raw.parent
     if rule == _BIDS and pattern is None:
-        return {path: _bids_events(path, folder) for path in paths}
+        return {path: _bids_events(path, folder) for path in people}
     tables = (path for path in folder.rglob("*") if path.suffix.lower() in _TABLES and not path.name.startswith("."))
-    candidates = sorted([*tables, *annotation_files])
-    by_recording: dict[Path, list[Path]] = {path: [] for path in paths}
-    for candidate in candidates:
-        for path in _owners(candidate, paths, people, pattern, rule):
+    by_recording: dict[Path, list[Path]] = {path: [] for path in people}
+    for candidate in sorted([*tables, *annotation_files]):
+        for path in _owners(candidate, people, pattern, rule):
             by_recording[path].append(candidate)
     for path, files in by_recording.items():
         if len(files) > 1:
@@ -630,43 +565,23 @@ def _scorings_of(
     return {path: tuple(files) for path, files in by_recording.items()}
 
 
-def _owners(
-    candidate: Path, paths: Sequence[Path], people: Mapping[Path, tuple[str, str]], pattern: str | None, rule: str
-) -> list[Path]:
+def _owners(candidate: Path, people: Mapping[Path, tuple[str, str]], pattern: str | None, rule: str) -> list[Path]:
     """The recordings whose labels a file may hold: those of its name, in its folder if there are any."""
     if pattern is not None:
-        fitting = [
-            path for path in paths if fnmatchcase(candidate.name, pattern.replace("{name}", _literal(path.stem)))
-        ]
+        named = {path: pattern.replace("{name}", re.sub(r"([*?\[])", r"[\1]", path.stem)) for path in people}
+        fitting = [path for path in people if fnmatchcase(candidate.name, named[path])]
     else:
-        base = {path: _PART.sub("", path.stem) for path in paths}
-        fitting = [path for path in paths if _begins(candidate.stem, base[path])]
+        base = {path: _PART.sub("", path.stem) for path in people}
+        fitting = [path for path in people if re.match(rf"{re.escape(base[path])}(?![^\W_])", candidate.stem)]
         longest = max((len(base[path]) for path in fitting), default=0)
         fitting = [path for path in fitting if len(base[path]) == longest]
         if not fitting and rule not in _RULES:
-            fitting = _of_same_session(candidate, paths, people, rule)
-    beside = [path for path in fitting if path.parent == candidate.parent]
-    return beside or fitting
-
-
-def _literal(name: str) -> str:
-    return re.sub(r"([*?\[])", r"[\1]", name)
-
-
-def _begins(name: str, base: str) -> bool:
-    return name.startswith(base) and not name[len(base) : len(base) + 1].isalnum()
-
-
-def _of_same_session(
-    candidate: Path, paths: Sequence[Path], people: Mapping[Path, tuple[str, str]], rule: str
-) -> list[Path]:
-    """The recording that a pattern gives the same patient and session as the file; none where there are several."""
-    try:
-        person = _matched(candidate, rule)
-    except (ConfigError, DataError):
-        return []
-    fitting = [path for path in paths if people[path] == person]
-    return fitting if len(fitting) == 1 else []
+            # The one recording that the pattern gives the same patient and session.
+            with contextlib.suppress(ConfigError, DataError):
+                person = _matched(candidate, rule)
+                same = [path for path in people if people[path] == person]
+                fitting = same if len(same) == 1 else []
+    return [path for path in fitting if path.parent == candidate.parent] or fitting
 
 
 def _bids_events(path: Path, root: Path) -> tuple[Path, ...]:
@@ -799,12 +714,13 @@ class Plans:
 def plan_recording(recording: RawRecording, header: EdfHeader, notes: Sequence[Annotation], recipe: Recipe) -> Plan:
     """Choose the windows of one recording."""
     reader = SignalReader(header, recipe.format)
-    if not reader.at_rate and not recipe.format.resample:
-        raise _wrong_rate(reader)
+    wanted, window = recipe.format.rate, recipe.format.epoch_seconds
+    if not recipe.format.resample and not reader.at_rate:
+        label, rate = next((name, rate) for name, rate in reader.rates.items() if abs(rate - wanted) > 1e-6 * wanted)
+        raise DataError(f"{header.path}: channel '{label}' is sampled at {rate:g} Hz, expected {wanted:g} Hz")
     spans = _checked_spans(recording, notes, recipe)
-    window = recipe.format.epoch_seconds
     if not len(reader.grid()[0]):
-        raise DataError(f"{reader.header.path} lasts {reader.header.seconds:g} s, less than one window of {window:g} s")
+        raise DataError(f"{header.path} lasts {header.seconds:g} s, less than one window of {window:g} s")
     starts, onsets = reader.grid() if recipe.align == "recording" else reader.at(_label_grid(spans, recipe.format))
     within = onsets + window <= max(span.end for span in spans) + 1e-6 * window
     if not within.any():
@@ -821,6 +737,7 @@ def plan_recording(recording: RawRecording, header: EdfHeader, notes: Sequence[A
     kept = staged & _near_sleep(onsets, np.where(staged, names, ""), recipe)
     movement = (names == MOVEMENT) & within
     end = max(segment.onset + segment.records * reader.header.record_seconds for segment in reader.segments)
+    late = sum(max(0.0, span.end - max(end, span.onset)) for span in spans if span.name in recipe.classes)
     counts = {
         "windows": int(within.sum()),
         "beyond": int((~within).sum()),
@@ -829,7 +746,8 @@ def plan_recording(recording: RawRecording, header: EdfHeader, notes: Sequence[A
         "disputed": int((kept & ~two & labels.disputed).sum()),
         "unlabelled": int((within & ~staged & ~movement & ~two).sum()),
         "outside_margin": int((staged & ~kept).sum()),
-        "without_signal": _windows_after(end, spans, recipe),
+        # Windows of labels that there would be after the end of the signal.
+        "without_signal": math.floor(min(late, 1e12) / window + 1e-6),
     }
     codes = np.array([recipe.classes.index(name) for name in names[kept].tolist()], np.int64)
     return Plan(recording, header, end, starts[kept], onsets[kept], codes, counts)
@@ -870,21 +788,6 @@ def _near_sleep(onsets: npt.NDArray[np.float64], names: npt.NDArray[np.str_], re
     return np.asarray((onsets >= asleep[0] - margin) & (onsets <= asleep[-1] + margin))
 
 
-def _windows_after(end: float, spans: Sequence[Span], recipe: Recipe) -> int:
-    """How many windows of labels there would be after the end of the signal."""
-    beyond = sum(max(0.0, span.end - max(end, span.onset)) for span in spans if span.name in recipe.classes)
-    return math.floor(min(beyond, 1e12) / recipe.format.epoch_seconds + 1e-6)
-
-
-def _wrong_rate(reader: SignalReader) -> DataError:
-    label, rate = next(
-        (name, rate) for name, rate in reader.rates.items() if abs(rate - reader.format.rate) > 1e-6 * rate
-    )
-    return DataError(
-        f"{reader.header.path}: channel '{label}' is sampled at {rate:g} Hz, expected {reader.format.rate:g} Hz"
-    )
-
-
 def _two_labels(source: Path, labels: WindowLabels, window: int, onsets: npt.NDArray[np.float64]) -> DataError:
     codes = (labels.codes[window], labels.others[window])
     words = " and ".join(f"'{labels.names[code].strip(chr(0))}'" for code in codes)
@@ -901,17 +804,16 @@ def _plan(
     options: EdfOptions,
 ) -> Plans:
     """What the recordings have in common, and the windows of each."""
-    skip = options.unusable == "skip"
-    usable: list[tuple[RawRecording, Survey]] = []
-    for recording, result in zip(recordings, surveys, strict=True):
+    surveyed = list(zip(recordings, surveys, strict=True))
+    for _, result in surveyed:
         if result.problem:
             warn(f"left out: {result.problem}")
-        else:
-            usable.append((recording, result))
+    usable = [(recording, result) for recording, result in surveyed if not result.problem]
     if not usable:
         raise DataError("not one recording has labels; the lines above say why")
     texts = Counter(text for _, result in usable for text in result.texts)
-    labels = options.label_map(texts)
+    suggested = None if options.label else suggest_preset(texts)
+    labels = LabelMap.of(options.label, {"auto": suggested, "none": None}.get(options.labels, options.labels))
     format = _format([headers[recording.path] for recording, _ in usable], options)
     classes = _classes(labels, texts, options)
     recipe = Recipe(format, labels, classes, options.align, options.overlaps, options.wake_margin)
@@ -920,7 +822,7 @@ def _plan(
         try:
             plans.append(plan_recording(recording, headers[recording.path], result.notes, recipe))
         except DataError as error:
-            if not skip:
+            if options.unusable == "refuse":
                 raise
             warn(f"left out: {error}")
     if not plans:
@@ -973,21 +875,15 @@ def _warn_of_labels(texts: Mapping[str, int], plans: Sequence[Plan], recipe: Rec
         warn(f"{sum(unknown.values()):,} labels map to no class and are left out: {listed(unknown)}")
     if recipe.labels.preset and texts.get("4") and not texts.get("5") and "4" not in dict(recipe.labels.rules):
         warn("the label '4' is read as stage 4, and no '5' (REM) occurs: if 4 is REM here, say --label 4=REM")
-    late = [plan for plan in plans if plan.counts["without_signal"]]
-    if late:
-        total = sum(plan.counts["without_signal"] for plan in late)
-        warn(
-            f"the labels of {len(late)} recordings go on after the signal ends, by {total:,} windows in all (first: "
-            f"{late[0].recording.path.name}): there is nothing to cut those windows from"
-        )
-    disputed = [plan for plan in plans if plan.counts["disputed"]]
-    if disputed:
-        total = sum(plan.counts["disputed"] for plan in disputed)
-        warn(
-            f"labels overlap: {total:,} windows of {len(disputed)} recordings (first: "
-            f"{disputed[0].recording.path.name}) have a second label in a part of them, and keep the one that covers "
-            "all of them"
-        )
+    for reason, words in {
+        "without_signal": "the labels of {recordings} recordings go on after the signal ends, by {windows:,} windows "
+        "in all (first: {first}): there is nothing to cut those windows from",
+        "disputed": "labels overlap: {windows:,} windows of {recordings} recordings (first: {first}) have a second "
+        "label in a part of them, and keep the one that covers all of them",
+    }.items():
+        if some := [plan for plan in plans if plan.counts[reason]]:
+            windows = sum(plan.counts[reason] for plan in some)
+            warn(words.format(recordings=len(some), windows=windows, first=some[0].recording.path.name))
     mixed = sum(plan.counts["unlabelled"] for plan in plans) / max(1, sum(plan.counts["windows"] for plan in plans))
     if mixed > 0.5 and options.align == "recording":
         warn(
@@ -1000,11 +896,11 @@ def _format(recorded: Sequence[EdfHeader], options: EdfOptions) -> SignalFormat:
     """The signals that all recordings have: what was asked for, or all voltages they have in common."""
     headers = [header.with_unit(options.unit) for header in recorded]
     wanted = options.channels or _common_channels(headers)
-    montage, named = Montage(wanted, aliases(options.alias)), aliases(options.alias)
+    named = aliases(options.alias)
     derived = None
     for header in headers:
         try:
-            derived = montage.derive(header)
+            derived = Montage(wanted, named).derive(header)
             break
         except DataError:
             if options.unusable == "refuse":
@@ -1066,11 +962,9 @@ def _common_rate(headers: Sequence[EdfHeader], montage: Montage) -> float:
             if channel.label in labels:
                 rates.setdefault(round(header.rate(channel), 6), []).append(f"{header.path.name}, {channel.label}")
     if len(rates) > 1:
-        shown = "; ".join(
-            f"{rate:g} Hz ({len(where)} channels, such as {where[0]})" for rate, where in sorted(rates.items())
-        )
+        each = [f"{rate:g} Hz ({len(where)} channels, such as {where[0]})" for rate, where in sorted(rates.items())]
         raise DataError(
-            f"the recordings have several rates: {shown}. Bring them to one, as with '--rate {min(rates):g}'"
+            f"the recordings have several rates: {'; '.join(each)}. Bring them to one, as with '--rate {min(rates):g}'"
         )
     return next(iter(rates))
 
@@ -1108,9 +1002,7 @@ def cohort_flow(plans: Plans, words: FlowWords, usable: Sequence[RawRecording], 
     for step, reason in steps.items():
         left -= plans.total(reason)
         flow.add(step, patients=_people(kept), samples=left, left_out=plans.total(reason))
-    flow.add(
-        "samples", patients=_people([plan.recording for plan in plans.recordings if len(plan.codes)]), samples=left
-    )
+    flow.add("samples", patients=_people([p.recording for p in plans.recordings if len(p.codes)]), samples=left)
     return flow
 
 
@@ -1118,28 +1010,20 @@ def _people(recordings: Sequence[RawRecording]) -> int:
     return len({each.patient for each in recordings})
 
 
-@dataclass(frozen=True)
-class Layout:
-    """Seconds to add to the clock of each recording, and the pause that begins a new session."""
+def _lay_out(plans: Sequence[Plan], format: SignalFormat) -> tuple[list[float], float]:
+    """Seconds to add to the clock of each recording, and the pause that begins a new session.
 
-    offsets: list[float]
-    gap: float
-
-
-def lay_out_sessions(plans: Sequence[Plan], format: SignalFormat) -> Layout:
-    """A patient's recordings one after the other, as far apart as they were.
-
-    Between two is a pause that is longer than any between samples of one recording. Where a recording does not say when
-    it began, they follow in the order of their names; one that begins before another has ended follows it.
+    A patient's recordings follow one another, as far apart as they were; between two is a pause that is longer than any
+    between samples of one recording. Where one does not say when it began, they follow in the order of their names; one
+    that begins before another has ended follows it.
     """
     gap = max(float(np.diff(plan.onsets).max(initial=format.epoch_seconds)) for plan in plans)
     offsets: dict[str, float] = {}
     for patient in dict.fromkeys(plan.recording.patient for plan in plans):
         own = [plan for plan in plans if plan.recording.patient == patient]
         moments = [(p.recording.name, p.header.start if p.header.start_is_known else None, p.seconds) for p in own]
-        for name, offset in _follow(moments, gap):
-            offsets[name] = offset
-    return Layout([offsets[plan.recording.name] for plan in plans], gap)
+        offsets.update(_follow(moments, gap))
+    return [offsets[plan.recording.name] for plan in plans], gap
 
 
 def _follow(recordings: Sequence[tuple[str, datetime | None, float]], gap: float) -> Iterator[tuple[str, float]]:
@@ -1247,20 +1131,10 @@ class Recording(NewSamples):
 
 
 @dataclass(frozen=True)
-class RecordingPart:
-    """What is written about one of a person's recordings: its name, its start, and the onsets of its windows."""
-
-    name: str
-    start: datetime | None
-    onsets: npt.NDArray[np.float64]
-    epoch_seconds: float
-
-
-@dataclass(frozen=True)
 class Person(NewSamples):
-    """The windows of all new recordings of a person, in their order."""
+    """The windows of all new recordings of a person, in their order; ``recordings`` are without their signals."""
 
-    recordings: tuple[RecordingPart, ...] = ()
+    recordings: tuple[Recording, ...] = ()
 
 
 def find_recordings(raw: str | Path) -> list[Path]:
@@ -1359,52 +1233,36 @@ def together(recordings: Sequence[Recording], gap: float) -> Person:
     """The recordings of a person as one set of samples, laid out in time as those a model was trained on."""
     moments = [(each.name, each.start, float(each.rows["onset"][-1]) + each.epoch_seconds) for each in recordings]
     offsets = dict(_follow(moments, gap))
-    times = [np.asarray(each.times) + offsets[each.name] for each in recordings]
-    count = sum(len(each.rows) for each in recordings)
     signals = [torch.as_tensor(each.signal) for each in recordings]
+    rows = pl.concat([each.rows for each in recordings])
     return Person(
         columns={"signal": signals[0] if len(signals) == 1 else torch.cat(signals)},
-        rows=pl.concat([each.rows for each in recordings]),
-        patients=np.full(count, recordings[0].name),
-        times=np.concatenate(times),
-        recordings=tuple(
-            RecordingPart(each.name, each.start, each.rows["onset"].to_numpy(), each.epoch_seconds)
-            for each in recordings
-        ),
+        rows=rows,
+        patients=np.full(len(rows), recordings[0].name),
+        times=np.concatenate([np.asarray(each.times) + offsets[each.name] for each in recordings]),
+        recordings=tuple(replace(each, columns={}) for each in recordings),
     )
 
 
 # Predictions for people to read
 
 
-def _some(predictions: SamplePredictions, rows: slice) -> SamplePredictions:
-    return replace(
-        predictions,
-        probabilities=predictions.probabilities[rows],
-        decisions=predictions.decisions[rows],
-        trust={name: values[rows] for name, values in predictions.trust.items()},
-    )
-
-
-def _write_recording(
-    folder: Path, part: RecordingPart, rows: pl.DataFrame, predictions: SamplePredictions
+def write_for_people(
+    folder: Path, recording: Recording, predictions: SamplePredictions, onsets: npt.NDArray[np.float64] | None = None
 ) -> list[Path]:
-    names, staged = predictions.target.names, set(predictions.target.names) <= set(_STAGE_WORDS)
-    table = write_prediction_table(folder, rows, predictions, f"{part.name}.csv")
-    notes, plot = folder / f"{part.name}-{'Hypnogram' if staged else 'annotations'}.edf", folder / f"{part.name}.png"
+    """Write EDF+ annotations, sleep stages in the words of EDF+ and other classes by their names, and a plot."""
+    names, name, seconds = predictions.target.names, recording.name, recording.epoch_seconds
+    staged = set(names) <= set(_STAGE_WORDS)
+    words = _STAGE_WORDS if staged else {each: each for each in names}
+    nothing = "Sleep stage ?" if staged else "not predicted"
+    notes, plot = folder / f"{name}-{'Hypnogram' if staged else 'annotations'}.edf", folder / f"{name}.png"
     try:
-        write_annotations(notes, words_of(predictions), part.start, part.epoch_seconds, part.onsets.tolist())
-        plot_hypnogram(plot, names, predictions.probabilities, part.name, part.epoch_seconds, part.onsets)
+        texts = [nothing if decision is None else words[decision] for decision in predictions.decisions]
+        write_annotations(notes, texts, recording.start, seconds, None if onsets is None else onsets.tolist())
+        plot_hypnogram(plot, names, predictions.probabilities, name, seconds, onsets)
     except OSError as error:
         raise disk_error(error, folder) from error
-    return [table, notes, plot]
-
-
-def words_of(predictions: SamplePredictions) -> list[str]:
-    """What annotations call each prediction: sleep stages as EDF+ does, other classes by their names."""
-    if set(predictions.target.names) <= set(_STAGE_WORDS):
-        return [_NO_STAGE if name is None else _STAGE_WORDS[name] for name in predictions.decisions]
-    return ["not predicted" if name is None else name for name in predictions.decisions]
+    return [notes, plot]
 
 
 def epoch_table(

@@ -34,10 +34,12 @@ FIELDS_OF = {
     "treatment": (Field("treatment", 4),),
 }
 EVENT_TABLES = tuple(FIELDS_OF)
-_INTEGERS = ["patientunitstayid", "patienthealthsystemstayid", "hospitaladmitoffset", "unitdischargeoffset"]
-_OPTIONAL_INTEGERS = ["unitvisitnumber", "hospitaldischargeyear"]
-_TEXTS = ["uniquepid", "age", "gender", "ethnicity"]
 _STAY, _SITE = "patientunitstayid", "hospitalid"
+_INTEGERS = (
+    *(_STAY, "patienthealthsystemstayid", "hospitaladmitoffset", "unitdischargeoffset"),
+    *("unitvisitnumber", "hospitaldischargeyear"),
+)
+_TEXTS = ["uniquepid", "age", "gender", "ethnicity"]
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class Eicu(Source[EicuOptions, Options]):
     def prepare(self, raw: Path, out: Path, options: EicuOptions, *, workers: int = 1, overwrite: bool = False) -> Path:
         make_ready(out, overwrite=overwrite)
         tables = _find(raw.absolute(), options.without)
-        cohort = StayCohort(self.name, tables, UnitEventReader, "patientunitstayid")
+        cohort = StayCohort(self.name, tables, UnitEventReader, _STAY)
         read = partial(read_stays, tables["patient"])
         return cohort.prepare(raw, out, read, options, workers=workers, overwrite=overwrite)
 
@@ -96,7 +98,7 @@ class Eicu(Source[EicuOptions, Options]):
         """
         self.check_trained_on(trained)
         tables = _find(raw, trained.settings.get("without", []))
-        cohort = StayCohort(self.name, tables, UnitEventReader, "patientunitstayid")
+        cohort = StayCohort(self.name, tables, UnitEventReader, _STAY)
         yield cohort.for_prediction(raw, trained, read_stays(tables["patient"], CohortFlow()))
 
     def options_for(self, raw: Path, nearby: Path, report: Reporter) -> EicuOptions:
@@ -121,39 +123,18 @@ def read_stays(table: Table, flow: CohortFlow) -> pl.DataFrame:
       admission), ``length`` (minutes), ``order`` (the stay's position among its patient's, from 0), ``time`` (the same,
       but equal for the hospital stays of one year, whose order is not known), ``age``, ``gender`` and ``ethnicity``.
     """
-    integers = [*_INTEGERS, *_OPTIONAL_INTEGERS]
     texts = [*_TEXTS, *([_SITE] if _SITE in table.columns else [])]
-    with table.reading(integers):
-        rows = table.scan(integers=integers, texts=texts).collect(engine="streaming")
-    if rows.is_empty():
-        raise DataError(f"{table.path} holds no rows: download it again")
-    known = rows.drop_nulls(["patientunitstayid", "patienthealthsystemstayid", "hospitaladmitoffset", "uniquepid"])
-    stays = known.unique(maintain_order=True)
-    if stays["patientunitstayid"].n_unique() < stays.height:
-        raise DataError(f"{table.path}: a patientunitstayid stands there twice with other content: download it again")
-    _note(
-        flow,
-        "unit stays in the table",
-        stays,
-        left_out_without_id=rows.height - known.height,
-        left_out_duplicates=known.height - stays.height,
-    )
+    rows = table.collect(integers=_INTEGERS, texts=texts)
+    known = rows.drop_nulls([_STAY, "patienthealthsystemstayid", "hospitaladmitoffset", "uniquepid"])
+    nameless = rows.height - known.height
+    stays = table.distinct(known, _STAY, "uniquepid", flow, "unit stays in the table", nameless)
     forward = stays.filter((pl.col("unitdischargeoffset") >= 0).fill_null(True))
-    _note(
-        flow, "unit stays that end after they start", forward, left_out_end_before_start=stays.height - forward.height
-    )
+    backward = stays.height - forward.height
+    flow.count("unit stays that end after they start", forward["uniquepid"], left_out_end_before_start=backward)
     if forward.is_empty():
         raise DataError(f"{table.path} holds no usable unit stay: download it again")
-    ordered = forward.with_columns(start=-pl.col("hospitaladmitoffset")).sort(
-        "uniquepid",
-        "hospitaldischargeyear",
-        "patienthealthsystemstayid",
-        "start",
-        "unitvisitnumber",
-        "patientunitstayid",
-        nulls_last=True,
-    )
-    return _in_neutral_words(ordered)
+    order = ["uniquepid", "hospitaldischargeyear", "patienthealthsystemstayid", "start", "unitvisitnumber", _STAY]
+    return _in_neutral_words(forward.with_columns(start=-pl.col("hospitaladmitoffset")).sort(order, nulls_last=True))
 
 
 def _in_neutral_words(ordered: pl.DataFrame) -> pl.DataFrame:
@@ -167,22 +148,9 @@ def _in_neutral_words(ordered: pl.DataFrame) -> pl.DataFrame:
     )
     site = {"site": _SITE} if _SITE in ordered.columns else {}
     return ordered.select(
-        "start",
-        "age",
-        "gender",
-        "ethnicity",
-        patient="uniquepid",
-        stay="patientunitstayid",
-        scope="patienthealthsystemstayid",
-        length="unitdischargeoffset",
-        order="order",
-        time=pl.col("known").cast(pl.Float64),
-        **site,
-    )
-
-
-def _note(flow: CohortFlow, step: str, stays: pl.DataFrame, **left_out: int) -> None:
-    flow.add(step, patients=stays["uniquepid"].n_unique(), samples=stays.height, **left_out)
+        "start", "age", "gender", "ethnicity", patient="uniquepid", stay=_STAY, scope="patienthealthsystemstayid",
+        length="unitdischargeoffset", order="order", time=pl.col("known").cast(pl.Float64), **site,
+    )  # fmt: skip
 
 
 # The event tables
@@ -228,7 +196,8 @@ class UnitEventReader(EventReader):
         names, often = self._words("medication"), self._words("medication_frequency")
         # Two in five orders lack a name; the HICL number identifies the drug just as well.
         numbers = CategoryMap(lambda words: self._store.word_ids("medication", _hicl_names(words)), np.int32)
-        doses, cancelled = CategoryMap(_doses, np.float32), CategoryMap(_says_yes, np.bool_)
+        doses = CategoryMap(lambda texts: parse_doses(texts).fill_null(np.nan).to_numpy(), np.float32)
+        cancelled = CategoryMap(lambda texts: clean(texts).eq("yes").to_numpy(), np.bool_)
         wanted = ["drugname", "drughiclseqno", "dosage", "frequency", "drugordercancelled"]
         columns = [pl.col("drugname").is_null().alias("nameless"), *map(category, wanted)]
         for kept in self._batches(table, "drugstartoffset", columns, wanted, counts):
@@ -268,14 +237,6 @@ class _CodeLists:
         lists = self._lists(column)[rows]
         counts = self._counts[lists]
         return np.repeat(np.arange(len(rows)), counts), self._codes[ranges(self._begins[lists], counts)]
-
-
-def _doses(texts: pl.Series) -> Array:
-    return parse_doses(texts).fill_null(np.nan).to_numpy()
-
-
-def _says_yes(texts: pl.Series) -> Array:
-    return clean(texts).eq("yes").to_numpy()
 
 
 def _hicl_names(numbers: pl.Series) -> pl.Series:

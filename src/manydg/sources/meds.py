@@ -7,6 +7,7 @@ health", ICLR 2024 Workshop on Learning from Time Series for Health. Each datase
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -48,7 +49,7 @@ from manydg.sources._preparing import (
     work_folder,
 )
 from manydg.sources._source import NewSamples, Options, SamplePredictions, Source, SourceDocs, TrainedOn, option
-from manydg.sources._tables import Array, CategoryMap, SampleIndex, check_unpacked_rows
+from manydg.sources._tables import Array, CategoryMap, SampleIndex, check_unpacked_rows, limit_patients
 
 BIRTH = "MEDS_BIRTH"
 OTHER = "<other>"
@@ -120,18 +121,18 @@ class Meds(Source[MedsOptions, TimesOptions]):
         raw, labels = raw.absolute(), options.labels.absolute()
         make_ready(out, overwrite=overwrite)
         files, flow = data_files(raw), CohortFlow()
-        samples = _limit(read_labels(labels, flow), options.limit_patients, flow)
+        samples = limit_patients(read_labels(labels, flow), "subject_id", options.limit_patients, flow)
         spec, codes = _encode(samples["label"])
         read = [*files, *label_files(labels)]
         # A subject's first event and the most frequent kinds are known from all files, so that one which changes
         # changes what is read of the others.
-        decisive = {
+        keys = {
             "limit_patients": options.limit_patients,
             "kinds": options.kinds,
             "version": 1,
             "files": states_of(read),
         }
-        with work_folder(out, self.name, decisive) as work, ThreadPoolExecutor(1) as pool:
+        with work_folder(out, self.name, keys) as work, ThreadPoolExecutor(1) as pool:
             described = pool.submit(describe_files, read)
             shards = Shards(raw, files, work, workers)
             fields, clock = shards.survey(samples, options.kinds)
@@ -269,13 +270,9 @@ def read_labels(path: str | Path, flow: CohortFlow) -> pl.DataFrame:
     labels = named.unique(maintain_order=True)
     if labels.select("subject_id", "prediction_time").is_duplicated().any():
         raise DataError(f"{path} gives two different labels for one subject at one time: leave one")
-    flow.add(
-        "labels in the file",
-        patients=labels["subject_id"].n_unique(),
-        samples=labels.height,
-        left_out_without_value=rows.height - named.height,
-        left_out_duplicates=named.height - labels.height,
-    )
+    left_out = {"without_value": rows.height - named.height, "duplicates": named.height - labels.height}
+    counts = {f"left_out_{reason}": count for reason, count in left_out.items()}
+    flow.count("labels in the file", labels["subject_id"], **counts)
     if labels.is_empty():
         raise DataError(f"{path} holds no labels")
     return labels.sort("subject_id", "prediction_time")
@@ -505,10 +502,9 @@ class Shards:
         pieces = run_jobs(_look_through, jobs, self.work, _Survey, workers=self.workers, title="looking through files")
         with disk_errors(self.work.path):
             known = pl.concat([pl.read_ipc(job.argument.out) for job in jobs])
-        counts: dict[str, int] = {}
+        counts: Counter[str] = Counter()
         for piece in pieces:
-            for prefix, count in piece.prefixes.items():
-                counts[prefix] = counts.get(prefix, 0) + count
+            counts.update(piece.prefixes)
         return _fields(counts, kinds), Clock.of(samples, known)
 
     def read(self, fields: Sequence[Field], clock: Clock, flow: CohortFlow) -> EventStore:
@@ -518,11 +514,10 @@ class Shards:
             for file in self.files
         ]
         pieces = run_jobs(_read_file, jobs, self.work, SavedEvents, workers=self.workers, title="reading files")
-        store, counts = EventStore(fields, len(clock.when)), dict[str, int]()
+        store, counts = EventStore(fields, len(clock.when)), Counter[str]()
         for job, piece in zip(jobs, pieces, strict=True):
             load_events(store, piece, job.argument.out)
-            for name, count in piece.counts.items():
-                counts[name] = counts.get(name, 0) + count
+            counts.update(piece.counts)
         flow.add("rows of the data", **counts)
         return store
 
@@ -565,14 +560,6 @@ def _write(
         raise DataError(f"no label has {min_events} or more events before it: is it the label file of these data?")
     step = f"samples with {min_events} or more events up to the prediction time"
     flow.add(step, patients=len(np.unique(patients[chosen])), samples=len(chosen))
-
-
-def _limit(samples: pl.DataFrame, limit: int | None, flow: CohortFlow) -> pl.DataFrame:
-    if limit is None:
-        return samples
-    kept = samples.filter(pl.col("subject_id").rank("dense") <= limit)
-    flow.add(f"limited to {limit} patients", patients=kept["subject_id"].n_unique(), samples=kept.height)
-    return kept
 
 
 def _encode(labels: pl.Series) -> tuple[TargetSpec, npt.NDArray[Any]]:

@@ -55,7 +55,6 @@ _RACES = {
 }
 _TIME = "%Y-%m-%d %H:%M:%S"
 _EXAMPLE = "2180-07-23 14:00:00"
-_STAY_TEXTS = ("intime", "outtime")
 _MINUTE_BITS = 32
 
 
@@ -137,9 +136,8 @@ class Mimic4(Source[Mimic4Options, DrugMapOptions]):
         wanted = ("patients", "admissions", *EVENT_TABLES)
         find = partial(find_tables, source=self.name, optional=EVENT_TABLES)
         hospital = [name for name in wanted if name not in ICU_TABLES]
-        return find(_module(raw, "hosp"), hospital, without=without) | find(
-            _module(raw, "icu"), ICU_TABLES, without=without
-        )
+        of_icu = find(_module(raw, "icu"), ICU_TABLES, without=without)
+        return find(_module(raw, "hosp"), hospital, without=without) | of_icu
 
 
 def _module(raw: Path, name: str) -> Path:
@@ -157,32 +155,27 @@ def read_stays(tables: Mapping[str, Table], flow: CohortFlow) -> pl.DataFrame:
       minutes from one moment for all, and ``time`` the hours since the patient's first stay. ``earlier`` and
       ``earlier_minute`` are the admissions that had ended when the stay began, and when they ended, before it.
     """
-    table = tables["icustays"]
-    ids = ["subject_id", "hadm_id", "stay_id"]
-    with table.reading(ids):
-        rows = table.scan(integers=ids, texts=_STAY_TEXTS).collect(engine="streaming")
+    table, ids = tables["icustays"], ["subject_id", "hadm_id", "stay_id"]
+    rows = table.collect(integers=ids, texts=["intime", "outtime"])
     known = rows.drop_nulls(ids)
-    unique = known.unique(maintain_order=True)
-    if unique["stay_id"].n_unique() < unique.height:
-        raise DataError(f"{table.path}: a stay_id is there twice with other content: download it again")
-    _count(flow, "stays in the table", unique, left_out_without_id=rows.height - known.height,
-           left_out_duplicates=known.height - unique.height)  # fmt: skip
+    unique = table.distinct(known, "stay_id", "subject_id", flow, "stays in the table", rows.height - known.height)
     start, end = _minutes("intime"), _minutes("outtime")
     timed = unique.with_columns(start=start, length=end - start).drop_nulls("start")
     if timed.is_empty():
         raise DataError(f"{table.path}: none of {unique.height} stays has an intime such as {_EXAMPLE}")
     forward = timed.filter((pl.col("length") >= 0).fill_null(True))
-    _count(flow, "stays that begin at a known time and end after it", forward,
-           left_out_without_time=unique.height - timed.height,
-           left_out_end_before_start=timed.height - forward.height)  # fmt: skip
+    left_out = {"without_time": unique.height - timed.height, "end_before_start": timed.height - forward.height}
+    counts = {f"left_out_{reason}": count for reason, count in left_out.items()}
+    flow.count("stays that begin at a known time and end after it", forward["subject_id"], **counts)
     return _ordered(_described(forward, tables))
 
 
 def _described(stays: pl.DataFrame, tables: Mapping[str, Table]) -> pl.DataFrame:
     """Stays with age, gender and ethnicity in eICU's words, and the admissions that had ended before."""
-    people = _collect(tables["patients"], ["subject_id", "anchor_age", "anchor_year"], ["gender"])
+    people = tables["patients"].collect(integers=["subject_id", "anchor_age", "anchor_year"], texts=["gender"])
     texts = ["admittime", "dischtime", "race" if "race" in tables["admissions"].columns else "ethnicity"]
-    admissions = _collect(tables["admissions"], ["subject_id", "hadm_id"], texts).unique("hadm_id", keep="first")
+    admissions = tables["admissions"].collect(integers=["subject_id", "hadm_id"], texts=texts)
+    admissions = admissions.unique("hadm_id", keep="first")
     year = pl.from_epoch(pl.col("start") * 60).dt.year()
     age = pl.col("anchor_age") + year - pl.col("anchor_year")
     race = pl.col(texts[-1]).str.strip_chars().str.to_lowercase()
@@ -198,9 +191,7 @@ def _described(stays: pl.DataFrame, tables: Mapping[str, Table]) -> pl.DataFrame
     )
     ended = admissions.select("subject_id", earlier="hadm_id", end=_minutes("dischtime")).drop_nulls()
     before = stays.select("subject_id", "stay_id", "start").join(ended, on="subject_id")
-    before = before.filter(pl.col("end") <= pl.col("start")).with_columns(
-        earlier_minute=pl.col("end") - pl.col("start")
-    )
+    before = before.with_columns(earlier_minute=pl.col("end") - pl.col("start")).filter(pl.col("earlier_minute") <= 0)
     earlier = before.group_by("stay_id").agg(pl.col("earlier", "earlier_minute").sort_by("earlier"))
     return stays.join(earlier, on="stay_id", how="left")
 
@@ -208,37 +199,16 @@ def _described(stays: pl.DataFrame, tables: Mapping[str, Table]) -> pl.DataFrame
 def _ordered(stays: pl.DataFrame) -> pl.DataFrame:
     first = pl.col("start").first().over("subject_id")
     return stays.sort("subject_id", "start", "stay_id").select(
-        "start",
-        "length",
-        "age",
-        "gender",
-        "ethnicity",
-        "earlier",
-        "earlier_minute",
-        patient="subject_id",
-        scope="subject_id",
-        stay="stay_id",
-        order=pl.int_range(pl.len()).over("subject_id"),
+        "start", "length", "age", "gender", "ethnicity", "earlier", "earlier_minute", patient="subject_id",
+        scope="subject_id", stay="stay_id", order=pl.int_range(pl.len()).over("subject_id"),
         time=(pl.col("start") - first) / 60.0,
-    )
-
-
-def _collect(table: Table, integers: Sequence[str], texts: Sequence[str]) -> pl.DataFrame:
-    with table.reading(integers):
-        rows = table.scan(integers=integers, texts=texts).collect(engine="streaming")
-    if rows.is_empty():
-        raise DataError(f"{table.path} holds no rows: download it again")
-    return rows
+    )  # fmt: skip
 
 
 def _minutes(column: str) -> pl.Expr:
     """Minutes since 1970, null for what is no time."""
     time = pl.col(column).str.strip_chars().str.to_datetime(_TIME, strict=False, time_unit="us")
     return time.dt.epoch("s").floordiv(60)
-
-
-def _count(flow: CohortFlow, step: str, stays: pl.DataFrame, **left_out: int) -> None:
-    flow.add(step, patients=stays["subject_id"].n_unique(), samples=stays.height, **left_out)
 
 
 class StayEventReader(EventReader):

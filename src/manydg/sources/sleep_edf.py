@@ -16,9 +16,9 @@ from pathlib import Path
 
 from manydg.data.info import DatasetInfo
 from manydg.errors import ConfigError, DataError
-from manydg.files import Json, disk_error, write_atomically
+from manydg.files import Json, write_atomically
 from manydg.jobs import Job
-from manydg.sources._edf import SignalFormat, read_header, write_annotations
+from manydg.sources._edf import SignalFormat, read_header
 from manydg.sources._preparing import make_ready, run_jobs, with_provenance, work_folder, wrong_folder
 from manydg.sources._scorings import LabelMap, ScoringFormat
 from manydg.sources._source import (
@@ -47,11 +47,10 @@ from manydg.sources.edf import (
     format_of,
     limit,
     plan_recording,
-    plot_hypnogram,
     read_new,
     survey,
-    words_of,
     write_dataset,
+    write_for_people,
 )
 
 CHANNELS = ("EEG Fpz-Cz", "EEG Pz-Oz")
@@ -73,17 +72,15 @@ class SleepEdfOptions(Options):
     wake_margin: float | None = option(
         None, help="Wakefulness to keep on either side of sleep.", metavar="MINUTES", shown_default="all"
     )
-    study: str = option("cassette", help="cassette, telemetry or both.")
-    unpaired: str = option("refuse", help="refuse or skip a PSG without hypnogram, or the reverse.")
+    study: str = option("cassette", help="cassette, telemetry or both.", choices=tuple(_STUDIES))
+    unpaired: str = option(
+        "refuse", help="refuse or skip a PSG without hypnogram, or the reverse.", choices=("refuse", "skip")
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.wake_margin is not None and not 0 <= self.wake_margin < 10_000:
             raise ConfigError(f"the wake margin is a number of minutes, 0 or more; not {self.wake_margin:g}")
-        if self.unpaired not in ("refuse", "skip"):
-            raise ConfigError(f"unpaired files can be met with 'refuse' or 'skip', not '{self.unpaired}'")
-        if self.study not in _STUDIES:
-            raise ConfigError(f"unknown study '{self.study}'; known: {', '.join(_STUDIES)}")
 
 
 class SleepEdf(Source[SleepEdfOptions, RecordingOptions]):
@@ -155,16 +152,11 @@ class SleepEdf(Source[SleepEdfOptions, RecordingOptions]):
             raise DataError(
                 f"{len(samples.patients)} epochs and {len(names)} stages, but probabilities of {probabilities.shape}"
             )
-        table, notes, plot = (folder / f"{samples.name}{end}" for end in (".csv", "-Hypnogram.edf", ".png"))
+        table = folder / f"{samples.name}.csv"
         kept = samples.rows.select(name for name in samples.rows.columns if name in KEPT).to_dict(as_series=False)
         more = {**kept, **predictions.trust}
         write_atomically(table, epoch_table(names, probabilities, samples.epoch_seconds, more))
-        try:
-            write_annotations(notes, words_of(predictions), samples.start, samples.epoch_seconds)
-            plot_hypnogram(plot, names, probabilities, samples.name, samples.epoch_seconds)
-        except OSError as error:
-            raise disk_error(error, folder) from error
-        return [table, notes, plot]
+        return [table, *write_for_people(folder, samples, predictions)]
 
 
 # Which files belong together

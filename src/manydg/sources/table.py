@@ -85,24 +85,20 @@ class TableOptions(Options):
         (), help="Column of the class; repeat it for votes or labels. --event makes a target of its own.", metavar="COL"
     )
     categorical: tuple[str, ...] = option(
-        (),
-        help="Feature that is a category though it looks like a number or a date; may be repeated, or a pattern.",
+        (), help="Feature that is a category though it looks like a number or a date; may be repeated, or a pattern.",
         metavar="COL",
-    )
+    )  # fmt: skip
     measured: tuple[str, ...] = option(
-        (),
-        help="Feature of numbers among which are limits and ranges: <5 counts as 5, 0-2 as 1, other text as missing. "
-        "May be repeated, or a pattern.",
-        metavar="COL",
-    )
+        (), help="Feature of numbers among which are limits and ranges: <5 counts as 5, 0-2 as 1, other text as "
+        "missing. May be repeated, or a pattern.", metavar="COL",
+    )  # fmt: skip
     query: str | None = option(None, help=QUERY_HELP, metavar="SQL")
     time: str | None = option(None, help="Column of the time of a sample.", metavar="COL")
     session: str | None = option(None, help="Column of the night or stay that times are counted within.", metavar="COL")
     event: str | None = option(
-        None,
-        help="Column of an event to foresee: the time of its onset, or 0 before the onset and 1 from then on.",
+        None, help="Column of an event to foresee: the time of its onset, or 0 before the onset and 1 from then on.",
         metavar="COL",
-    )
+    )  # fmt: skip
     horizon: str | None = option(
         None, help="How long before the onset the target is positive, such as 6h.", metavar="6h|30min|..."
     )
@@ -110,25 +106,21 @@ class TableOptions(Options):
         None, help="What one unit of a --time of plain numbers is: s, min, h or d.", choices=tuple(UNITS)
     )
     subgroup: tuple[str, ...] = option(
-        (),
-        help="Column to break results down by, such as sex; numbers in bands, as age:40,65 or age:bands (quarters of "
-        "the patients). May be repeated.",
-        metavar="COL[:CUTS]",
-    )
+        (), help="Column to break results down by, such as sex; numbers in bands, as age:40,65 or age:bands (quarters "
+        "of the patients). May be repeated.", metavar="COL[:CUTS]",
+    )  # fmt: skip
     site: str | None = option(None, help="Column of the hospital or other site of the patient.", metavar="COL")
     kind: str | None = option(
-        None,
-        help="classes, votes, binary or multilabel, where it cannot be told from the values; regression to predict the "
-        "number itself (a length of stay, a laboratory value).",
-    )
+        None, help="classes, votes, binary or multilabel, where it cannot be told from the values; regression to "
+        "predict the number itself (a length of stay, a laboratory value).",
+    )  # fmt: skip
     classes: tuple[str, ...] | None = option(
         None, help="Names of the classes in code order.", metavar="A,B,...", commas=True
     )
     missing: str = option(
-        "auto",
-        help="keep empty values as measurements not taken, or refuse them; auto keeps and counts them.",
+        "auto", help="keep empty values as measurements not taken, or refuse them; auto keeps and counts them.",
         choices=("auto", *MISSING),
-    )
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -154,12 +146,9 @@ class TableOptions(Options):
     def to_json(self) -> dict[str, Json]:
         target: Json = self.target[0] if len(self.target) == 1 else list(self.target)
         shown = super().to_json() | {"target": target}
-        unused = [
-            name
-            for name in ("categorical", "measured", "query", "event", "horizon", "time_unit", "subgroup", "site")
-            if not shown[name]
-        ]
-        return {name: value for name, value in shown.items() if name not in ("kind", "classes", *unused)}
+        rare = ("categorical", "measured", "query", "event", "horizon", "time_unit", "subgroup", "site")
+        left_out = {"kind", "classes", *(name for name in rare if not shown[name])}
+        return {name: value for name, value in shown.items() if name not in left_out}
 
 
 @dataclass(frozen=True)
@@ -215,7 +204,13 @@ class TableFile(Source[TableOptions, PredictionOptions]):
             flow.add(f"onset in '{roles.event}'", **event.counts())
         labels = _labels_around(event, frame, roles, raw)
         groups = [_subgroup(frame, name, patients, raw) for name in options.subgroup]
-        beside = _Beside(event, groups, _sites(frame, roles.site, patients, raw))
+        # What is kept beside the samples, for training and results alone.
+        beside = {} if event is None else {"onset": event.onset}
+        beside |= {"subgroups": np.stack([group.codes for group in groups], axis=1)} if groups else {}
+        info = DatasetInfo(
+            sites=_sites(frame, roles.site, patients, raw), event=None if event is None else event.spec,
+            subgroups={group.name: group.names for group in groups},
+        )  # fmt: skip
         encoding, texts = _encoding(frame, roles, patients, raw)
         _question(frame, encoding, labels, roles, raw, numeric=options.kind == "regression")
         options = replace(options, missing=_missing(options.missing, frame, encoding, raw))
@@ -234,8 +229,8 @@ class TableFile(Source[TableOptions, PredictionOptions]):
             times=times,
             missing=options.missing,
             codes=encoding.codes(frame),
-            metadata=beside.metadata(),
-            info=with_provenance(beside.info(settings), self.name, files, described, flow, raw=raw),
+            metadata=beside,
+            info=with_provenance(replace(info, settings=settings), self.name, files, described, flow, raw=raw),
             overwrite=overwrite,
         )
 
@@ -265,12 +260,8 @@ class TableFile(Source[TableOptions, PredictionOptions]):
             "text_left_out": "not used as features, being text that hardly two patients share (name them in "
             "--categorical to use them)",
         }
-        named = {reason: options.get(key) for key, reason in reasons.items()}
-        return [
-            f"{reason}: {', '.join(map(str, names))}"
-            for reason, names in named.items()
-            if isinstance(names, list) and names
-        ]
+        named = {reason: names for key, reason in reasons.items() if isinstance(names := options.get(key), list)}
+        return [f"{reason}: {', '.join(map(str, names))}" for reason, names in named.items() if names]
 
 
 @dataclass(frozen=True, eq=False)
@@ -317,15 +308,15 @@ class _Roles:
 def _choose(columns: Sequence[str], path: Path, options: TableOptions) -> _Roles:
     (patient,) = _columns([options.patient], columns, path, "patient")
     targets = _columns(options.target, columns, path, "target")
-    time = None if options.time is None else _columns([options.time], columns, path, "time")[0]
-    session = None if options.session is None else _columns([options.session], columns, path, "session")[0]
-    event = None if options.event is None else _columns([options.event], columns, path, "event")[0]
+    wanted = {"time": options.time, "session": options.session, "event": options.event, "site": options.site}
+    time, session, event, site = (
+        None if name is None else _columns([name], columns, path, role)[0] for role, name in wanted.items()
+    )
     subgroups = _columns([name.partition(":")[0] for name in options.subgroup], columns, path, "subgroup")
-    site = None if options.site is None else _columns([options.site], columns, path, "site")[0]
     chosen = _columns(options.features, columns, path, "feature")
     reserved = {patient, *targets, time, session, event, site}
-    categorical = _columns(options.categorical, columns, path, "categorical") if options.categorical else []
-    measured = _columns(options.measured, columns, path, "measured") if options.measured else []
+    categorical = _columns(options.categorical, columns, path, "categorical")
+    measured = _columns(options.measured, columns, path, "measured")
     if both := sorted(set(measured) & set(categorical)):
         raise ConfigError(f"'{both[0]}' is named as a category and as measured: it can only be one of them")
     chosen = [name for name in columns if name in {*chosen, *categorical, *measured}]
@@ -533,9 +524,8 @@ def _collect(tables: Sequence[OpenTable], columns: Sequence[str], path: Path) ->
         except _UNREADABLE as error:
             raise StorageError(f"cannot read {table.path}: {_first_line(error)}") from None
         # A column that is empty in a CSV is of any type, and not text.
-        empty = [
-            name for name in columns if frame[name].dtype == pl.String and frame[name].null_count() == frame.height
-        ]
+        texts = [name for name in columns if frame[name].dtype == pl.String]
+        empty = [name for name in texts if frame[name].null_count() == frame.height]
         frames.append(frame.with_columns(pl.lit(None).alias(name) for name in empty))
     try:
         whole = pl.concat(frames, how="vertical_relaxed") if len(frames) > 1 else frames[0]
@@ -560,10 +550,8 @@ def _columns(patterns: Iterable[str], columns: Sequence[str], path: Path, role: 
         if not matches:
             near = difflib.get_close_matches(pattern, columns, n=1, cutoff=0.4)
             hint = f": did you mean '{near[0]}'?" if near else "."
-            known = ", ".join(columns[:_SHOWN]) + (
-                f" and {len(columns) - _SHOWN} more" if len(columns) > _SHOWN else ""
-            )
-            raise DataError(f"{path} has no {role} column '{pattern}'{hint} It has {known}")
+            more = f" and {len(columns) - _SHOWN} more" if len(columns) > _SHOWN else ""
+            raise DataError(f"{path} has no {role} column '{pattern}'{hint} It has {', '.join(columns[:_SHOWN])}{more}")
         chosen.update(matches)
     return [name for name in columns if name in chosen]
 
@@ -616,9 +604,8 @@ def labels_of(frame: pl.DataFrame, targets: Sequence[str], path: Path) -> npt.ND
 
 def sessions_of(frame: pl.DataFrame, name: str, path: Path) -> npt.NDArray[Any]:
     """Numbers and names as they are; dates in seconds."""
-    if frame[name].dtype.is_temporal():
-        return times_of(frame, name, path)
-    return numbers_or_text(frame, name, "session", path)
+    dated = frame[name].dtype.is_temporal()
+    return times_of(frame, name, path) if dated else numbers_or_text(frame, name, "session", path)
 
 
 def times_of(frame: pl.DataFrame, name: str, path: Path) -> npt.NDArray[np.float64]:
@@ -700,7 +687,11 @@ def _telling(
     """
     _, classes = distinct(labels)
     if ordered:
-        return [feature.name for feature in encoding.features if _rises_with(feature.values(frame), classes)]
+        ranks = {each.name: np.unique(each.values(frame), return_inverse=True)[1] for each in encoding.features}
+        whole = {each.name for each in encoding.features if not each.gaps(frame)}
+        # In one order or in opposite orders, with ties at the same rows.
+        orders = [classes, classes.max() - classes]
+        return [name for name, own in ranks.items() if name in whole and any((own == each).all() for each in orders)]
     if np.bincount(classes).min() < _FEWEST_OF_A_CLASS:
         return []
     every = max(1, frame.height // _ROWS_FOR_A_LOOK)
@@ -714,14 +705,6 @@ def _telling(
         if pairs == np.count_nonzero(np.bincount(column)):
             telling.append(name)
     return telling
-
-
-def _rises_with(values: npt.NDArray[np.float64], ranks: npt.NDArray[np.int64]) -> bool:
-    """Whether values and ranks are in one order or in opposite orders, with ties at the same rows; never for gaps."""
-    if np.isnan(values).any():
-        return False
-    _, own = np.unique(values, return_inverse=True)
-    return bool((own == ranks).all() or (own == ranks.max() - ranks).all())
 
 
 def _splits_into(values: npt.NDArray[np.floating], classes: npt.NDArray[Any]) -> bool:
@@ -842,8 +825,8 @@ def _event(
             "known in its unit: say what one unit is (--time-unit h)"
         )
     unit = 1.0 if in_seconds else UNITS[str(options.time_unit)]
-    sessions = None if roles.session is None else sessions_of(frame, roles.session, path)
-    session, _ = _number(patients, np.zeros(len(times), np.int64) if sessions is None else sessions)
+    sessions = np.zeros(len(times)) if roles.session is None else sessions_of(frame, roles.session, path)
+    session, _ = _number(patients, sessions)
     begins = _begins(frame[roles.event], times, in_seconds, path)
     onset = np.full(int(session.max()) + 1, np.inf)
     np.minimum.at(onset, session[~np.isnan(begins)], begins[~np.isnan(begins)])
@@ -874,9 +857,8 @@ def _labels_around(event: _Event | None, frame: pl.DataFrame, roles: _Roles, pat
 
 def _is_flag(column: pl.Series) -> bool:
     """Whether an event's column says of every row if the event has begun, rather than when it begins."""
-    if column.dtype == pl.Boolean:
-        return True
-    return bool(column.dtype.is_numeric() and column.null_count() == 0 and column.is_in([0, 1]).all())
+    numbers = column.dtype.is_numeric() and column.null_count() == 0
+    return column.dtype == pl.Boolean or (numbers and bool(column.is_in([0, 1]).all()))
 
 
 def _begins(column: pl.Series, times: npt.NDArray[np.float64], in_seconds: bool, path: Path) -> npt.NDArray[np.float64]:
@@ -914,25 +896,6 @@ class _Subgroup:
     names: list[str]
 
 
-@dataclass(frozen=True, eq=False)
-class _Beside:
-    """What is kept beside the samples, for training and results alone."""
-
-    event: _Event | None
-    subgroups: Sequence[_Subgroup]
-    sites: Mapping[str, str]
-
-    def metadata(self) -> dict[str, npt.NDArray[Any]]:
-        onset = {} if self.event is None else {"onset": self.event.onset}
-        groups = {"subgroups": np.stack([group.codes for group in self.subgroups], axis=1)} if self.subgroups else {}
-        return {**onset, **groups}
-
-    def info(self, settings: Mapping[str, Json]) -> DatasetInfo:
-        names = {group.name: group.names for group in self.subgroups}
-        event = None if self.event is None else self.event.spec
-        return DatasetInfo(settings=settings, sites=self.sites, event=event, subgroups=names)
-
-
 def _subgroup(frame: pl.DataFrame, wanted: str, patients: npt.NDArray[Any], path: Path) -> _Subgroup:
     name, colon, cuts = wanted.partition(":")
     column = frame[name]
@@ -945,16 +908,16 @@ def _subgroup(frame: pl.DataFrame, wanted: str, patients: npt.NDArray[Any], path
             f"{path}: subgroup column '{name}' has {distinct} different numbers: give bands (--subgroup "
             f"{name}:40,65, or {name}:bands for quarters of the patients)"
         )
-    people = pl.DataFrame({"group": texts.fill_null("unknown"), "patient": patients}).group_by("group")
+    texts = texts.fill_null("unknown")
+    people = pl.DataFrame({"group": texts, "patient": patients}).group_by("group")
     counted = people.agg(pl.col("patient").n_unique()).sort("patient", "group", descending=[True, False])
     large = [group for group, count in counted.iter_rows() if count >= _LEAST_PATIENTS][: _MOST_GROUPS - 1]
     if not large:
-        raise DataError(
-            f"{path}: no group of '{name}' has {_LEAST_PATIENTS} patients: nothing can be said of smaller ones"
-        )
+        few = f"no group of '{name}' has {_LEAST_PATIENTS} patients"
+        raise DataError(f"{path}: {few}: nothing can be said of smaller ones")
     large.sort(key=_band_order if colon else natural)
     codes = {group: code for code, group in enumerate(large)}
-    rows = np.array([codes.get(group, len(large)) for group in texts.fill_null("unknown").to_list()], np.int16)
+    rows = np.array([codes.get(group, len(large)) for group in texts.to_list()], np.int16)
     return _Subgroup(name, rows, [*large, "other"] if (rows == len(large)).any() else large)
 
 
@@ -976,9 +939,9 @@ def _bands(column: pl.Series, cuts: str, patients: npt.NDArray[Any], path: Path)
             ) from None
     names = [f"under {borders[0]:g}", *(f"{low:g} to under {high:g}" for low, high in itertools.pairwise(borders))]
     names.append(f"{borders[-1]:g} and over")
-    where = np.searchsorted(borders, values.fill_null(np.nan).to_numpy(), side="right")
-    known = ~np.isnan(values.fill_null(np.nan).to_numpy())
-    return pl.Series(column.name, [names[at] if here else None for at, here in zip(where, known, strict=True)])
+    plain = values.fill_null(np.nan).to_numpy()
+    where = np.searchsorted(borders, plain, side="right")
+    return pl.Series(column.name, [None if gap else names[at] for at, gap in zip(where, np.isnan(plain), strict=True)])
 
 
 def _band_order(name: str) -> tuple[float, str]:

@@ -7,20 +7,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from manydg.files import Json
 from manydg.report import charts
-from manydg.report.charts import Series
-from manydg.report.plot_style import Panel
+from manydg.report.charts import Panel, Series
 from manydg.report.results_folder import Chapter
 from manydg.report.run_statistics import Spread, by_algorithm, grouped, metric_spread, seconds_per_epoch
-from manydg.report.sections import Block, Cell, Column, Figure, Part, Section, Table, Text, claimed_experiments
-from manydg.report.study_figures import figure_blocks
+from manydg.report.sections import (
+    Block,
+    Cell,
+    Column,
+    Figure,
+    Part,
+    Section,
+    Table,
+    Text,
+    claimed_experiments,
+    count_cell,
+    figure_blocks,
+    text_columns,
+)
 from manydg.report.words import LOSSES, algorithm_name, metric_name, number, sentence
-from manydg.studies.figure_data import Bars, CellTable, Curve, FigureData
+from manydg.studies.figure_data import Bars, CellTable, Curve
 from manydg.training.record import RunRecord
 
 _LOG_RATIO = 20
@@ -39,60 +49,52 @@ _AXES = {
 }
 
 
-@dataclass(frozen=True)
-class Introduction:
-    """How an experiment is introduced."""
-
-    title: str
-    lead: str
-
-
-_EXPERIMENTS: dict[str, Introduction] = {
-    "objectives": Introduction(
+_EXPERIMENTS = {
+    "objectives": (
         "What each part of the method adds",
         "ManyDG adds three objectives to the plain supervised loss: features and patient factors alike in "
         "distribution (MMD), mutual reconstruction within a patient, and patient factors that agree within a patient. "
         "Here some are switched off.",
     ),
-    "weights": Introduction(
+    "weights": (
         "How much the weights of the objectives matter",
         "One weight is varied from a tenth to ten times its default while the others stay at 1. A flat line means that "
         "the choice hardly matters.",
     ),
-    "limited-data": Introduction(
+    "limited-data": (
         "With fewer patients to learn from",
         "The same test patients throughout; only the number of patients to learn from changes.",
     ),
-    "continual": Introduction(
+    "continual": (
         "When new patients keep arriving",
         "A model trained on some patients goes on learning as groups of new ones arrive, revisiting a few samples of "
         "earlier patients, or none.",
     ),
-    "decomposition": Introduction(
+    "decomposition": (
         "Simpler ways to take the patient out",
         "Two simpler decompositions of the features (SimD1, SimD2) against ManyDG’s reconstruction and projection.",
     ),
-    "context": Introduction(
+    "context": (
         "What a patient’s own unlabelled samples add",
         "Each input is joined with the same input seen against the rest of that patient’s samples. No label is used.",
     ),
-    "context-rivals": Introduction(
+    "context-rivals": (
         "Against every rival, without and with context",
         "Every algorithm twice: on a sample alone, and with the same unlabelled samples of the patient beside it.",
     ),
-    "cold-start": Introduction(
+    "cold-start": (
         "How soon a new patient is known",
         "Performance by the number of unlabelled samples of the new patient that were at hand, and by the time since "
         "the recording or stay began.",
     ),
-    "patient-probe": Introduction(
+    "patient-probe": (
         "Is z a patient?",
         "How often the mean embedding of a session (a night, a stay) is most like that of another session of the same "
         "person, among the sessions of everyone.",
     ),
-    "runtime": Introduction("How long training takes", ""),
+    "runtime": ("How long training takes", ""),
 }
-"""In the order of the page."""
+"""Title and introduction of each experiment, in the order of the page."""
 
 
 class Ablations(Section):
@@ -111,7 +113,7 @@ class Ablations(Section):
 
 def _part(chapter: Chapter, name: str) -> Part:
     about = _EXPERIMENTS.get(name)
-    title, lead = (about.title, about.lead) if about else (sentence(name.replace("-", " ")), "")
+    title, lead = about or (sentence(name.replace("-", " ")), "")
     order = _RUNTIME if name == "runtime" else None if about else _OTHERS
     blocks: list[Block] = [Text(lead)] if lead else []
     return Part(name, title, [*blocks, *_blocks(chapter, name)], chapter.command(name), order)
@@ -120,7 +122,8 @@ def _part(chapter: Chapter, name: str) -> Part:
 def _blocks(chapter: Chapter, name: str) -> list[Block]:
     runs, figures = chapter.runs(name), chapter.figures_of(name)
     if name == "continual" and figures:
-        figures.sort(key=lambda figure: _y_label(figure) != chapter.metric)
+        label = {id(each): each.data.y.label for each in figures if isinstance(each.data, Curve | Bars)}
+        figures.sort(key=lambda figure: label.get(id(figure)) != chapter.metric)
         # The figures show every step; the runs' metrics are those after the last.
         last = [_table(chapter, _entries(_labelled(runs)), "After the last step")] if runs else []
         return [*figure_blocks(figures), *last]
@@ -132,10 +135,6 @@ def _blocks(chapter: Chapter, name: str) -> list[Block]:
     axis = _axis(runs)
     made = _bars(chapter, runs) if axis is None else _curves(chapter, runs, axis)
     return [*made, *figure_blocks(figures)]
-
-
-def _y_label(figure: FigureData) -> str | None:
-    return figure.data.y.label if isinstance(figure.data, Curve | Bars) else None
 
 
 def _axis(runs: Sequence[RunRecord]) -> str | None:
@@ -218,11 +217,9 @@ def _beside_default(chapter: Chapter, aside: Sequence[RunRecord], along: Sequenc
     # Whichever weight was varied, at 1 it is the same run: one for each seed is enough.
     same = {(record.algorithm, record.seed): record for record in along if record.variant[axis] == 1}
     default = [record.replace(variant={"set": "every weight at 1"}) for record in same.values()]
-    return _bars(chapter, [*default, *(record.replace(variant=_as_text(record)) for record in aside)])
-
-
-def _as_text(record: RunRecord) -> dict[str, str]:
-    return {"set": ", ".join(_in_words(key, value) for key, value in record.variant.items())}
+    texts = [", ".join(_in_words(*entry) for entry in record.variant.items()) for record in aside]
+    named = [record.replace(variant={"set": text}) for record, text in zip(aside, texts, strict=True)]
+    return _bars(chapter, [*default, *named])
 
 
 def _spread_cells(spreads: Sequence[Spread]) -> list[Cell]:
@@ -247,15 +244,9 @@ def _entries(groups: Mapping[str, Sequence[RunRecord]]) -> Entries:
 
 def _bar_panel(groups: Mapping[str, Sequence[RunRecord]], metric: str) -> Panel:
     spreads = [metric_spread(records, metric) for records in groups.values()]
-    return charts.bars(
-        sentence(metric_name(metric)),
-        list(groups),
-        [each.mean for each in spreads],
-        metric_name(metric),
-        low=[each.low for each in spreads],
-        high=[each.high for each in spreads],
-        foreground=[name for name in groups if name.lower() in _FOREGROUND] or None,
-    )
+    means, low, high = ([getattr(each, part) for each in spreads] for part in ("mean", "low", "high"))
+    shown, title = [name for name in groups if name.lower() in _FOREGROUND], sentence(metric_name(metric))
+    return charts.bars(title, list(groups), means, metric_name(metric), low=low, high=high, foreground=shown or None)
 
 
 def _table(chapter: Chapter, entries: Entries, caption: str = _NUMBERS, axis: str = "") -> Table:
@@ -276,22 +267,14 @@ def _times(runs: Sequence[RunRecord]) -> list[Block]:
             first, mean = records[0], float(np.mean(seconds))
             names.append(algorithm_name(name))
             values.append(mean)
-            cells = [Cell(names[-1]), Cell(number(mean, 2), mean), _amount(first.parameters)]
-            rows.append([*cells, _amount(first.peak_memory_mb), Cell(first.device)])
+            cells = [Cell(names[-1]), Cell(number(mean, 2), mean), count_cell(first.parameters)]
+            rows.append([*cells, count_cell(first.peak_memory_mb), Cell(first.device)])
     if not names:
         return []
     panel = charts.bars("Seconds per epoch", names, values, "seconds per epoch", digits=2, foreground=["ManyDG"])
-    columns = [
-        Column("Method", numeric=False), Column("Seconds per epoch"), Column("Parameters"),
-        Column("Peak memory (MB)"), Column("Device", numeric=False),
-    ]  # fmt: skip
+    numbers = map(Column, ("Seconds per epoch", "Parameters", "Peak memory (MB)"))
+    columns = [*text_columns("Method"), *numbers, *text_columns("Device")]
     few = any(0 < len(record.history) <= 3 for record in runs)
-    left_out = (
-        "The first three epochs, or all but the last where there are no more," if few else "The first three epochs"
-    )
-    lead = Text(f"Seconds per epoch. {left_out} are left out, since they may be unsteady.")
+    fewer = ", or all but the last where there are no more," if few else ""
+    lead = Text(f"Seconds per epoch. The first three epochs{fewer} are left out, since they may be unsteady.")
     return [lead, Figure("Mean time of an epoch.", [panel]), Table("Time and size", columns, rows)]
-
-
-def _amount(value: float | None) -> Cell:
-    return Cell("\N{EN DASH}", None) if value is None else Cell(f"{value:,.0f}", float(value))

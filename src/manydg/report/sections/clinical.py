@@ -15,8 +15,8 @@ from manydg.evaluation.statistics import Interval, PatientResampling, mean_over_
 from manydg.report import charts
 from manydg.report.charts import Series
 from manydg.report.results_folder import Chapter
-from manydg.report.sections import Block, Cell, Column, Figure, Part, Section, Table, Text
-from manydg.report.words import algorithm_name, count, interval, metric_name, number, probability, sentence
+from manydg.report.sections import Block, Cell, Column, Figure, Part, Section, Table, Text, count_cell
+from manydg.report.words import interval, metric_name, number, probability, row_title, sentence
 from manydg.studies.summary import row_name, value_of
 from manydg.training.record import RunRecord
 from manydg.training.run import silence_of
@@ -35,9 +35,9 @@ class Clinical(Section):
     def build(self, chapter: Chapter) -> Iterator[Part]:
         groups: dict[str, list[RunRecord]] = {}
         for record in chapter.compared() or chapter.uses():
-            groups.setdefault(_name(record), []).append(record)
-        loaded = {name: _loaded(chapter, records) for name, records in groups.items()}
-        models = {name: runs for name, runs in loaded.items() if runs}
+            groups.setdefault(row_title(row_name(record)), []).append(record)
+        loaded = {name: list(map(chapter.whole_predictions, records)) for name, records in groups.items()}
+        models = {name: runs for name, each in loaded.items() if (runs := [run for run in each if run is not None])}
         if not models:
             return
         everyone = np.unique(np.concatenate([run.names for runs in models.values() for run in runs]))
@@ -52,15 +52,6 @@ class Clinical(Section):
         yield from _subgroups(chapter, {name: models[name] for name in models if name in best}, plan)
 
 
-def _name(record: RunRecord) -> str:
-    algorithm, _, more = row_name(record).partition(" (")
-    return algorithm_name(algorithm) + (f", {more.removesuffix(')')}" if more else "")
-
-
-def _loaded(chapter: Chapter, records: Sequence[RunRecord]) -> list[Predictions]:
-    return [run for run in map(chapter.whole_predictions, records) if run is not None]
-
-
 def _score(records: Sequence[RunRecord], metric: str) -> float:
     known = [value for value in (value_of(record, metric) for record in records) if not math.isnan(value)]
     return float(np.mean(known)) if known else -math.inf
@@ -73,21 +64,15 @@ def _cell(value: Interval, digits: int = 3) -> Cell:
 def _onset(chapter: Chapter, groups: Mapping[str, Sequence[RunRecord]]) -> Part:
     """Every metric before and after the onset, apart."""
     metrics = [f"{metric}_{when}" for when in _APART for metric in chapter.target.metrics]
-    rows = []
-    for name, records in groups.items():
-        rows.append([Cell(name), *(_mean_cell(chapter, records, metric) for metric in metrics)])
+    rows = [[Cell(name), *(_mean_cell(chapter, runs, metric) for metric in metrics)] for name, runs in groups.items()]
     titles = [f"{sentence(metric_name(m))} {words}" for words in _APART.values() for m in chapter.target.metrics]
     lead = (
         "Foreseeing an event is harder than recognising one that has begun. At the bedside the hours before the onset "
         "count. Both columns have the same negative samples: those before an onset at which nothing is to come."
     )
     columns = [Column("Method", numeric=False), *map(Column, titles)]
-    table = Table(
-        "Before the onset, and from the onset on",
-        columns,
-        rows,
-        "Means over the splits, with 95% intervals over patients.",
-    )
+    note = "Means over the splits, with 95% intervals over patients."
+    table = Table("Before the onset, and from the onset on", columns, rows, note)
     return Part("onset", "Before and after the onset", [Text(lead), table], chapter.command("compare"))
 
 
@@ -210,7 +195,7 @@ def _groups(chapter: Chapter, caption: str, groups: Sequence[GroupResult]) -> Ta
     rows = []
     for group in groups:
         positive = "" if math.isnan(group.positive) else f"{group.positive:.1%} positive"
-        row = [Cell(group.group), Cell(count(group.patients), float(group.patients), positive)]
+        row = [Cell(group.group), count_cell(group.patients, positive)]
         for metric in metrics:
             row += [_cell(group.values[metric]), _difference(group, metric)]
         rows.append(row)

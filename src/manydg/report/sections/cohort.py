@@ -10,7 +10,19 @@ from manydg.data.info import CohortStep
 from manydg.report import charts
 from manydg.report.results_folder import Chapter
 from manydg.report.run_statistics import by_algorithm
-from manydg.report.sections import Block, Bullets, Cell, Column, Figure, Part, Section, Table, Text
+from manydg.report.sections import (
+    Block,
+    Bullets,
+    Cell,
+    Column,
+    Figure,
+    Part,
+    Section,
+    Table,
+    Text,
+    count_cell,
+    text_columns,
+)
 from manydg.report.words import algorithm_name, count, listed, noted, plural, sentence
 from manydg.studies.records import StudiedDataset
 from manydg.training.record import RunRecord
@@ -119,15 +131,11 @@ def _flow(flow: Sequence[CohortStep]) -> Table:
     """What is left after each step of the preparation, in every unit that was counted."""
     units = list(dict.fromkeys(unit for step in flow for unit in step.counts))
     rows = [
-        [Cell(f"{index}. {sentence(step.step)}", float(index)), *(_count(step.counts.get(unit)) for unit in units)]
+        [Cell(f"{index}. {sentence(step.step)}", float(index)), *(count_cell(step.counts.get(unit)) for unit in units)]
         for index, step in enumerate(flow, start=1)
     ]
     columns = [Column("Step", numeric=False), *(Column(sentence(unit.replace("_", " "))) for unit in units)]
     return Table("Cohort flow: what is left after each step", columns, rows)
-
-
-def _count(value: int | None) -> Cell:
-    return Cell(count(value), None if value is None else float(value))
 
 
 def _labels(labels: Mapping[str, int], samples: int) -> Figure:
@@ -153,24 +161,15 @@ def _origin(about: StudiedDataset) -> str:
 
 def _failures(failed: Sequence[RunRecord]) -> Part:
     """Runs that ended in an error."""
-    columns = [Column(title, numeric=False) for title in ("Run", "Experiment", "Method", "Seed", "What happened")]
-    rows = [
-        [
-            Cell(record.run),
-            Cell(record.experiment),
-            Cell(algorithm_name(record.algorithm)),
-            Cell(str(record.seed), float(record.seed)),
-            Cell(_what_happened(record.error or "")),
-        ]
-        for record in failed
-    ]
+    columns = text_columns("Run", "Experiment", "Method", "Seed", "What happened")
+    rows = []
+    for record in failed:
+        error = record.error or "no reason was recorded"
+        if error.startswith("Traceback"):
+            # Of an unforeseen error only the kind: its text may hold anything.
+            kind = error.strip().splitlines()[-1].split(":")[0]
+            error = f"{kind}, an error that manydg did not foresee; the run's folder has the details"
+        named = [Cell(record.run), Cell(record.experiment), Cell(algorithm_name(record.algorithm))]
+        rows.append([*named, Cell(str(record.seed), float(record.seed)), Cell(error)])
     missing = "They are left out of every table and figure; a method with a failed run rests on fewer splits."
     return Part("failed", "Runs that failed", [Text(missing), Table("Failed runs", columns, rows)], order=_LAST)
-
-
-def _what_happened(error: str) -> str:
-    """Our own message, or the kind of an unforeseen error; its text may hold anything and is left out."""
-    if not error.startswith("Traceback"):
-        return error or "no reason was recorded"
-    kind = error.strip().splitlines()[-1].split(":")[0]
-    return f"{kind}, an error that manydg did not foresee; the run's folder has the details"

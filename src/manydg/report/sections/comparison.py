@@ -72,7 +72,11 @@ def _table(chapter: Chapter, comparison: Comparison) -> Table:
     columns += [Column(f"{percentile}th percentile of patients, {metric_name(within)}")] if with_tenths else []
     rows = []
     for row, tenth in tenths.items():
-        cells = [_score_cell(comparison.entry(row, metric)) for metric in metrics]
+        cells = []
+        for entry in (comparison.entry(row, metric) for metric in metrics):
+            text = number(entry.mean) + (f" ± {number(entry.sd)}" if math.isfinite(entry.sd) else "")
+            rank = {1: "best", 2: "second"}.get(entry.rank, "")
+            cells.append(Cell(text, entry.mean, bounds_text(entry.interval), rank))
         rows.append([Cell(algorithm_name(row)), *cells, *([Cell(number(tenth), tenth)] if with_tenths else [])])
     splits = len(comparison.summary.seeds)
     note = (
@@ -83,20 +87,12 @@ def _table(chapter: Chapter, comparison: Comparison) -> Table:
     if with_tenths:
         known = max(len(comparison.entry(row, within).by_patient) for row in comparison.rows)
         tested = comparison.summary.tested_patients
-        people = (
-            f"all {plural(tested, 'test patient')}" if known == tested else f"the {known} of {tested} test patients"
-        )
-        note += (
-            f" The {percentile}th percentile is over {people} for whom {metric_name(within)} exists with every method."
-        )
+        people = f"the {known} of {tested} test patients" if known < tested else f"all {plural(tested, 'test patient')}"
+        shown = f"over {people} for whom {metric_name(within)} exists with every method"
+        note += f" The {percentile}th percentile is {shown}."
     # The text of an error is left out: it may hold anything.
     notes = [noted(text) for text in comparison.summary.notes if " failed: " not in text]
     return Table("Performance on patients never seen in training", columns, rows, " ".join([note, *notes]))
-
-
-def _score_cell(entry: Entry) -> Cell:
-    text = number(entry.mean) + (f" ± {number(entry.sd)}" if math.isfinite(entry.sd) else "")
-    return Cell(text, entry.mean, bounds_text(entry.interval), {1: "best", 2: "second"}.get(entry.rank, ""))
 
 
 def bounds_text(bounds: Interval | None) -> str:
@@ -109,9 +105,8 @@ def _forest(chapter: Chapter, comparison: Comparison) -> Figure:
     for metric in chapter.metrics[:2]:
         entries = [comparison.entry(row, metric) for row in comparison.rows]
         names = [algorithm_name(row) for row in comparison.rows]
-        low = [math.nan if entry.interval is None else entry.interval.low for entry in entries]
-        high = [math.nan if entry.interval is None else entry.interval.high for entry in entries]
-        means = [entry.mean for entry in entries]
+        around = [entry.interval or Interval(math.nan, math.nan, math.nan) for entry in entries]
+        means, low, high = [e.mean for e in entries], [each.low for each in around], [each.high for each in around]
         panels.append(charts.forest(sentence(metric_name(metric)), names, means, low, high, metric_name(metric)))
     return Figure("Means over the splits with 95% intervals over patients.", panels)
 
@@ -131,12 +126,8 @@ def _tests_in_words(chapter: Chapter, comparison: Comparison) -> str:
         "unsure": "the evidence is mixed against {}",
         "none": "no clear difference could be shown to {}",
     }
-    parts = [words[key].format(_names(group)) for key, group in groups.items() if group]
-    return sentence("; ".join(parts)) + "."
-
-
-def _names(tests: list[RivalTest]) -> str:
-    return listed([algorithm_name(test.rival) for test in tests])
+    rivals = {key: listed([algorithm_name(test.rival) for test in group]) for key, group in groups.items() if group}
+    return sentence("; ".join(words[key].format(names) for key, names in rivals.items())) + "."
 
 
 def _tests(comparison: Comparison, metric: str) -> Table:
@@ -182,13 +173,10 @@ def _caution(comparison: Comparison) -> str:
 
 def _matrix(comparison: Comparison) -> Table:
     """Every model against every other at the primary metric: difference and p, corrected over all pairs."""
-    rows = [
-        [
-            Cell(algorithm_name(first), whole=True),
-            *(_pair_cell(comparison, first, second) for second in comparison.rows),
-        ]
-        for first in comparison.rows
-    ]
+    rows = []
+    for first in comparison.rows:
+        tests = [None if first == second else comparison.pair(first, second) for second in comparison.rows]
+        rows.append([Cell(algorithm_name(first), whole=True), *map(_pair_cell, tests)])
     columns = [Column("Row minus column", numeric=False), *(Column(algorithm_name(row)) for row in comparison.rows)]
     pairs = len(comparison.summary.pairs)
     note = (
@@ -199,12 +187,10 @@ def _matrix(comparison: Comparison) -> Table:
     return Table(f"Every pair of models: {metric_name(comparison.summary.primary)}", columns, rows, note)
 
 
-def _pair_cell(comparison: Comparison, first: str, second: str) -> Cell:
-    test = None if first == second else comparison.pair(first, second)
+def _pair_cell(test: RivalTest | None) -> Cell:
     if test is None:
         return Cell("")
-    mark = " *" if test.p < ALPHA else ""
-    return Cell(signed(test.difference), test.difference, f"p {probability(test.p)}{mark}")
+    return Cell(signed(test.difference), test.difference, f"p {probability(test.p)}{' *' if test.p < ALPHA else ''}")
 
 
 def _ranks(chapter: Chapter) -> list[Block]:
@@ -221,8 +207,7 @@ def _ranks(chapter: Chapter) -> list[Block]:
         values = {row: [each[seed] for seed in shared] for row, each in entries.items()}
         values = {row: each for row, each in values.items() if not any(map(math.isnan, each))}
         blocks, unit = plural(len(shared), "split"), "split"
-    known = metric
-    ranks = compare_ranks({name: [oriented(known, value) for value in each] for name, each in values.items()})
+    ranks = compare_ranks({name: [oriented(metric, value) for value in each] for name, each in values.items()})
     if ranks is None or len(ranks.names) < 3:
         return []
     names = [algorithm_name(name) for name in ranks.names]
@@ -262,7 +247,7 @@ def difference_in_words(test: RivalTest) -> str:
     """A difference and how sure one can be of it."""
     around = bounds_text(test.interval)
     facts = f"The difference, {signed(test.difference)}" + (f" (95% interval {around})" if around else "")
-    p = f"p = {number(test.p)}" if test.p >= 0.001 else "p < 0.001"
+    p = f"p {_p_text(test.p)}"
     if math.isnan(test.p):
         return f"{facts}, could not be tested: {test.note or 'too few splits'}."
     if test.verdict == "clear":
@@ -300,6 +285,4 @@ def _worst_tenth(chapter: Chapter, comparison: Comparison) -> str:
     entry = comparison.entry(comparison.first, within)
     if not math.isfinite(entry.worst_tenth):
         return ""
-    values = list(entry.by_patient.values())
-    words = worst_values(values, metric_name(within), errors=oriented(within, 1.0) < 0)
-    return f"with {algorithm_name(comparison.first)}, {words}."
+    return f"with {algorithm_name(comparison.first)}, {worst_values(list(entry.by_patient.values()), within)}."

@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 
 from manydg.report.results_folder import Chapter
 from manydg.report.run_statistics import by_algorithm, seconds_per_epoch
-from manydg.report.sections import Block, Cell, Column, Part, Section, Table, Text
-from manydg.report.study_figures import probe_names
+from manydg.report.sections import Block, Cell, Column, Part, Section, Table, Text, probe_names
 from manydg.report.words import MINUS, algorithm_name, metric_name, number, sentence
 from manydg.studies.figure_data import CosineTable, Similarity
-from manydg.studies.paper_figures import Difference, beside, data_difference, paper_table, paper_tasks, task_on
+from manydg.studies.paper_figures import beside, data_difference, paper_table, paper_tasks, task_on
 from manydg.studies.summary import summarize
 
 Line = tuple[str, str, str, str, str]
@@ -36,7 +35,9 @@ class PaperTables(Section):
 
 
 def _introduction(chapter: Chapter, task: str, source: str | None) -> list[Block]:
-    verdict = _difference(chapter, task, source)
+    about = chapter.about
+    patients, samples = (about.patients or None, about.samples or None) if about else (None, None)
+    verdict = data_difference(task, source=source, patients=patients, samples=samples)
     blocks: list[Block] = [Text(f"The paper’s task on this data is {paper_tasks()[task].name.lower()}. {verdict.text}")]
     if not verdict.comparable:
         caution = "The figures stand side by side for orientation only; a higher or lower value says nothing."
@@ -58,12 +59,6 @@ def _cell(text: str, column: Column) -> Cell:
     return Cell(text, float(mean) if known else None) if column.numeric else Cell(text)
 
 
-def _difference(chapter: Chapter, task: str, source: str | None) -> Difference:
-    about = chapter.about
-    patients, samples = (about.patients or None, about.samples or None) if about else (None, None)
-    return data_difference(task, source=source, patients=patients, samples=samples)
-
-
 def _results(chapter: Chapter, task: str, source: str | None) -> Iterator[Line]:
     runs = chapter.runs("decomposition")
     summaries = [chapter.comparison.summary] if chapter.comparison else []
@@ -83,30 +78,21 @@ def _similarity(chapter: Chapter, task: str) -> Iterator[Line]:
         if isinstance(figure.data, Similarity):
             model = algorithm_name(figure.algorithm or "manydg")
             row = figure.data.rows[-1]
-            for key, value, where in (
-                ("within", row.within, "within a patient"),
-                ("across", row.across, "across patients"),
-            ):
+            cosines = {"within": (row.within, "within a patient"), "across": (row.across, "across patients")}
+            for key, (value, where) in cosines.items():
                 for cell in table.find(task=task, row=key):
-                    what = f"Cosine of z {where}"
-                    yield model, what, number(value, 4), table.text(cell), table.name
+                    yield model, f"Cosine of z {where}", number(value, 4), table.text(cell), table.name
 
 
 def _orthogonality(chapter: Chapter, task: str) -> Iterator[Line]:
     table = paper_table("orthogonality")
-    theirs = {_pair(cell.row, ""): cell for cell in table.find(task=task)}
+    theirs = {" and ".join(probe_names(cell.row, "")): cell for cell in table.find(task=task)}
     for figure in chapter.figures_of("orthogonality"):
         model = algorithm_name(figure.algorithm or "manydg")
         for row in figure.data.rows if isinstance(figure.data, CosineTable) else ():
-            pair = _pair(row.first, row.second)
-            cell = theirs.get(pair)
-            if cell is not None and row.paper is None:
-                what = f"Cosine of weights, {pair}"
-                yield model, what, number(row.cosine, 4), table.text(cell), table.name
-
-
-def _pair(first: str, second: str) -> str:
-    return " and ".join(probe_names(first, second))
+            pair = " and ".join(probe_names(row.first, row.second))
+            if (cell := theirs.get(pair)) is not None and row.paper is None:
+                yield model, f"Cosine of weights, {pair}", number(row.cosine, 4), table.text(cell), table.name
 
 
 def _times(chapter: Chapter, task: str) -> Iterator[Line]:

@@ -11,8 +11,7 @@ import numpy.typing as npt
 from manydg.evaluation import trust as calibration
 from manydg.evaluation.metrics import Predictions, confusion_matrices, decide
 from manydg.report import charts
-from manydg.report.charts import Series
-from manydg.report.plot_style import Panel
+from manydg.report.charts import Panel, Series
 from manydg.report.results_folder import Chapter
 from manydg.report.run_statistics import (
     by_algorithm,
@@ -73,13 +72,11 @@ def _patients(chapter: Chapter, groups: ByAlgorithm) -> Part | None:
     first = next(iter(values))
     label = metric_name(metric)
     shown = {algorithm_name(name): np.array(list(each.values())) for name, each in values.items()}
-    errors = oriented(metric, 1.0) < 0
-    panel = charts.distributions(
-        f"{sentence(label)} of each patient", shown, f"{label} within a patient", 90 if errors else 10
-    )
+    worst = 90 if oriented(metric, 1.0) < 0 else 10
+    panel = charts.distributions(f"{sentence(label)} of each patient", shown, f"{label} within a patient", worst)
     lead = (
         f"An average can hide patients for whom a model fails. With {algorithm_name(first)}, "
-        f"{worst_values(list(values[first].values()), label, errors=errors)}. {_coverage(groups, values, label)}"
+        f"{worst_values(list(values[first].values()), metric)}. {_coverage(groups, values, label)}"
     )
     caption = "Each dot is a test patient, its value the mean over the splits in which that patient was tested."
     blocks: list[Block] = [
@@ -248,11 +245,13 @@ def _errors(chapter: Chapter, groups: ByAlgorithm) -> Part | None:
 
 def _intervals(chapter: Chapter, groups: ByAlgorithm) -> Part | None:
     """Whether intervals that were fitted on validation patients hold the truth of test patients."""
-    rows = [
-        [Cell(algorithm_name(name)), *_interval_cells(held)]
-        for name, records in groups.items()
-        if (held := [each for record in records for each in _held(chapter, record)])
-    ]
+    rows = []
+    for name, records in groups.items():
+        if held := [each for record in records for each in _held(chapter, record)]:
+            width, promised, seen, wide, patients, enough = np.mean(held, axis=0).tolist()
+            shares = [Cell(f"{share:.0%}", share) for share in (promised, seen, patients, enough)]
+            cells = [Cell(number(width), width), *shares[:2], Cell(number(wide), wide), *shares[2:]]
+            rows.append([Cell(algorithm_name(name)), *cells])
     if not rows:
         return None
     titles = ("Half-width", "Promised", "Held", "Half-width for most", "Promised patients", "Patients held")
@@ -277,20 +276,8 @@ def _held(chapter: Chapter, record: RunRecord) -> Iterator[list[float]]:
     shares = [np.array([one["coverage"] for one in calibration.patient_coverage(*of_test, rule).values()])
               for rule in (mean, most)]  # fmt: skip
     enough = float((shares[1] >= most.level - 1e-9).mean())
-    yield [
-        float(mean.thresholds[0]),
-        mean.level,
-        float(shares[0].mean()),
-        float(most.thresholds[0]),
-        most.share,
-        enough,
-    ]
-
-
-def _interval_cells(held: Sequence[Sequence[float]]) -> list[Cell]:
-    width, promised, seen, wide, patients, enough = np.mean(held, axis=0).tolist()
-    shares = [Cell(f"{share:.0%}", share) for share in (promised, seen, patients, enough)]
-    return [Cell(number(width), width), *shares[:2], Cell(number(wide), wide), *shares[2:]]
+    widths = [float(rule.thresholds[0]) for rule in (mean, most)]
+    yield [widths[0], mean.level, float(shares[0].mean()), widths[1], most.share, enough]
 
 
 def _reliability(chapter: Chapter, groups: ByAlgorithm) -> Part | None:
@@ -318,12 +305,8 @@ def _reliability(chapter: Chapter, groups: ByAlgorithm) -> Part | None:
     caption = (
         "Reliability on test patients of all splits, in ten bins (those with fewer than ten samples are not drawn)."
     )
-    return Part(
-        "calibration",
-        "Can the probabilities be trusted",
-        [Text(lead), Figure(caption, panels)],
-        chapter.command("compare"),
-    )
+    blocks: list[Block] = [Text(lead), Figure(caption, panels)]
+    return Part("calibration", "Can the probabilities be trusted", blocks, chapter.command("compare"))
 
 
 def _learning(chapter: Chapter, groups: ByAlgorithm) -> Part | None:

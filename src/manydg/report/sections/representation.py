@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from manydg.report.results_folder import Chapter
-from manydg.report.sections import Block, Part, Section, Text
-from manydg.report.study_figures import figure_blocks, known_similarities, similarity_in_words
+from manydg.report.sections import Block, Part, Section, Text, figure_blocks, known_similarities, similarity_in_words
 from manydg.studies.figure_data import Similarity
 
 _EXPERIMENTS = {

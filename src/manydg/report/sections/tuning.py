@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -11,8 +11,8 @@ from manydg.report import charts
 from manydg.report.charts import Series
 from manydg.report.results_folder import Chapter
 from manydg.report.run_statistics import FIRST, spread
-from manydg.report.sections import Block, Cell, Column, Figure, Part, Section, Table, Text
-from manydg.report.words import algorithm_name, count, metric_name, number, plural, signed
+from manydg.report.sections import Block, Cell, Column, Figure, Part, Section, Table, Text, count_cell, text_columns
+from manydg.report.words import algorithm_name, metric_name, number, plural, signed
 from manydg.studies.tuning import FAILED, PRUNED, Search, Tuning, Value, values_of
 
 Searches = dict[str, list[Search]]
@@ -80,7 +80,7 @@ def _gains(searches: Searches, label: str) -> Table:
             *(sum(search.count(state) for search in group) for state in (PRUNED, FAILED)),
             sum(trial.epochs for search in group for trial in search.trials),
         )
-        cells = [Cell(count(total), float(total)) for total in totals]
+        cells = list(map(count_cell, totals))
         cells += [Cell(number(value), value) for value in (before, after)]
         rows.append([Cell(algorithm_name(name)), *cells, Cell(signed(after - before), after - before)])
     note = (
@@ -91,7 +91,7 @@ def _gains(searches: Searches, label: str) -> Table:
 
 
 def _choices(searches: Searches) -> Table:
-    columns = [Column(title, numeric=False) for title in ("Method", "Setting", "Searched from", "Default", "Chosen")]
+    columns = text_columns("Method", "Setting", "Searched from", "Default", "Chosen")
     rows = []
     for name, group in searches.items():
         first = group[0]
@@ -99,13 +99,10 @@ def _choices(searches: Searches) -> Table:
         for setting, drawn in first.space.items():
             chosen = [search.chosen.values.get(setting) for search in group if search.chosen]
             cells = [Cell(setting.removeprefix(f"{name}.")), Cell(str(drawn)), Cell(_shown(defaults[setting]))]
-            rows.append([Cell(algorithm_name(name)), *cells, Cell(_joined(chosen))])
+            joined = "; ".join(_shown(value) for value in chosen if value is not None)
+            rows.append([Cell(algorithm_name(name)), *cells, Cell(joined)])
     splits = plural(max(map(len, searches.values())), "split")
     return Table("What was searched and chosen", columns, rows, f"Chosen: one value for each of {splits}, in order.")
-
-
-def _joined(values: Sequence[Value | None]) -> str:
-    return "; ".join(_shown(value) for value in values if value is not None)
 
 
 def _shown(value: Value) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from manydg.report.results_folder import Chapter
 from manydg.report.run_statistics import Comparison
-from manydg.report.sections import Block, Bullets, Cell, Column, Part, Section, Table, Text
+from manydg.report.sections import Block, Bullets, Cell, Column, Part, Section, Table, Text, text_columns
 from manydg.report.sections.comparison import bounds_text, reading, value_text
 from manydg.report.sections.performance import class_recall
 from manydg.report.words import (
@@ -128,7 +128,7 @@ def _decision(chapter: Chapter, comparison: Comparison, choice: Recommendation) 
     columns = [Column("Model", numeric=False), *map(Column, titles), Column("Patient context", numeric=False)]
     rows = []
     for row in shown:
-        entry, cost, test = comparison.entry(row, chapter.metric), comparison.summary.costs[row], None
+        entry, cost = comparison.entry(row, chapter.metric), comparison.summary.costs[row]
         test = comparison.pair(choice.row, row)
         note = "" if test is None else ", ".join(filter(None, (bounds_text(test.interval), reading(test))))
         rows.append([
@@ -164,8 +164,7 @@ def _limits(chapter: Chapter, comparison: Comparison, choice: Recommendation) ->
     entry, within = comparison.entry(choice.row, chapter.metric), chapter.patient_metric
     if math.isfinite(comparison.entry(choice.row, within).worst_tenth):
         values = list(comparison.entry(choice.row, within).by_patient.values())
-        words = worst_values(values, metric_name(within), errors=oriented(within, 1.0) < 0)
-        yield f"Some patients do worse than the mean: {words}."
+        yield f"Some patients do worse than the mean: {worst_values(values, within)}."
     drop = oriented(chapter.metric, choice.validation[choice.row] - entry.mean)
     if drop > _LARGE_DROP * abs(choice.validation[choice.row]):
         yield (
@@ -187,10 +186,8 @@ def _unlike(chapter: Chapter, records: Sequence[RunRecord]) -> str:
     """What is said of a patient unlike those of the training."""
     calibrations = [read_calibration(chapter.folder / record.folder) for record in records]
     shares = [each.false_alarms for each in calibrations if each is not None and each.reference is not None]
-    text = "Patients unlike those of the training: “manydg predict” marks them (column unlike_training)."
-    if shares:
-        text += f" At most {max(shares):.0%} of patients like those of the training are marked by mistake."
-    return text
+    most = f" At most {max(shares):.0%} of patients like those of the training are marked by mistake." if shares else ""
+    return f"Patients unlike those of the training: “manydg predict” marks them (column unlike_training).{most}"
 
 
 def _weak_classes(chapter: Chapter, records: Sequence[RunRecord]) -> str:
@@ -211,11 +208,7 @@ def _all_models(chapter: Chapter, comparison: Comparison, choice: Recommendation
     metric = metric_name(chapter.metric)
     numbers = (f"Validation {metric}", f"Test {metric}", "Training", "Parameters", _PREDICTION)
     words = ("Within one standard error", "Patient context")
-    columns = [
-        Column("Model", numeric=False),
-        *map(Column, numbers),
-        *(Column(title, numeric=False) for title in words),
-    ]
+    columns = [Column("Model", numeric=False), *map(Column, numbers), *text_columns(*words)]
     rows = []
     for row in comparison.rows:
         cost, entry, validated = comparison.summary.costs[row], comparison.entry(row, chapter.metric), choice.validation
