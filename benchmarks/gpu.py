@@ -14,6 +14,7 @@ import gc
 import json
 import math
 import statistics
+import tempfile
 import time
 import warnings
 from dataclasses import dataclass
@@ -24,16 +25,17 @@ from typing import Any
 import torch
 
 from benchmarks.__main__ import machine
-from benchmarks.gpu_inference import inference
-from benchmarks.gpu_seeds import five_seeds
 from benchmarks.tasks import TASKS, Task, model
 from manydg.algorithms import Algorithm
 from manydg.backbones import BACKBONES
 from manydg.config import TrainingConfig
 from manydg.data.dataset import DomainDataset
 from manydg.errors import ManyDGWarning
+from manydg.studies.study import Study, grid
 from manydg.training.execution.memory import place
 from manydg.training.fit import Silent, TrainingLoop
+from manydg.training.inference import predict_probabilities
+from manydg.training.record import RunRecord
 
 DEVICE = torch.device("cuda")
 _LEAST_SECONDS = 3.0
@@ -63,6 +65,12 @@ CASES = [
     Case("sleep", "manydg", execution="compiled"),
 ]
 STREAMED = ("seizure", "sleep")
+TRAININGS = (
+    ("drugs", 3_000, "deterministic", 2),
+    ("drugs", 12_000, "captured", 12),
+    ("seizure", 13_200, "compiled", 16),
+)
+"""Task, samples, execution and epochs: one to compare bits, the others as ``auto`` would do them in a long training."""
 
 
 def main() -> None:
@@ -209,6 +217,98 @@ def check(name: str, task: Task) -> dict[str, Any]:
     }
     print(json.dumps(result), flush=True)
     return result
+
+
+# Predictions per second
+
+
+def inference(device: str = "cuda", samples: int = 12_000) -> dict[str, Any]:
+    """ManyDG on the paper's four tasks, float32, untrained, spectrograms worked out on the way.
+
+    Samples per second of a dataset that is on the device already, and of one that comes from the host; and
+    milliseconds for one sample alone, from the host and back.
+    """
+    found: dict[str, Any] = {}
+    for name, task in TASKS.items():
+        data = task.make(samples, torch.device(device), 3)
+        algorithm, host = model(task, "manydg", data, device), data.to("cpu")
+        found[name] = {
+            "samples/s, data on the device": samples / _seconds(algorithm, data),
+            "samples/s, data on the host": samples / _seconds(algorithm, host),
+            "ms for one sample": 1e3 * _seconds(algorithm, host.select(torch.tensor([0]))),
+        }
+        print(name, {what: round(value, 2) for what, value in found[name].items()}, flush=True)
+        del data, host, algorithm
+        if device == "cuda":
+            torch.cuda.empty_cache()
+    return found
+
+
+def _seconds(algorithm: Algorithm, data: DomainDataset) -> float:
+    """Median of several calls, after a first one; each ends with the probabilities on the host."""
+    predict_probabilities(algorithm, data)
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        predict_probabilities(algorithm, data)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+# Five seeds at the same time
+
+
+def five_seeds(device: str = "cuda") -> dict[str, Any]:
+    """Five seeds of ManyDG side by side, against one of them alone, as studies.
+
+    Seconds are those of the training steps after the first epoch, of one run alone and of the slowest of five, and
+    those of whole studies, programs started and data read included. With deterministic kernels side by side must give
+    the same bits.
+    """
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, samples, execution, epochs in TRAININGS:
+            task, data = TASKS[name], Path(folder) / f"{name}-{samples}"
+            task.make(samples, torch.device(device), 2).to("cpu").save(data)
+            config = TrainingConfig(
+                backbone=task.backbone, epochs=epochs, batch_size=task.batch_size, execution=execution
+            )
+            found[f"{name}, {execution}"] = _against_one_alone(data, config, Path(folder) / f"{name}-{execution}")
+            print(name, execution, json.dumps(found[f"{name}, {execution}"]), flush=True)
+    return found
+
+
+def _against_one_alone(data: Path, config: TrainingConfig, out: Path) -> dict[str, Any]:
+    (alone, whole_of_one), (together, whole_of_five) = (_study(data, config, out, seeds) for seeds in (1, 5))
+    one, five = _after_the_first(alone[0]), max(map(_after_the_first, together))
+    return {
+        "one alone": one,
+        "five side by side, slowest": five,
+        "ratio": five / one,
+        "whole study of one": whole_of_one,
+        "whole study of five": whole_of_five,
+        "ratio of whole studies": whole_of_five / whole_of_one,
+        "same losses": alone[0].history[-1].losses == together[0].history[-1].losses,
+        "test alone": alone[0].test,
+        "test together": [run.test for run in together],
+    }
+
+
+def _study(data: Path, config: TrainingConfig, out: Path, seeds: int) -> tuple[list[RunRecord], float]:
+    """The runs of so many seeds at the same time, and the seconds that all took."""
+    plan, start = grid("compare", ["manydg"], range(seeds), config), time.perf_counter()
+    runs, seconds = Study(out / str(seeds), data, plan, data.name).execute(seeds), time.perf_counter() - start
+    if failed := [run.error for run in runs if not run.ok]:
+        raise RuntimeError(f"runs failed: {failed}")
+    return runs, seconds
+
+
+def _after_the_first(run: RunRecord) -> float:
+    """Seconds of a run's training steps without those of the first epoch."""
+    return sum(entry.seconds for entry in run.history[1:])
+
+
+# What the parts share
 
 
 def _curve(task: Task, case: Case, data: DomainDataset, epochs: int, seed: int, *, stay: bool = False) -> list[float]:

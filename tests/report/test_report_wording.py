@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from manydg.algorithms import ALGORITHMS
 from manydg.config import TrainingConfig
 from manydg.evaluation.statistics import Interval
-from manydg.report.run_statistics import (
+from manydg.report.results_folder import (
     RivalTest,
     defined_metric,
     epoch_curve,

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from manydg.report import write_report
-from manydg.report.results_folder import read_results_folder
-from manydg.report.run_statistics import Comparison
+from manydg.report.results_folder import Comparison, read_results_folder
 from manydg.report.sections.verdict import Verdict
 from manydg.studies.summary import summarize_folder
 

@@ -12,6 +12,7 @@ import typer
 
 from manydg import __version__
 from manydg.cli import data, inspect, studies, train
+from manydg.cli._options import command
 from manydg.errors import QUIET, ManyDGError, printable, warn_plainly
 
 _INTERRUPTED = 130
@@ -51,14 +52,10 @@ def _for_every_command(
         context.call_on_close(lambda: os.environ.pop(QUIET, None))
 
 
-def _assemble() -> None:
-    studies.register_demo(app)
-    train.register_train(app)
-    for module in (studies, train, data, inspect):
-        module.register(app)
-
-
-_assemble()
+for _first in (studies.demo, train.train):
+    app.command()(command(_first))
+for _module in (studies, train, data, inspect):
+    _module.register(app)
 
 
 def main() -> None:

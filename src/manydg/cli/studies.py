@@ -70,11 +70,6 @@ class _WithExperiments(TyperCommand):
             formatter.write_dl([(name, text.partition("\n\n")[0].replace("\n", " ")) for name, text in known.items()])
 
 
-def register_demo(app: typer.Typer) -> None:
-    """Add the command that comes first in the list."""
-    app.command()(command(demo))
-
-
 def compare(
     dataset: Dataset,
     out: Results,

@@ -21,29 +21,20 @@ from manydg.cli._options import (
     Tuned,
     UsedAlgorithm,
     UsedBackbone,
-    command,
     console,
+    figures,
     show_json,
     show_line,
 )
 
 if TYPE_CHECKING:
-    from manydg.training.record import Metrics, RunRecord
-
-
-def register_train(app: typer.Typer) -> None:
-    """Add ``train`` to ``manydg``."""
-    app.command()(command(train))
+    from manydg.training.record import RunRecord
 
 
 def register(app: typer.Typer) -> None:
-    """Add the other commands."""
-    app.command()(show)
-    app.command()(export)
-    app.command()(audit)
-    app.command()(card)
-    app.command()(serve)
-    app.command()(evaluate)
+    """Add the commands to ``manydg``, but for ``train``, which comes before."""
+    for function in (show, export, audit, card, serve, evaluate):
+        app.command()(function)
 
 
 def train(
@@ -86,15 +77,9 @@ def train(
         reporter = EpochLines() if reports else Silent()
         run = train_run(data, asked, out=out, device=device, name=dataset.resolve().name, reporter=reporter)
     if reports:
-        (_show_record if json else _show_result)(run.record, out)
+        show_json(run.record.to_json()) if json else _show_result(run.record, out)
         if tracker is not None:
             tracker.log([run.record])
-
-
-def _show_record(record: RunRecord, out: Path) -> None:
-    """Print the record of a run as JSON."""
-
-    show_json(record.to_json())
 
 
 def _show_result(record: RunRecord, out: Path) -> None:
@@ -110,21 +95,17 @@ def _show_result(record: RunRecord, out: Path) -> None:
         console.print(f"weights chosen: {record.members_rule}")
     patients, samples = record.patients.test, record.samples.test
     people = "unseen synthetic patients" if record.synthetic else "unseen patients"
-    show_line(f"{patients} {people}, {samples} samples:  {_in_a_line(record.headline)}")
+    show_line(f"{patients} {people}, {samples} samples:  {figures(record.headline)}")
     for when in ("before", "after") if record.event else ():
         apart = {name: value for name, value in record.test.items() if name.endswith(f"_{when}")}
-        show_line(f"{when} onset of '{record.event and record.event.name}':  {_in_a_line(apart)}")
+        show_line(f"{when} onset of '{record.event and record.event.name}':  {figures(apart)}")
     if record.operating:
         threshold = "" if record.threshold is None else f" {record.threshold:.4g}"
-        show_line(f"at the threshold{threshold} ({record.threshold_rule}):  {_in_a_line(record.operating)}")
+        show_line(f"at the threshold{threshold} ({record.threshold_rule}):  {figures(record.operating)}")
     metric = target_of(record.target).patient_metric if record.target else ""
     for note in cautions([record], metric):
         console.print(f"manydg: warning: {note}")
     console.print(f"wrote {out}/run.json (the record), model.safetensors, predictions.npz and split.json")
-
-
-def _in_a_line(metrics: Metrics) -> str:
-    return "  ".join(f"{name} {value:.4f}" for name, value in metrics.items() if value is not None)
 
 
 def show(

@@ -216,11 +216,11 @@ class DomainDataset:
         """Sixteen hex digits that change when any value, label, patient or name in the dataset does."""
         if self.stored_hash is not None:
             return self.stored_hash
-        arrays = {
-            key: ArrayFile(array.nbytes, array.dtype.str, array.shape, _checksum(array))
-            for key, array in arrays_of(self).items()
-        }
-        return combine_checksums(arrays, self.target, self.info.event)
+        files = {}
+        for key, array in arrays_of(self).items():
+            digest = hashlib.blake2b(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, digest_size=16)
+            files[key] = ArrayFile(array.nbytes, array.dtype.str, array.shape, digest.hexdigest())
+        return combine_checksums(files, self.target, self.info.event)
 
     def learnable(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Those of some rows that a model may be trained on: of an event to be foreseen, only those before onset."""
@@ -300,7 +300,10 @@ def from_arrays(
     >>> data
     DomainDataset(4 samples of 2 patients, inputs x; classes of 3)
     """
-    known, frame = _with_missing(DatasetInfo.of(info), missing), as_frame(inputs)
+    known, frame = DatasetInfo.of(info), as_frame(inputs)
+    if missing:
+        # A backbone that can take missing values is chosen.
+        known = replace(known, settings={**known.settings, "missing": True})
     if frame is not None:
         roles = TableRoles.of(frame, targets, patients, times)
         targets, patients, times = roles.targets, roles.patients, roles.times
@@ -312,29 +315,15 @@ def from_arrays(
     named = inputs if isinstance(inputs, Mapping) else {"x" if rate is None else "signal": cast("ArrayLike", inputs)}
     columns = {name: encode_column(name, column, missing=missing) for name, column in named.items()}
     if rate is not None:
-        known = _with_signals(known, columns, rate, channels)
+        if not isinstance(signal := columns.get("signal"), Tensor):
+            raise DataError(f"a rate is of the input 'signal'; the inputs are {sorted(columns)}")
+        known = replace(known, settings={**known.settings, **signal_settings(signal.shape, rate, channels)})
     elif channels is not None:
         raise DataError("channels are of signals: give their sampling rate too (rate=)")
     codes, who = encode_patients(patients)
     values, spec = encode_targets(targets, kind, names)
-    return DomainDataset(
-        columns=columns,
-        targets=values,
-        target=spec,
-        domains=codes,
-        patients=who,
-        times=None if times is None else torch.from_numpy(np.array(times, np.float64)),
-        info=known,
-    )
-
-
-def _with_signals(
-    info: DatasetInfo, columns: Mapping[str, Column], rate: float, channels: Sequence[str] | None
-) -> DatasetInfo:
-    signal = columns.get("signal")
-    if not isinstance(signal, Tensor):
-        raise DataError(f"a rate is of the input 'signal'; the inputs are {sorted(columns)}")
-    return replace(info, settings={**info.settings, **signal_settings(signal.shape, rate, channels)})
+    when = None if times is None else torch.from_numpy(np.array(times, np.float64))
+    return DomainDataset(columns, values, spec, codes, who, when, known)
 
 
 def _encode_frame(
@@ -376,48 +365,26 @@ def unlabelled(
         encoding = FrameEncoding.of(schema.settings)
         if absent := [name for name in encoding.columns() if name not in frame.columns]:
             raise DataError(f"the table lacks {len(absent)} features that the model was trained on: {absent[:5]}")
-        patients, times = _roles_of_new(frame, roles, patients, times)
+        patient, time, session = (roles.get(role) for role in ("patient", "time", "session"))
+        if patients is None and patient in frame.columns:
+            patients = frame[str(patient)].to_list()
+        if times is None and time in frame.columns:
+            if session is not None:
+                raise DataError(
+                    f"times in '{time}' are counted within the sessions of '{session}': give times that run over all "
+                    "sessions of a patient (times=), or use 'manydg predict' on the file"
+                )
+            times = times_in(frame[str(time)])
         inputs = cast("Mapping[str, ArrayLike]", inputs_of(frame, encoding))
     column = "signal" if "signal" in schema.columns else "x"
     named = inputs if isinstance(inputs, Mapping) else {column: cast("ArrayLike", inputs)}
     columns = {name: encode_column(name, values, missing=missing) for name, values in named.items()}
     count = len(next(iter(columns.values()))) if columns else 0
     codes, names = encode_patients(np.arange(count) if patients is None else patients)
-    several = target.kind in ("votes", "multilabel")
-    return DomainDataset(
-        columns,
-        torch.zeros((count, target.size) if several else count),
-        target,
-        codes,
-        names,
-        None if times is None else torch.as_tensor(np.array(times), dtype=torch.float64),
-        info=DatasetInfo(settings={key: value for key, value in schema.settings.items() if key not in _BY_TRAINING}),
-    )
-
-
-def _roles_of_new(
-    frame: pl.DataFrame,
-    roles: Mapping[str, str | None],
-    patients: ArrayLike | Sequence[Any] | None,
-    times: ArrayLike | None,
-) -> tuple[ArrayLike | Sequence[Any] | None, ArrayLike | None]:
-    """Patients and times of a new table, from the columns they had in training unless they are given."""
-    patient, time, session = (roles.get(role) for role in ("patient", "time", "session"))
-    if patients is None and patient in frame.columns:
-        patients = frame[str(patient)].to_list()
-    if times is None and time in frame.columns:
-        if session is not None:
-            raise DataError(
-                f"times in '{time}' are counted within the sessions of '{session}': give times that run over all "
-                "sessions of a patient (times=), or use 'manydg predict' on the file"
-            )
-        times = times_in(frame[str(time)])
-    return patients, times
-
-
-def _with_missing(info: DatasetInfo, missing: bool) -> DatasetInfo:
-    """Note in the settings that values may be missing, so that a backbone that can take them is chosen."""
-    return replace(info, settings={**info.settings, "missing": True}) if missing else info
+    targets = torch.zeros((count, target.size) if target.kind in ("votes", "multilabel") else count)
+    when = None if times is None else torch.as_tensor(np.array(times), dtype=torch.float64)
+    info = DatasetInfo(settings={key: value for key, value in schema.settings.items() if key not in _BY_TRAINING})
+    return DomainDataset(columns, targets, target, codes, names, when, info)
 
 
 def open_dataset(folder: str | Path, *, verify: Verify = "auto") -> DomainDataset:
@@ -435,17 +402,19 @@ def open_dataset(folder: str | Path, *, verify: Verify = "auto") -> DomainDatase
     arrays = read_arrays(path, description.files, verify)
     names = arrays.pop("patients")
     tensors = {key: torch.from_numpy(array) for key, array in arrays.items()}
-    _check_codes(path, tensors["domains"], len(names))
+    domains = tensors["domains"]
+    # The checksums of a large folder are not compared whenever it is opened.
+    if len(domains) and not 0 <= int(domains.min()) <= int(domains.max()) < len(names):
+        raise StorageError(f"{path / 'domains.npy'} is damaged, it names patients there are not: prepare it again")
     columns = {}
     for name, nesting in description.columns.items():
-        columns[name] = nest(
-            [tensors[offsets_file(name, level)] for level in range(nesting)], tensors[f"inputs.{name}"]
-        )
+        levels = [tensors[offsets_file(name, level)] for level in range(nesting)]
+        columns[name] = nest(levels, tensors[f"inputs.{name}"])
     return DomainDataset(
         columns=columns,
         targets=tensors["targets"],
         target=description.target,
-        domains=tensors["domains"],
+        domains=domains,
         patients=np.array(names),
         times=tensors.get("times"),
         metadata={key.removeprefix(METADATA): values for key, values in tensors.items() if key.startswith(METADATA)},
@@ -453,17 +422,6 @@ def open_dataset(folder: str | Path, *, verify: Verify = "auto") -> DomainDatase
         stored_hash=description.content_hash,
         pseudonym_key=description.pseudonym_key,
     )
-
-
-def _check_codes(folder: Path, domains: Tensor, patients: int) -> None:
-    """Raise if a sample is of no patient: the checksums of a large folder are not compared whenever it is opened."""
-    low, high = (int(value) for value in torch.aminmax(domains)) if len(domains) else (0, 0)
-    if low < 0 or high >= patients:
-        raise StorageError(f"{folder / 'domains.npy'} is damaged, it names patients there are not: prepare it again")
-
-
-def _checksum(array: npt.NDArray[Any]) -> str:
-    return hashlib.blake2b(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, digest_size=16).hexdigest()
 
 
 def arrays_of(dataset: DomainDataset) -> dict[str, npt.NDArray[Any]]:

@@ -78,13 +78,9 @@ class DatasetWriter:
     """
 
     def __init__(
-        self,
-        folder: str | Path,
-        target: TargetSpec,
-        info: DatasetInfo | ParsedJson | None = None,
-        *,
+        self, folder: str | Path, target: TargetSpec, info: DatasetInfo | ParsedJson | None = None, *,
         overwrite: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.folder, self.target, self.info = Path(folder), target, DatasetInfo.of(info)
         self.overwrite = overwrite
         self._partial = partial_name(self.folder)
@@ -109,7 +105,8 @@ class DatasetWriter:
             return
         if not self.overwrite:
             raise StorageError(f"{self.folder} already exists: name another folder or say --overwrite (overwrite=True)")
-        if not (self.folder / DESCRIPTION).exists() and not _is_empty(self.folder):
+        empty = self.folder.is_dir() and not any(self.folder.iterdir())
+        if not (self.folder / DESCRIPTION).exists() and not empty:
             raise StorageError(
                 f"{self.folder} is not a dataset folder, so it is not overwritten: name another folder, or empty it"
             )
@@ -126,40 +123,26 @@ class DatasetWriter:
             shutil.rmtree(self._partial, ignore_errors=True)
 
     def append(
-        self,
-        inputs: InputColumns,
-        targets: Values,
-        patients: Ids,
-        times: Values | None = None,
+        self, inputs: InputColumns, targets: Values, patients: Ids, times: Values | None = None,
         metadata: Metadata | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Add samples. ``patients`` holds one id per sample; a patient may occur again in a later piece."""
         self.append_immutable(inputs, targets, patients, times, metadata)
         self._hashing.wait()
 
     def append_immutable(
-        self,
-        inputs: InputColumns,
-        targets: Values,
-        patients: Ids,
-        times: Values | None = None,
+        self, inputs: InputColumns, targets: Values, patients: Ids, times: Values | None = None,
         metadata: Metadata | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Add samples whose arrays never change again: returns while they are still being hashed."""
         codes, names = encode_patients(patients)
         known = np.array([self._codes.setdefault(name, len(self._codes)) for name in names.tolist()], np.int64)
         self._append(inputs, targets, known[codes.numpy()], times, metadata or {})
 
     def append_all(
-        self,
-        inputs: InputColumns,
-        targets: Values,
-        codes: npt.NDArray[np.int64],
-        patients: npt.NDArray[np.str_],
-        times: Values | None,
-        pseudonym_key: str,
-        metadata: Metadata | None = None,
-    ) -> None:
+        self, inputs: InputColumns, targets: Values, codes: npt.NDArray[np.int64], patients: npt.NDArray[np.str_],
+        times: Values | None, pseudonym_key: str, metadata: Metadata | None = None,
+    ) -> None:  # fmt: skip
         """Add a whole dataset whose patients are encoded already, and whose pseudonyms are to stay the same.
 
         Parameters
@@ -174,13 +157,9 @@ class DatasetWriter:
         self._append(inputs, targets, codes, times, metadata or {})
 
     def _append(
-        self,
-        inputs: InputColumns,
-        targets: Values,
-        codes: npt.NDArray[np.int64],
-        times: Values | None,
+        self, inputs: InputColumns, targets: Values, codes: npt.NDArray[np.int64], times: Values | None,
         metadata: Metadata,
-    ) -> None:
+    ) -> None:  # fmt: skip
         lengths = {f"{METADATA}{name}": len(values) for name, values in metadata.items()}
         lengths |= {"targets": len(targets), **({} if times is None else {"times": len(times)})}
         self._check_piece(inputs, lengths, codes)
@@ -250,10 +229,6 @@ class DatasetWriter:
 
 def _array(values: Values) -> Array:
     return values.cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
-
-
-def _is_empty(folder: Path) -> bool:
-    return folder.is_dir() and not any(folder.iterdir())
 
 
 def _key_kept(folder: Path, description: DatasetDescription) -> DatasetDescription:

@@ -16,8 +16,7 @@ from markupsafe import Markup
 from manydg.errors import StorageError
 from manydg.files import claimed, write_atomically
 from manydg.report.charts import PREFIX, Panel
-from manydg.report.results_folder import Chapter, ResultsFolder, read_results_folder
-from manydg.report.run_statistics import by_algorithm
+from manydg.report.results_folder import Chapter, ResultsFolder, by_algorithm, read_results_folder
 from manydg.report.sections import Block, Bullets, Cell, Figure, Part, Table, Terms, Text, all_sections, text_columns
 from manydg.report.words import MEANING, algorithm_name, algorithm_summary, listed, metric_name, plural, sentence
 

@@ -6,7 +6,7 @@ that the whole of a large database fits in about 16 bytes a row and is sorted on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -251,27 +251,21 @@ class EventStore:
         self, vocabulary: Vocabulary, *, min_events: int = 1, max_events: int | None = None, ticks_per_minute: int = 1
     ) -> Iterator[EventBlock]:
         """Lay the samples out block by block, in order; a block's rows are freed once it is yielded."""
-        remap = self._codes_in(vocabulary)
-        kinds = np.array([field.kind for field in self.fields], np.int64)
-
-        def block(at: int) -> EventBlock:
-            return lay_out(
-                _gather(self._bins.pop(at, []), remap, kinds),
-                samples=min(BLOCK, self.samples - at * BLOCK),
-                first=at * BLOCK,
-                min_events=min_events,
-                max_events=max_events,
-                ticks_per_minute=ticks_per_minute,
-            )
-
-        return prefetch_map(block, range((self.samples + BLOCK - 1) // BLOCK))
-
-    def _codes_in(self, vocabulary: Vocabulary) -> list[npt.NDArray[np.int64]]:
         code_of = {word: code for code, word in enumerate(vocabulary.words)}
-        return [
+        remap = [
             np.array([code_of.get(f"{field.name}:{word}", 0) for word in table], np.int64)
             for field, table in zip(self.fields, self._words, strict=True)
         ]
+        kinds = np.array([field.kind for field in self.fields], np.int64)
+
+        def block(at: int) -> EventBlock:
+            rows, first = _gather(self._bins.pop(at, []), remap, kinds), at * BLOCK
+            return lay_out(
+                rows, samples=min(BLOCK, self.samples - first), first=first, min_events=min_events,
+                max_events=max_events, ticks_per_minute=ticks_per_minute,
+            )  # fmt: skip
+
+        return prefetch_map(block, range((self.samples + BLOCK - 1) // BLOCK))
 
 
 @dataclass(frozen=True)
@@ -318,14 +312,9 @@ def _gather(pieces: list[_Piece], remap: Sequence[Array], kinds: Array) -> Packe
 
 
 def lay_out(
-    rows: PackedRows,
-    *,
-    samples: int,
-    first: int = 0,
-    min_events: int = 1,
-    max_events: int | None = None,
+    rows: PackedRows, *, samples: int, first: int = 0, min_events: int = 1, max_events: int | None = None,
     ticks_per_minute: int = 1,
-) -> EventBlock:
+) -> EventBlock:  # fmt: skip
     """Sort rows into events: all codes of one kind at one time of a sample.
 
     Events are in the order of time, then kind; codes within an event in the order of their numbers. Repeated rows are
@@ -410,21 +399,14 @@ def load_events(store: EventStore, saved: SavedEvents, path: Path) -> None:
             np.asarray(np.memmap(_file(path, column), kind, "r"))
             for column, kind in zip(_COLUMNS, saved.kinds, strict=False)
         ]
-    renumber = {
-        field: _renumbering(store.word_ids(field, pl.Series(words, dtype=pl.String)))
-        for field, words in saved.words.items()
-    }
+    words = {field: pl.Series(words, dtype=pl.String) for field, words in saved.words.items()}
+    numbers = {field: store.word_ids(field, known) for field, known in words.items()}
+    same = {field: bool((each == np.arange(len(each))).all()) for field, each in numbers.items()}
     start = 0
     for field, block, length in saved.pieces:
         local, time, word, value = (column[start : start + length] for column in columns)
-        store.put(field, block, [local, time, renumber[field](word), value])
+        store.put(field, block, [local, time, word if same[field] else numbers[field][word], value])
         start += length
-
-
-def _renumbering(numbers: npt.NDArray[np.int32]) -> Callable[[Array], Array]:
-    if (numbers == np.arange(len(numbers))).all():
-        return lambda word: word
-    return lambda word: numbers[word]
 
 
 def _file(path: Path, column: str) -> Path:

@@ -14,6 +14,7 @@ import types
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
@@ -43,23 +44,13 @@ Reporter = Callable[[str], None]
 class OptionHelp:
     """How an option is shown and checked.
 
-    Parameters
-    ----------
-    help : str
-    low : number, optional
-        The smallest value allowed.
-    choices : tuple of str
-        The values allowed, where they are few.
-    metavar : str, optional
-        What help calls the value.
-    shown_default : str, optional
-        What help shows as the default, where the value itself (``None``) says too little.
-    zero : bool
-        Zero on the command line means ``None``: no limit.
-    commas : bool
-        On the command line several names are one word, separated by commas.
-    greedy : bool
-        On the command line several words may follow the option.
+    - ``low``: The smallest value allowed.
+    - ``choices``: The values allowed, where they are few.
+    - ``metavar``: What help calls the value.
+    - ``shown_default``: What help shows as the default, where the value itself (``None``) says too little.
+    - ``zero``: Zero on the command line means ``None``: no limit.
+    - ``commas``: On the command line several names are one word, separated by commas.
+    - ``greedy``: On the command line several words may follow the option.
     """
 
     help: str
@@ -499,27 +490,16 @@ def synthesize(source: str, out: str | Path, **options: object) -> Path:
 
 def recognize(folder: Path) -> AnySource | None:
     """The source whose raw files a folder holds; ``None`` where it holds none, or only further down."""
-    for source in sorted(_importable(), key=lambda source: source.general):
-        try:
+    sources = []
+    for name in SOURCES.names():
+        # A plug-in that cannot be imported is passed by.
+        with suppress(ManyDGError):
+            sources.append(find_source(name))
+    for source in sorted(sources, key=lambda source: source.general):
+        with suppress(ManyDGError, OSError):
             if source.looks_like(folder):
                 return source
-        except (ManyDGError, OSError):
-            continue
     return None
-
-
-def _importable() -> Iterator[AnySource]:
-    """Every source; a plug-in that cannot be imported is passed by."""
-    for name in SOURCES.names():
-        try:
-            source = find_source(name)
-        except ManyDGError:
-            continue
-        yield source
-
-
-def _cell(value: str | None) -> str | None:
-    return None if value is None else csv_text(value)
 
 
 def write_prediction_table(
@@ -534,7 +514,8 @@ def write_prediction_table(
 
     table = prediction_table(rows, predictions)
     texts = [column.name for column in table if column.dtype == pl.String]
-    table = table.with_columns(pl.Series(name, list(map(_cell, table[name])), dtype=pl.String) for name in texts)
+    plain = {name: [None if text is None else csv_text(text) for text in table[name]] for name in texts}
+    table = table.with_columns(pl.Series(name, cells, dtype=pl.String) for name, cells in plain.items())
     path = folder / file
     table.rename({name: csv_text(name) for name in table.columns}).write_csv(path)
     return path

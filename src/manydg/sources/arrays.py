@@ -95,23 +95,14 @@ class Arrays(Source[ArraysOptions, NewArrayOptions]):
         flow.add("rows of the arrays", patients=len(np.unique(patients)), samples=len(patients))
         plain: dict[str, Json] = {"kind": options.kind, "rate": options.rate, "missing": options.missing}
         described = plain | {role: path.name for role, path in paths.items()}
+        info = DatasetInfo(settings=settings)
         return write_dense(
-            out,
-            arrays["x"],
-            np.asarray(arrays["y"]),
-            patients,
-            column="x" if options.rate is None else "signal",
+            out, arrays["x"], np.asarray(arrays["y"]), patients, column="x" if options.rate is None else "signal",
             position_name=lambda position: f"{raw.name}: position {list(position)}",
-            files={"target": options.y, "patient": options.patient},
-            kind=options.kind,
-            classes=options.classes,
-            times=np.asarray(arrays["time"], dtype=np.float64) if "time" in arrays else None,
-            missing=options.missing,
-            info=with_provenance(
-                DatasetInfo(settings=settings), self.name, list(paths.values()), described, flow, raw=raw
-            ),
-            overwrite=overwrite,
-        )
+            files={"target": options.y, "patient": options.patient}, kind=options.kind, classes=options.classes,
+            times=np.asarray(arrays["time"], dtype=np.float64) if "time" in arrays else None, missing=options.missing,
+            info=with_provenance(info, self.name, list(paths.values()), described, flow, raw=raw), overwrite=overwrite,
+        )  # fmt: skip
 
     def for_prediction(self, raw: Path, trained: TrainedOn, options: NewArrayOptions) -> Iterator[NewSamples]:
         """The samples of an array; without an array of patients beside it, each is taken for a patient of its own."""

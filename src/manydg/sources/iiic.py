@@ -111,7 +111,11 @@ class Iiic(Source[IiicOptions, Options]):
         parts = find_parts(raw)
         if not parts:
             raise wrong_folder(raw, "IIIC arrays (signals.npy, votes.npy, patients.npy)")
-        patients = [_check_part(part, options) for part in parts]
+        patients = []
+        for part in parts:
+            rows = len(open_signals(part))
+            read_votes(part, rows, options)
+            patients.append(read_patients(part, rows))
         most = options.limit_patients
         chosen = None if most is None else np.unique(np.concatenate(patients))[:most]
         info = DatasetInfo(settings=SETTINGS | {"scale": options.scale})
@@ -194,17 +198,13 @@ def find_parts(raw: Path) -> list[Part]:
         for role in ("signals", "votes"):
             if role not in files:
                 there = next(iter(files.values()))
-                raise DataError(f"{there} has no {role} beside it: expected {there.with_name(_partner(there, role))}")
+                match = _NAME.fullmatch(there.name)
+                start = there.name[: match.start("role")] if match else ""
+                raise DataError(f"{there} has no {role} beside it: expected {there.with_name(f'{start}{role}.npy')}")
         if "patients" not in files and not name:
             raise DataError(f"{raw} says nowhere whose the samples are: add patients.npy, or use one folder a patient")
         parts.append(Part(name, files["signals"], files["votes"], files.get("patients")))
     return parts
-
-
-def _partner(path: Path, role: str) -> str:
-    match = _NAME.fullmatch(path.name)
-    start = path.name[: match.start("role")] if match else ""
-    return f"{start}{role}.npy"
 
 
 def open_signals(part: Part) -> npt.NDArray[Any]:
@@ -218,12 +218,6 @@ def open_signals(part: Part) -> npt.NDArray[Any]:
             f"{part.signals} has shape {array.shape}; expected (rows, 16, 2000): 16 channels, 10 s at {RATE:g} Hz"
         )
     return array
-
-
-def signal_block(part: Part, rows: slice) -> npt.NDArray[Any]:
-    """Some rows of a part's signals, through a map of their own, so that pages already read do not pile up."""
-    block: npt.NDArray[Any] = open_signals(part)[rows]
-    return block
 
 
 def _load(path: Path) -> npt.NDArray[Any]:
@@ -377,7 +371,8 @@ class PartReading:
     def _stored_blocks(self, hashing: HashingThread) -> Iterator[tuple[slice, npt.NDArray[Any]]]:
         every = range(0, len(self._signals), BLOCK)
         if not self._signals.flags.c_contiguous:
-            yield from ((rows, signal_block(self._part, rows)) for rows in (slice(at, at + BLOCK) for at in every))
+            # Each block through a map of its own, so that pages already read do not pile up.
+            yield from ((rows, open_signals(self._part)[rows]) for rows in (slice(at, at + BLOCK) for at in every))
             return
         head = int(getattr(self._signals, "offset", 0))
         # Where a file is too large to stay in memory, what has been read of it makes room for what comes.
@@ -443,13 +438,6 @@ def _read_part(part: Part, scale: float) -> tuple[npt.NDArray[np.float32], pl.Da
     return signal, pl.DataFrame({"part": [part.name] * len(rows), "row": rows}), patients
 
 
-def _check_part(part: Part, options: IiicOptions) -> npt.NDArray[np.str_]:
-    """Whose each row is, once the part's files are known to fit together."""
-    rows = len(open_signals(part))
-    read_votes(part, rows, options)
-    return read_patients(part, rows)
-
-
 def _flow(
     verdicts: npt.NDArray[np.uint8],
     patients: npt.NDArray[np.str_],
@@ -485,13 +473,9 @@ def _copy(
             for rows, stored, verdicts in reading.blocks():
                 kept = wanted[rows] & (verdicts == KEPT)
                 if kept.any():
-                    signal = _microvolts(stored, kept, options.scale)
+                    signal = np.asarray(stored if kept.all() else stored[kept], np.float32)
+                    signal = signal if options.scale == 1.0 else signal * np.float32(options.scale)
                     writer.append_immutable({"signal": signal}, reading.votes[rows][kept], keys[rows][kept])
                 progress.advance(len(kept))
             readings.append(reading)
     return readings
-
-
-def _microvolts(stored: npt.NDArray[Any], kept: npt.NDArray[np.bool_], scale: float) -> npt.NDArray[np.float32]:
-    values = np.asarray(stored if kept.all() else stored[kept], np.float32)
-    return values if scale == 1.0 else values * np.float32(scale)

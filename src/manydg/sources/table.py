@@ -218,21 +218,12 @@ class TableFile(Source[TableOptions, PredictionOptions]):
         described = options.to_json() | {"left_out_of_features": roles.left_out}
         described |= {"text_left_out": list(texts)} if texts else {}
         return write_dense(
-            out,
-            _Encoded(frame, encoding),
-            labels,
-            patients,
-            position_name=lambda position: f"feature '{encoding.features[position[0]].name}'",
-            files={"target": raw, "patient": raw},
-            kind=options.kind,
-            classes=_class_names(options, roles),
-            times=times,
-            missing=options.missing,
-            codes=encoding.codes(frame),
-            metadata=beside,
+            out, _Encoded(frame, encoding), labels, patients, files={"target": raw, "patient": raw}, times=times,
+            position_name=lambda position: f"feature '{encoding.features[position[0]].name}'", kind=options.kind,
+            classes=_class_names(options, roles), missing=options.missing, codes=encoding.codes(frame),
+            metadata=beside, overwrite=overwrite,
             info=with_provenance(replace(info, settings=settings), self.name, files, described, flow, raw=raw),
-            overwrite=overwrite,
-        )
+        )  # fmt: skip
 
     def for_prediction(self, raw: Path, trained: TrainedOn, options: PredictionOptions) -> Iterator[NewSamples]:
         """Every row; where no column says whose it is, each is taken for a patient of its own."""

@@ -25,7 +25,6 @@ from manydg.sources._preparing import mark_synthetic
 
 FACTORS = 8
 CHUNK = 2000
-ENDINGS = (".csv", ".csv.gz")
 MAP_NAME = "ndc_to_atc.csv"
 STATES = 10
 DRUGS, PRODUCTS = 150, 12
@@ -61,12 +60,7 @@ class PatientsOptions(Options):
 class TablesOptions(PatientsOptions):
     """The same, of a database of CSV tables."""
 
-    ending: str = option(".csv.gz", help="How the tables are stored: .csv.gz or .csv.")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.ending not in ENDINGS:
-            raise ConfigError(f"tables end in one of {', '.join(ENDINGS)}, not '{self.ending}'")
+    ending: str = option(".csv.gz", help="How the tables are stored: .csv.gz or .csv.", choices=(".csv", ".csv.gz"))
 
 
 class CodeModel:
@@ -204,9 +198,8 @@ class World:
     @staticmethod
     def make(rng: np.random.Generator) -> World:
         # Products lie far apart, so that no two drugs share a code.
-        ndc = [
-            f"{1_000_003 * number + int(rng.integers(1, 1_000_000)):011d}" for number in range(1, DRUGS * PRODUCTS + 1)
-        ]
+        numbers = range(1, DRUGS * PRODUCTS + 1)
+        ndc = [f"{1_000_003 * number + int(rng.integers(1, 1_000_000)):011d}" for number in numbers]
         return World(
             CodeModel(rng, _DIAGNOSES, STATES),
             CodeModel(rng, _PROCEDURES, STATES),

@@ -36,6 +36,7 @@ _ODD_RESULTS = ["<0.02", "> 90 %", "neg", "1,000", "0-2", ">16.00", "<10", "2.0 
 _DOSES: list[str | None] = ["40 mg", "4 MG", "PYXIS", "1,000 mL", "5 3", "650 mg", "1-2 mg", None]
 _FREQUENCIES: list[str | None] = ["Once", "DAILY", "Daily", "BID", "Q4H PRN", "Continuous", ".STK-MED", None]
 _MOST_STAYS = 4
+_ETHNICITIES = ["Caucasian", "African American", "Hispanic", "Asian", "Native American", "Other/Unknown"]
 
 
 @dataclass(frozen=True)
@@ -97,13 +98,7 @@ class World:
 
     @staticmethod
     def make(rng: np.random.Generator) -> World:
-        sizes = {
-            "lab": _LABS,
-            "medication": _DRUGS,
-            "physicalExam": _EXAMS,
-            "treatment": _TREATMENTS,
-            "diagnosis": _DIAGNOSES,
-        }
+        sizes = dict(zip(_ROWS_A_STAY, (_LABS, _DRUGS, _EXAMS, _TREATMENTS, _DIAGNOSES), strict=True))
         names = {name: pl.Series(words(name, size, rng)) for name, size in sizes.items()}
         names["lab"] = pl.Series([f"lab test {number}" for number in range(_LABS)])
         drugs = [f"DRUG {number // 2} {'5 MG PO TABS' if number % 2 else 'IV SOLN'}" for number in range(_DRUGS)]
@@ -148,11 +143,8 @@ def _draw_stays(rng: np.random.Generator, factors: FloatArray, first_id: int, pa
     gap = np.where(rng.random(len(at)) < 0.7, 0, rng.integers(30, 9000, len(at)))
     clock = np.cumsum(length + gap)
     before = clock - (length + gap)
-    start = (
-        before
-        - np.repeat(before[np.cumsum(stays) - stays], stays)
-        + np.repeat(rng.integers(1, 3000, len(patient)), stays)
-    )
+    start = before - np.repeat(before[np.cumsum(stays) - stays], stays)
+    start += np.repeat(rng.integers(1, 3000, len(patient)), stays)
     # Numbers rise along the file with holes between them, and do not follow time within a hospital stay.
     ids = first_id + np.cumsum(rng.integers(1, 20, len(at)))
     swap = np.lexsort((rng.random(len(at)), at))
@@ -163,18 +155,15 @@ def _draw_stays(rng: np.random.Generator, factors: FloatArray, first_id: int, pa
 
 def _patients(rng: np.random.Generator, stays: Stays, names: pl.Series) -> pl.DataFrame:
     count = len(stays.ids)
-    age = rng.integers(18, 100, len(names))[stays.patient]
-    gender = rng.integers(0, 2, len(names))[stays.patient]
+    age, gender = (rng.integers(low, high, len(names))[stays.patient] for low, high in ((18, 100), (0, 2)))
     ethnicity = rng.choice(6, len(names), p=[0.77, 0.11, 0.04, 0.02, 0.01, 0.05])[stays.patient]
-    groups = ["Caucasian", "African American", "Hispanic", "Asian", "Native American", "Other/Unknown"]
-    years = pl.Series(["> 89" if year > 89 else str(year) for year in age])
     frame = pl.DataFrame(
         {
             "patientunitstayid": stays.ids,
             "patienthealthsystemstayid": stays.hospital,
             "gender": pl.Series(["Female", "Male"])[gender],
-            "age": years,
-            "ethnicity": pl.Series(groups)[ethnicity],
+            "age": pl.Series(["> 89" if year > 89 else str(year) for year in age]),
+            "ethnicity": pl.Series(_ETHNICITIES)[ethnicity],
             "hospitalid": rng.integers(56, 460, count),
             "wardid": rng.integers(80, 1100, count),
             "apacheadmissiondx": pick(rng, ["Sepsis, pulmonary", "Rhythm disturbance (atrial)", None], count),
@@ -279,13 +268,12 @@ def _medication(rng: np.random.Generator, world: World, stays: Stays, rows: _Row
 
 
 def _exam(rng: np.random.Generator, world: World, stays: Stays, rows: _Rows) -> pl.DataFrame:
-    path = world.names["physicalExam"][rows.code]
     return pl.DataFrame(
         {
             "physicalexamid": rows.number,
             "patientunitstayid": rows.unit_stay,
             "physicalexamoffset": rows.minute,
-            "physicalexampath": path,
+            "physicalexampath": world.names["physicalExam"][rows.code],
             "physicalexamvalue": pick(rng, ["scored", "Performed - Structured", "HR Current"], len(rows.stay)),
             "physicalexamtext": pick(rng, ["scored", "86.2", "100", "alert, and\noriented"], len(rows.stay)),
         }
@@ -319,10 +307,4 @@ def _diagnosis(rng: np.random.Generator, world: World, stays: Stays, rows: _Rows
     return blank_out(rng, frame, {"icd9code": 0.15})
 
 
-_MAKERS = {
-    "lab": _lab,
-    "medication": _medication,
-    "physicalExam": _exam,
-    "treatment": _treatment,
-    "diagnosis": _diagnosis,
-}
+_MAKERS = dict(zip(_ROWS_A_STAY, (_lab, _medication, _exam, _treatment, _diagnosis), strict=True))

@@ -84,14 +84,9 @@ class Mimic3Twin(Twin[TablesOptions]):
 
 
 def _write_chunk(
-    files: CsvFiles,
-    rng: np.random.Generator,
-    world: World,
-    first: int,
-    count: IntArray,
-    hadm: IntArray,
+    files: CsvFiles, rng: np.random.Generator, world: World, first: int, count: IntArray, hadm: IntArray,
     factors: FloatArray,
-) -> None:
+) -> None:  # fmt: skip
     patient = np.repeat(np.arange(len(count)), count)
     state, factor = rng.normal(size=(len(patient), STATES)), factors[patient]
     subject = first + 1 + patient

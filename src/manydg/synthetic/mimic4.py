@@ -261,9 +261,8 @@ def _measured(
     """Rows of measurements or procedures in the stays, some of them shortly after."""
     within = rng.random(len(stay)) * 1.03 * (visits.out_of - visits.into)[stay]
     when = visits.into[stay] + within.astype(np.int64)
-    number = pl.Series(
-        np.exp(2 + visits.state[visits.visit[stay], 0] * 0.3 + 0.3 * rng.normal(size=len(stay))).round(2)
-    )
+    logarithm = 2 + visits.state[visits.visit[stay], 0] * 0.3 + 0.3 * rng.normal(size=len(stay))
+    number = pl.Series(np.exp(logarithm).round(2))
     text = pl.Series(rng.random(len(stay)) < 0.02)
     columns: dict[str, pl.Series | IntArray] = {**_ids(visits, visits.visit[stay]), "stay_id": visits.stay[stay]}
     columns["itemid"] = first + item

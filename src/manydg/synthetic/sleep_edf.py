@@ -5,7 +5,6 @@ A synthetic twin of Sleep-EDF: real EDF and EDF+ files, one night in memory at a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -112,14 +111,9 @@ class SleepEdfTwin(Twin[SleepEdfTwinOptions]):
 
 
 def _write_night(
-    out: Path,
-    names: tuple[str, str, str],
-    person: int,
-    night: int,
-    factors: PatientFactors,
-    epochs: int,
+    out: Path, names: tuple[str, str, str], person: int, night: int, factors: PatientFactors, epochs: int,
     rng: np.random.Generator,
-) -> None:
+) -> None:  # fmt: skip
     study, psg, hypnogram = names
     stem = f"{study}{person:02d}{night}"
     start = datetime(1990, 3, 1, 15, 0) + timedelta(days=person * 7 + night, minutes=int(rng.integers(0, 180)))
@@ -128,7 +122,9 @@ def _write_night(
     scored = _as_scored(rng, stages)
     with disk_errors(out):
         _write_psg(out / f"{stem}{psg}-PSG.edf", digital, start, rng)
-        _write_hypnogram(out / f"{stem}{hypnogram}-Hypnogram.edf", scored, start)
+        texts = [*(f"Sleep stage {word}" for word in _WORDS), "Movement time"]
+        words = [texts[code] for code in scored]
+        write_annotations(out / f"{stem}{hypnogram}-Hypnogram.edf", words, start, _EPOCH)
 
 
 def draw_stages(rng: np.random.Generator, epochs: int, preferences: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
@@ -198,8 +194,3 @@ def _write_psg(path: Path, digital: npt.NDArray[np.int16], start: datetime, rng:
     recording = Recording(startdate=start.date())
     edf = Edf(signals, patient=Patient(), recording=recording, starttime=start.time(), data_record_duration=_EPOCH)
     edf.write(path)
-
-
-def _write_hypnogram(path: Path, scored: Sequence[int] | npt.NDArray[np.int64], start: datetime) -> None:
-    words = [f"Sleep stage {word}" for word in _WORDS] + ["Movement time"]
-    write_annotations(path, [words[code] for code in scored], start, _EPOCH)

@@ -16,8 +16,7 @@ from typing import ClassVar
 from manydg.registry import Registry
 from manydg.report import charts
 from manydg.report.charts import Panel, Series, floats
-from manydg.report.results_folder import Chapter
-from manydg.report.run_statistics import FIRST
+from manydg.report.results_folder import FIRST, Chapter
 from manydg.report.words import LOSSES, METRICS, algorithm_name, algorithm_or_text, count, number, sentence, signed
 from manydg.studies.figure_data import (
     Bars,

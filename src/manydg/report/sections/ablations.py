@@ -13,8 +13,7 @@ import numpy as np
 from manydg.files import Json
 from manydg.report import charts
 from manydg.report.charts import Panel, Series
-from manydg.report.results_folder import Chapter
-from manydg.report.run_statistics import Spread, by_algorithm, grouped, metric_spread, seconds_per_epoch
+from manydg.report.results_folder import Chapter, Spread, by_algorithm, grouped, metric_spread, seconds_per_epoch
 from manydg.report.sections import (
     Block,
     Cell,

@@ -8,8 +8,7 @@ import numpy as np
 
 from manydg.data.info import CohortStep
 from manydg.report import charts
-from manydg.report.results_folder import Chapter
-from manydg.report.run_statistics import by_algorithm
+from manydg.report.results_folder import Chapter, by_algorithm
 from manydg.report.sections import (
     Block,
     Bullets,

@@ -8,8 +8,15 @@ from collections.abc import Iterator
 from manydg.algorithms import controls
 from manydg.evaluation.statistics import Interval, compare_ranks
 from manydg.report import charts
-from manydg.report.results_folder import Chapter
-from manydg.report.run_statistics import ALPHA, Comparison, RivalTest, by_algorithm, defined_metric, patient_values
+from manydg.report.results_folder import (
+    ALPHA,
+    Chapter,
+    Comparison,
+    RivalTest,
+    by_algorithm,
+    defined_metric,
+    patient_values,
+)
 from manydg.report.sections import Block, Cell, Column, Figure, Part, Section, Table, Text
 from manydg.report.words import (
     algorithm_name,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from manydg.report.results_folder import Chapter
-from manydg.report.run_statistics import by_algorithm, seconds_per_epoch
+from manydg.report.results_folder import Chapter, by_algorithm, seconds_per_epoch
 from manydg.report.sections import Block, Cell, Column, Part, Section, Table, Text, probe_names
 from manydg.report.words import MINUS, algorithm_name, metric_name, number, sentence
 from manydg.studies.figure_data import CosineTable, Similarity

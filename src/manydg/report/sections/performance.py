@@ -12,8 +12,8 @@ from manydg.evaluation import trust as calibration
 from manydg.evaluation.metrics import Predictions, confusion_matrices, decide
 from manydg.report import charts
 from manydg.report.charts import Panel, Series
-from manydg.report.results_folder import Chapter
-from manydg.report.run_statistics import (
+from manydg.report.results_folder import (
+    Chapter,
     by_algorithm,
     defined_metric,
     epoch_curve,

@@ -9,8 +9,7 @@ import numpy as np
 
 from manydg.report import charts
 from manydg.report.charts import Series
-from manydg.report.results_folder import Chapter
-from manydg.report.run_statistics import FIRST, spread
+from manydg.report.results_folder import FIRST, Chapter, spread
 from manydg.report.sections import Block, Cell, Column, Figure, Part, Section, Table, Text, count_cell, text_columns
 from manydg.report.words import algorithm_name, metric_name, number, plural, signed
 from manydg.studies.tuning import FAILED, PRUNED, Search, Tuning, Value, values_of

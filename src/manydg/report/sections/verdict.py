@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from manydg.report.results_folder import Chapter
-from manydg.report.run_statistics import Comparison
+from manydg.report.results_folder import Chapter, Comparison
 from manydg.report.sections import Block, Bullets, Cell, Column, Part, Section, Table, Text, text_columns
 from manydg.report.sections.comparison import bounds_text, reading, value_text
 from manydg.report.sections.performance import class_recall
