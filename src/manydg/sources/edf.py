@@ -571,8 +571,8 @@ def _owners(candidate: Path, people: Mapping[Path, tuple[str, str]], pattern: st
         named = {path: pattern.replace("{name}", re.sub(r"([*?\[])", r"[\1]", path.stem)) for path in people}
         fitting = [path for path in people if fnmatchcase(candidate.name, named[path])]
     else:
-        base = {path: _PART.sub("", path.stem) for path in people}
-        fitting = [path for path in people if re.match(rf"{re.escape(base[path])}(?![^\W_])", candidate.stem)]
+        base, stem = {path: _PART.sub("", path.stem) for path in people}, candidate.stem
+        fitting = [p for p in people if stem.startswith(base[p]) and not stem[len(base[p]) :][:1].isalnum()]
         longest = max((len(base[path]) for path in fitting), default=0)
         fitting = [path for path in fitting if len(base[path]) == longest]
         if not fitting and rule not in _RULES:
