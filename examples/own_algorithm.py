@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 import manydg
 from manydg.algorithms import Algorithm, Hyperparameters, setting
-from manydg.backbones import Backbone, Inputs
+from manydg.backbones import Inputs
 from manydg.data.dataset import Batch
 from manydg.synthetic import make_demo_dataset
-from manydg.targets import Target
 
 
 @dataclass(frozen=True)
@@ -32,11 +31,9 @@ class PairDistance(Algorithm):
     settings: PairDistanceSettings
     sampling = "pairs"
 
-    def __init__(
-        self, backbone: Backbone, target: Target, n_domains: int, settings: PairDistanceSettings | None = None
-    ) -> None:
-        super().__init__(backbone, target, n_domains, settings)
-        self.head = nn.Linear(backbone.output_size, target.size)
+    def build(self) -> None:
+        """A linear layer beside the backbone."""
+        self.head = nn.Linear(self.backbone.output_size, self.target.size)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Supervised loss, and the distance between the two samples of each pair (rows i and i + pairs)."""

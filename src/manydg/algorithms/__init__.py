@@ -56,7 +56,7 @@ class Algorithm(nn.Module):
     """Base class of algorithms.
 
     A subclass lives in a file of its own in this package; the file's name is the algorithm's name. It sets ``Settings``
-    and ``sampling``, builds its parts in ``__init__``, and implements :meth:`losses` and :meth:`predict`. One that
+    and ``sampling``, makes its parts in :meth:`build`, and implements :meth:`losses` and :meth:`predict`. One that
     needs more than one optimiser or a step of its own overrides :meth:`optimizers` and :meth:`step`.
 
     Parameters
@@ -122,6 +122,10 @@ class Algorithm(nn.Module):
         self.settings = settings if settings is not None else self.Settings()
         self.register_buffer("progress", torch.zeros(()), persistent=False)
         self._evaluator: Callable[[Batch], Objective] | None = None
+        self.build()
+
+    def build(self) -> None:
+        """Build the parts beside the backbone: called once, when ``backbone``, ``target`` and ``settings`` are set."""
 
     @classmethod
     def refuses(cls, target: Target, backbone: Backbone) -> str | None:

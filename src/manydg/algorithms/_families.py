@@ -29,7 +29,6 @@ from manydg.algorithms import (
 from manydg.algorithms.base import Base
 from manydg.backbones import Backbone, Inputs
 from manydg.data.dataset import Batch, DomainDataset
-from manydg.targets import Target
 
 # Averages of weights over the training steps, with batch-normalisation statistics of their own
 
@@ -105,10 +104,8 @@ def _key(name: str) -> str:
 class AveragedBase(Base):
     """Base that predicts with an average of its weights over the training steps; a subclass defines the average."""
 
-    def __init__(
-        self, backbone: Backbone, target: Target, n_domains: int, settings: Hyperparameters | None = None
-    ) -> None:
-        super().__init__(backbone, target, n_domains, settings)  # type: ignore[arg-type]
+    def build(self) -> None:
+        super().build()
         self.averages = nn.ModuleDict()
         self.keep_average("backbone")
         self.keep_average("head")
@@ -181,10 +178,8 @@ class Annealed(OverEnvironments):
 
     annealed: Tensor
 
-    def __init__(
-        self, backbone: Backbone, target: Target, n_domains: int, settings: Hyperparameters | None = None
-    ) -> None:
-        super().__init__(backbone, target, n_domains, settings)  # type: ignore[arg-type]
+    def build(self) -> None:
+        super().build()
         self.register_buffer("annealed", torch.zeros((), dtype=torch.bool))
 
     def annealed_weight(self, weight: float, anneal: float) -> Tensor:
@@ -289,15 +284,12 @@ class SimpleDecomposition(Algorithm):
     settings: DecompositionSettings
     sampling: Sampling = "pairs"
 
-    def __init__(
-        self, backbone: Backbone, target: Target, n_domains: int, settings: DecompositionSettings | None = None
-    ) -> None:
-        super().__init__(backbone, target, n_domains, settings)
-        width = backbone.output_size
+    def build(self) -> None:
+        width = self.backbone.output_size
         self.domain_encoder = Perceptron(width, width, width, width)
         self.label_encoder = Perceptron(width, width, width, width)
         self.decoder = Perceptron(2 * width, width, width, width)
-        self.head = nn.Linear(width, target.size)
+        self.head = nn.Linear(width, self.target.size)
 
     def start(self, inputs: Inputs) -> None:
         # As ManyDG's predictor starts, with logits of order one at most: a linear layer's own are mostly smaller.

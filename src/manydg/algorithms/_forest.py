@@ -224,7 +224,9 @@ class BoostedTrees(Algorithm):
         # Which levels of categories are known is all that is taken over of it.
         levels = backbone.levels if isinstance(backbone, TableBackbone) else None
         super().__init__(_DenseInputs(levels), target, n_domains, settings)
-        self.forest = Forest(target.size)
+
+    def build(self) -> None:
+        self.forest = Forest(self.target.size)
 
     @abstractmethod
     def grow(self, table: Table, seed: int, watch: Watch) -> tuple[RoundsOfTrees, Array]:

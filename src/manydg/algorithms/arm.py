@@ -25,9 +25,8 @@ from torch import Tensor
 
 from manydg.algorithms import Algorithm, Perceptron, Sampling, group_counts, group_sums, setting
 from manydg.algorithms.base import BaseSettings
-from manydg.backbones import Backbone, Inputs
+from manydg.backbones import Inputs
 from manydg.data.dataset import Batch
-from manydg.targets import Target
 
 
 @dataclass(frozen=True)
@@ -52,11 +51,10 @@ class ARM(Algorithm):
     static_step = False
     uses_patients = True
 
-    def __init__(self, backbone: Backbone, target: Target, n_domains: int, settings: ARMSettings | None = None) -> None:
-        super().__init__(backbone, target, n_domains, settings)
-        width, context = backbone.output_size, self.settings.context_width
+    def build(self) -> None:
+        width, context = self.backbone.output_size, self.settings.context_width
         self.context_network = Perceptron(width, self.settings.context_hidden, context)
-        self.head = Perceptron(width + context, self.settings.hidden, target.size)
+        self.head = Perceptron(width + context, self.settings.hidden, self.target.size)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         return {"supervised": self.target.loss(self.predict_patients(batch.inputs, batch.domains), batch.targets)}

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from manydg.algorithms import Algorithm, Hyperparameters, Perceptron, setting
-from manydg.backbones import Backbone, Inputs
+from manydg.backbones import Inputs
 from manydg.data.dataset import Batch
-from manydg.targets import Target
 
 
 @dataclass(frozen=True)
@@ -27,11 +26,8 @@ class Base(Algorithm):
     Settings = BaseSettings
     settings: BaseSettings
 
-    def __init__(
-        self, backbone: Backbone, target: Target, n_domains: int, settings: BaseSettings | None = None
-    ) -> None:
-        super().__init__(backbone, target, n_domains, settings)
-        self.head = Perceptron(backbone.output_size, self.settings.hidden, target.size)
+    def build(self) -> None:
+        self.head = Perceptron(self.backbone.output_size, self.settings.hidden, self.target.size)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         return {"supervised": self.target.loss(self.predict(batch.inputs), batch.targets)}

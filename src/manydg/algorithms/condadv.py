@@ -54,12 +54,10 @@ class CondAdv(Base):
     static_step = False
     indivisible = "how often its discriminator steps hangs on values that processes may round differently"
 
-    def __init__(
-        self, backbone: Backbone, target: Target, n_domains: int, settings: CondAdvSettings | None = None
-    ) -> None:
-        super().__init__(backbone, target, n_domains, settings)
-        width = backbone.output_size + target.size
-        self.discriminator = Perceptron(width, self.settings.discriminator_hidden, n_domains)
+    def build(self) -> None:
+        super().build()
+        width = self.backbone.output_size + self.target.size
+        self.discriminator = Perceptron(width, self.settings.discriminator_hidden, self.n_domains)
 
     @classmethod
     def refuses(cls, target: Target, backbone: Backbone) -> str | None:

@@ -21,9 +21,7 @@ from torch.nn import functional
 
 from manydg.algorithms import Perceptron, ramp, reverse_gradient, setting
 from manydg.algorithms.base import Base, BaseSettings
-from manydg.backbones import Backbone
 from manydg.data.dataset import Batch
-from manydg.targets import Target
 
 
 @dataclass(frozen=True)
@@ -46,11 +44,9 @@ class DANN(Base):
     Settings = DANNSettings
     settings: DANNSettings
 
-    def __init__(
-        self, backbone: Backbone, target: Target, n_domains: int, settings: DANNSettings | None = None
-    ) -> None:
-        super().__init__(backbone, target, n_domains, settings)
-        self.discriminator = Perceptron(backbone.output_size, self.settings.discriminator_hidden, n_domains)
+    def build(self) -> None:
+        super().build()
+        self.discriminator = Perceptron(self.backbone.output_size, self.settings.discriminator_hidden, self.n_domains)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         features = self.backbone(batch.inputs)

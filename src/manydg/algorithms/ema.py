@@ -15,8 +15,6 @@ from torch import Tensor
 from manydg.algorithms import setting
 from manydg.algorithms._families import AveragedBase
 from manydg.algorithms.base import BaseSettings
-from manydg.backbones import Backbone
-from manydg.targets import Target
 
 _EARLY_STEPS = 10
 
@@ -36,8 +34,8 @@ class EMA(AveragedBase):
     settings: EMASettings
     steps: Tensor
 
-    def __init__(self, backbone: Backbone, target: Target, n_domains: int, settings: EMASettings | None = None) -> None:
-        super().__init__(backbone, target, n_domains, settings)
+    def build(self) -> None:
+        super().build()
         self.register_buffer("steps", torch.zeros(()))
 
     def next_share(self) -> Tensor:

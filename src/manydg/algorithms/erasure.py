@@ -54,12 +54,10 @@ class Erasure(Base):
     removed: Tensor
     centre: Tensor
 
-    def __init__(
-        self, backbone: Backbone, target: Target, n_domains: int, settings: ErasureSettings | None = None
-    ) -> None:
-        super().__init__(backbone, target, n_domains, settings)
-        self.register_buffer("removed", torch.zeros(backbone.output_size, backbone.output_size))
-        self.register_buffer("centre", torch.zeros(backbone.output_size))
+    def build(self) -> None:
+        super().build()
+        self.register_buffer("removed", torch.zeros(self.backbone.output_size, self.backbone.output_size))
+        self.register_buffer("centre", torch.zeros(self.backbone.output_size))
 
     @classmethod
     def refuses(cls, target: Target, backbone: Backbone) -> str | None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from manydg.algorithms import Rounds
-from manydg.algorithms._forest import Array, BoostedTrees, LeafwiseSettings, RoundsOfTrees, Table, TreeSettings, Watch
+from manydg.algorithms._forest import Array, BoostedTrees, LeafwiseSettings, RoundsOfTrees, Table, Watch
 from manydg.algorithms.lightgbm import trees_of
 from manydg.backbones import Backbone
 from manydg.data.dataset import DomainDataset
@@ -45,10 +45,8 @@ class GPBoost(BoostedTrees):
             return None
         return "its random effects are for two classes: take lightgbm, and 'manydg personalise' for labels of a patient"
 
-    def __init__(
-        self, backbone: Backbone, target: Target, n_domains: int, settings: TreeSettings | None = None
-    ) -> None:
-        super().__init__(backbone, target, n_domains, settings)
+    def build(self) -> None:
+        super().build()
         self.register_buffer("intercept_variance", torch.zeros(()))
         self._patients: Array = np.zeros(0, np.int64)
 

@@ -24,9 +24,7 @@ from torch import Tensor
 from manydg.algorithms import group_risks, setting
 from manydg.algorithms._families import cluster_patients, patient_means
 from manydg.algorithms.base import Base, BaseSettings
-from manydg.backbones import Backbone
 from manydg.data.dataset import Batch, DomainDataset
-from manydg.targets import Target
 
 
 @dataclass(frozen=True)
@@ -49,12 +47,10 @@ class GroupDRO(Base):
     group: Tensor
     emphasis: Tensor
 
-    def __init__(
-        self, backbone: Backbone, target: Target, n_domains: int, settings: GroupDROSettings | None = None
-    ) -> None:
-        super().__init__(backbone, target, n_domains, settings)
-        self.n_groups = max(1, min(self.settings.groups, n_domains))
-        self.register_buffer("group", torch.arange(n_domains) % self.n_groups)
+    def build(self) -> None:
+        super().build()
+        self.n_groups = max(1, min(self.settings.groups, self.n_domains))
+        self.register_buffer("group", torch.arange(self.n_domains) % self.n_groups)
         self.register_buffer("emphasis", torch.full((self.n_groups,), 1 / self.n_groups))
 
     def fit_inputs(self, train: DomainDataset) -> None:

@@ -28,9 +28,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from manydg.algorithms import Algorithm, Hyperparameters, Perceptron, Sampling, choice, label_head, setting
-from manydg.backbones import Backbone, Inputs
+from manydg.backbones import Inputs
 from manydg.data.dataset import Batch
-from manydg.targets import Target
 
 _TINY = 1e-12
 _LEAST_MEAN = 1e-3
@@ -62,14 +61,11 @@ class ManyDG(Algorithm):
     settings: ManyDGSettings
     sampling: Sampling = "pairs"
 
-    def __init__(
-        self, backbone: Backbone, target: Target, n_domains: int, settings: ManyDGSettings | None = None
-    ) -> None:
-        super().__init__(backbone, target, n_domains, settings)
-        width = backbone.output_size
+    def build(self) -> None:
+        width = self.backbone.output_size
         self.domain_encoder = Perceptron(width, width, width, width)
         self.decoder = Perceptron(2 * width, width, width, width)
-        self.predictor = label_head(target, width, self.settings.temperature, self.settings.predictor)
+        self.predictor = label_head(self.target, width, self.settings.temperature, self.settings.predictor)
 
     def start(self, inputs: Inputs) -> None:
         self.predictor.start(self.embed(inputs)["orthogonal"])

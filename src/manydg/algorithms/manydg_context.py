@@ -22,7 +22,6 @@ from manydg.algorithms.manydg import orthogonal_projection
 from manydg.backbones import Backbone, Inputs
 from manydg.data.columns import Column
 from manydg.data.dataset import CONTEXT, TRUST, Batch, DomainDataset
-from manydg.targets import Target
 
 _FEW = 0.05
 _TINY = 1e-6
@@ -84,20 +83,18 @@ class ManyDGContext(EMA):
     context = "offline"
     usual_context: Tensor
 
-    def __init__(
-        self, backbone: Backbone, target: Target, n_domains: int, settings: ManyDGContextSettings | None = None
-    ) -> None:
-        super().__init__(backbone, target, n_domains, settings)
+    def build(self) -> None:
+        super().build()
         self.register_buffer("usual_context", torch.ones(()))
-        width = backbone.output_size
+        width = self.backbone.output_size
         if self.settings.contrast:
             self.sampling = "pairs"
         if self._has_factors:
             self.domain_encoder = Perceptron(width, width, max(1, self.settings.directions) * width)
             self.keep_average("domain_encoder")
-        if backbone.with_context:
-            self.backbone = TwoViews(backbone)
-            self.head_alone = Perceptron(width, self.settings.hidden, target.size)
+        if self.backbone.with_context:
+            self.backbone = TwoViews(self.backbone)
+            self.head_alone = Perceptron(width, self.settings.hidden, self.target.size)
             self.keep_average("backbone")
             self.keep_average("head_alone")
 

@@ -49,10 +49,9 @@ class PCL(Algorithm):
     Settings = PCLSettings
     settings: PCLSettings
 
-    def __init__(self, backbone: Backbone, target: Target, n_domains: int, settings: PCLSettings | None = None) -> None:
-        super().__init__(backbone, target, n_domains, settings)
-        width = backbone.output_size
-        self.proxies = nn.Parameter(torch.randn(target.size, width) / math.sqrt(width))
+    def build(self) -> None:
+        width = self.backbone.output_size
+        self.proxies = nn.Parameter(torch.randn(self.target.size, width) / math.sqrt(width))
         self.project_samples = Perceptron(width, width, width, width)
         self.project_proxies = nn.Linear(width, width, bias=False)
 

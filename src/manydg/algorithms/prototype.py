@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from manydg.algorithms import Algorithm, Hyperparameters, choice, label_head, setting
-from manydg.backbones import Backbone, Inputs
+from manydg.backbones import Inputs
 from manydg.data.dataset import Batch
-from manydg.targets import Target
 
 
 @dataclass(frozen=True)
@@ -28,11 +27,10 @@ class Prototype(Algorithm):
     Settings = PrototypeSettings
     settings: PrototypeSettings
 
-    def __init__(
-        self, backbone: Backbone, target: Target, n_domains: int, settings: PrototypeSettings | None = None
-    ) -> None:
-        super().__init__(backbone, target, n_domains, settings)
-        self.predictor = label_head(target, backbone.output_size, self.settings.temperature, self.settings.predictor)
+    def build(self) -> None:
+        self.predictor = label_head(
+            self.target, self.backbone.output_size, self.settings.temperature, self.settings.predictor
+        )
 
     def start(self, inputs: Inputs) -> None:
         self.predictor.start(self.backbone(inputs))

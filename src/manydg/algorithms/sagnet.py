@@ -65,11 +65,9 @@ class SagNet(Base):
     static_step = False
     indivisible = "it mixes the feature maps of all samples of a step"
 
-    def __init__(
-        self, backbone: Backbone, target: Target, n_domains: int, settings: SagNetSettings | None = None
-    ) -> None:
-        super().__init__(backbone, target, n_domains, settings)
-        self.style = _StyleNetwork(backbone, self.settings.hidden, target.size)
+    def build(self) -> None:
+        super().build()
+        self.style = _StyleNetwork(self.backbone, self.settings.hidden, self.target.size)
 
     @classmethod
     def refuses(cls, target: Target, backbone: Backbone) -> str | None:

@@ -24,8 +24,6 @@ from torch import Tensor
 from manydg.algorithms import setting
 from manydg.algorithms._families import AveragedBase
 from manydg.algorithms.base import BaseSettings
-from manydg.backbones import Backbone
-from manydg.targets import Target
 
 
 @dataclass(frozen=True)
@@ -43,10 +41,8 @@ class SWAD(AveragedBase):
     settings: SWADSettings
     averaged: Tensor
 
-    def __init__(
-        self, backbone: Backbone, target: Target, n_domains: int, settings: SWADSettings | None = None
-    ) -> None:
-        super().__init__(backbone, target, n_domains, settings)
+    def build(self) -> None:
+        super().build()
         self.register_buffer("averaged", torch.zeros(()))
 
     def next_share(self) -> Tensor:

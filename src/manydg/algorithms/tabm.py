@@ -25,9 +25,8 @@ import torch
 from torch import Tensor, nn
 
 from manydg.algorithms import Algorithm, Hyperparameters, setting
-from manydg.backbones import Backbone, Inputs
+from manydg.backbones import Inputs
 from manydg.data.dataset import Batch
-from manydg.targets import Target
 
 
 @dataclass(frozen=True)
@@ -47,17 +46,14 @@ class TabM(Algorithm):
     Settings = TabMSettings
     settings: TabMSettings
 
-    def __init__(
-        self, backbone: Backbone, target: Target, n_domains: int, settings: TabMSettings | None = None
-    ) -> None:
-        super().__init__(backbone, target, n_domains, settings)
-        members, width, wide = max(1, self.settings.members), max(1, self.settings.hidden), backbone.output_size
+    def build(self) -> None:
+        members, width, wide = max(1, self.settings.members), max(1, self.settings.hidden), self.backbone.output_size
         layers: list[nn.Module] = []
         for number in range(self.settings.layers):
             layers += [SharedLinear(members, wide, width, signs=number == 0), nn.ReLU()]
             layers.append(nn.Dropout(min(self.settings.head_dropout, 0.99)))
             wide = width
-        self.members = nn.Sequential(*layers, MemberLinear(members, wide, target.size))
+        self.members = nn.Sequential(*layers, MemberLinear(members, wide, self.target.size))
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         logits = self.member_logits(batch.inputs)
