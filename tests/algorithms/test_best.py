@@ -99,7 +99,7 @@ def test_many_patients_choose_fitted_weights_in_doubt() -> None:
 
 def test_a_patient_s_own_labels_never_weigh_the_patient() -> None:
     truth, who = torch.arange(300) % 3, torch.arange(300) // 30
-    each = {"a": outputs(1.0, truth, 1), "b": outputs(2.0, truth, 2)}
+    each = {"a": outputs(2.0, truth, 1), "b": outputs(2.0, truth, 2)}
     own = who == 4
     changed = torch.where(own, (truth + 1) % 3, truth)
     before, after = (weigh(each, labels, who, seed=3).out_of_fold for labels in (truth, changed))
@@ -108,14 +108,13 @@ def test_a_patient_s_own_labels_never_weigh_the_patient() -> None:
 
 
 def test_outputs_out_of_fold_are_of_what_other_patients_choose() -> None:
-    truth, who = torch.arange(150) % 3, torch.arange(150) // 30
-    each = {"a+context": outputs(1.0, truth, 1), "b": outputs(1.0, truth, 2)}
-    # Patient 0 alone is why "b" is chosen: without that patient's labels the choice is the other.
-    each["b"][who == 0] += 30.0 * torch.nn.functional.one_hot(truth[who == 0], 3)
-    each["a+context"][who != 0] += 3.0 * torch.nn.functional.one_hot(truth[who != 0], 3)
-    weighed = weigh(each, truth, who)
-    own = weighed.out_of_fold[who == 0].log_softmax(-1)
-    torch.testing.assert_close(own, each["a+context"][who == 0].double().log_softmax(-1))
+    truth, who = torch.arange(1500) % 3, torch.arange(1500) // 300
+    right, base = torch.nn.functional.one_hot(truth, 3), outputs(1.0, truth, 1)
+    # By how much "b" is ahead of "a" for each patient: clearly with the first patient, in doubt without.
+    each = {"a+context": base, "b": base + torch.tensor([1.0, 1.0, 0.1, -0.1, -0.1])[who, None] * right}
+    assert weigh(each, truth, who).reason.startswith("b, by")
+    chosen = weigh(each, truth, who).out_of_fold[who == 0]
+    torch.testing.assert_close(chosen, base[who == 0].double().log_softmax(-1))
 
 
 def test_one_validation_patient_leaves_the_candidate_with_context() -> None:

@@ -3,8 +3,8 @@
 Wolpert, "Stacked Generalization", 1992; weights on the simplex as in Breiman, "Stacked Regressions", 1996. The
 candidates are a network, the same network reading samples in order, and boosted trees with small and with large leaves,
 each with and without patient context, as far as the data allow. Their log-probabilities are averaged with weights that
-are fitted on validation patients; how far these are pulled towards equal ones is chosen out of fold by patient. See
-``docs/method.md``.
+are fitted on validation patients; few of these keep equal weights, or one candidate, unless others are clearly ahead.
+See ``docs/method.md``.
 """
 
 from __future__ import annotations
