@@ -85,6 +85,15 @@ def reading_errors(path: str | Path) -> Iterator[None]:
         raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
 
 
+@contextmanager
+def naming(file: Path) -> Iterator[None]:
+    """Add the file's name to errors about data."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{file}: {error}") from error
+
+
 # Files: what is written may hold patients, so that only its owner can read it
 
 

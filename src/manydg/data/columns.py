@@ -7,9 +7,10 @@ the offset at which each row begins; its items may be ragged themselves (a stay 
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Union, cast
 
@@ -248,6 +249,32 @@ def check_column(name: str, column: Column) -> None:
             f"they run from {int(offsets[0])} to {int(offsets[-1])}"
         )
     check_column(name, column.values)
+
+
+PositionName = Callable[[tuple[int, ...]], str]
+"""What messages call a position within a sample."""
+
+
+def check_finite(piece: npt.NDArray[np.float32], start: int, missing: str, position_name: PositionName) -> None:
+    """Raise if a value of some samples is infinite or, unless missing values are kept, missing.
+
+    - ``piece`` ``(rows, ...)``
+    - ``start``: The number of the first of these rows.
+    - ``missing`` {"refuse", "keep"}
+    - ``position_name``: What messages call a position within a sample.
+    """
+    bad = np.isinf(piece) if missing == "keep" else ~np.isfinite(piece)
+    if not bad.any():
+        return
+    first = tuple(map(int, np.argwhere(bad)[0]))
+    value = float(piece[first])
+    what = "missing" if math.isnan(value) else "infinite, or too large for float32"
+    remedy = "replace it" if missing == "keep" or not math.isnan(value) else "fill it in, or keep it (--missing keep)"
+    others = int(bad.sum()) - 1
+    more = f", and so are {others} values in the rows after it" if others else ""
+    raise DataError(
+        f"{position_name(first[1:])} in row {start + first[0]} (the first row is 0) is {what}{more}: {remedy}"
+    )
 
 
 # Columns, patient ids and labels of any kind in the types that a dataset stores, with every mistake named

@@ -32,13 +32,14 @@ import polars as pl
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from manydg.data.columns import CATEGORIES, encode_patients, encode_targets
+from manydg.data.columns import CATEGORIES, PositionName, check_finite, encode_patients, encode_targets
 from manydg.data.info import CohortStep, DatasetInfo, Provenance, SourceFile, TargetSpec
 from manydg.data.storage import DatasetWriter, link_refused
 from manydg.errors import QUIET, ConfigError, DataError, ManyDGError, StorageError, warn
 from manydg.files import (
     Json,
     disk_errors,
+    naming,
     prefetch_map,
     read_ahead,
     reading_errors,
@@ -403,8 +404,6 @@ def hint_at_another(raw: Path) -> str:
 # Samples that are a block of numbers each, checked and written piece by piece
 
 MISSING = ("refuse", "keep")
-PositionName = Callable[[tuple[int, ...]], str]
-"""What messages call a position within a sample."""
 _PIECE_BYTES = 1 << 26
 _NAMED = 8
 _MOST_CLASSES = 20
@@ -507,15 +506,6 @@ def natural(value: Any) -> tuple[tuple[Any, ...], str]:
     return tuple(int(part) if number % 2 else part for number, part in enumerate(_DIGITS.split(value))), value
 
 
-@contextlib.contextmanager
-def naming(file: Path) -> Iterator[None]:
-    """Add the file's name to errors about data."""
-    try:
-        yield
-    except DataError as error:
-        raise DataError(f"{file}: {error}") from error
-
-
 class _Range:
     """Lowest and highest value seen at each position of a sample."""
 
@@ -530,28 +520,6 @@ class _Range:
     def constant(self) -> list[tuple[int, ...]]:
         """Positions with one value only, or none at all."""
         return [tuple(map(int, position)) for position in np.argwhere(self.high <= self.low)]
-
-
-def check_finite(piece: npt.NDArray[np.float32], start: int, missing: str, position_name: PositionName) -> None:
-    """Raise if a value of some samples is infinite or, unless missing values are kept, missing.
-
-    - ``piece`` ``(rows, ...)``
-    - ``start``: The number of the first of these rows.
-    - ``missing`` {"refuse", "keep"}
-    - ``position_name``: What messages call a position within a sample.
-    """
-    bad = np.isinf(piece) if missing == "keep" else ~np.isfinite(piece)
-    if not bad.any():
-        return
-    first = tuple(map(int, np.argwhere(bad)[0]))
-    value = float(piece[first])
-    what = "missing" if math.isnan(value) else "infinite, or too large for float32"
-    remedy = "replace it" if missing == "keep" or not math.isnan(value) else "fill it in, or keep it (--missing keep)"
-    others = int(bad.sum()) - 1
-    more = f", and so are {others} values in the rows after it" if others else ""
-    raise DataError(
-        f"{position_name(first[1:])} in row {start + first[0]} (the first row is 0) is {what}{more}: {remedy}"
-    )
 
 
 def _check_patients(patients: npt.NDArray[Any]) -> None:

@@ -255,24 +255,23 @@ _WAKE = ("sleep stage w", "w", "wake", "wake|0", "awake", "stage w", "0", "sleep
 _REM = ("sleep stage r", "r", "rem", "rem sleep|5", "stage r", "rem sleep", "5", "sleep stage rem", "sleep stage 5")
 _NONE = ("sleep stage ?", "?", "unscored", "unscored|9", "unknown", "9", "not scored", "sleep stage 9", "-1", "ns", "u")
 _MOVES = ("movement time", "movement", "movement|6", "mt", "m", "sleep stage m", "6", "sleep stage 6")
-
-
-def _stage(number: int) -> tuple[str, ...]:
-    words = (
-        "sleep stage {0}", "sleep stage n{0}", "n{0}", "s{0}", "stage {0}", "{0}", "nrem{0}", "nrem {0}",
-        "stage {0} sleep|{0}", "stage n{0}", "sleep stage s{0}",
-    )  # fmt: skip
-    return tuple(word.format(number) for word in words)
-
-
-def _preset(stages: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
-    words = {**stages, UNSCORED: _NONE, MOVEMENT: _MOVES}
-    return {word: name for name, known in words.items() for word in known}
-
-
+_NREM = {
+    number: tuple(
+        word.format(number)
+        for word in (
+            "sleep stage {0}", "sleep stage n{0}", "n{0}", "s{0}", "stage {0}", "{0}", "nrem{0}", "nrem {0}",
+            "stage {0} sleep|{0}", "stage n{0}", "sleep stage s{0}",
+        )
+    )
+    for number in (1, 2, 3, 4)
+}  # fmt: skip
+_OF_PRESETS: dict[str, dict[str, tuple[str, ...]]] = {
+    "aasm": {"W": _WAKE, "N1": _NREM[1], "N2": _NREM[2], "N3": (*_NREM[3], *_NREM[4]), "REM": _REM},
+    "rk": {"W": _WAKE, **{f"S{number}": words for number, words in _NREM.items()}, "REM": _REM},
+}
 PRESETS = {
-    "aasm": _preset({"W": _WAKE, "N1": _stage(1), "N2": _stage(2), "N3": (*_stage(3), *_stage(4)), "REM": _REM}),
-    "rk": _preset({"W": _WAKE, **{f"S{n}": _stage(n) for n in (1, 2, 3, 4)}, "REM": _REM}),
+    preset: {word: name for name, words in (classes | {UNSCORED: _NONE, MOVEMENT: _MOVES}).items() for word in words}
+    for preset, classes in _OF_PRESETS.items()
 }
 
 

@@ -14,11 +14,11 @@ import numpy.typing as npt
 import polars as pl
 import torch
 
-from manydg.data.columns import signal_settings
+from manydg.data.columns import check_finite, signal_settings
 from manydg.data.info import DatasetInfo
 from manydg.errors import ConfigError, DataError, StorageError
-from manydg.files import DAMAGED_NPY, Json, unpacked_limit
-from manydg.sources._preparing import MISSING, CohortFlow, check_finite, naming, with_provenance, write_dense
+from manydg.files import DAMAGED_NPY, Json, naming, unpacked_limit
+from manydg.sources._preparing import MISSING, CohortFlow, with_provenance, write_dense
 from manydg.sources._source import KEEP_HELP, NewSamples, Options, RawArgument, Source, SourceDocs, TrainedOn, option
 
 

@@ -29,6 +29,7 @@ from manydg.config import UNITS, duration
 from manydg.data.columns import (
     Column,
     FrameEncoding,
+    check_finite,
     distinct,
     inputs_of,
     parse_numbers,
@@ -38,13 +39,11 @@ from manydg.data.columns import (
 )
 from manydg.data.info import DatasetInfo, EventSpec, SourceFile
 from manydg.errors import ConfigError, DataError, StorageError, warn
-from manydg.files import Json
+from manydg.files import Json, naming
 from manydg.sources._preparing import (
     MISSING,
     CohortFlow,
-    check_finite,
     describe_files,
-    naming,
     natural,
     with_provenance,
     write_dense,
