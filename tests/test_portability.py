@@ -43,8 +43,8 @@ patients, y = np.repeat(np.arange(12), 10), rng.integers(0, 2, 120)
 X = (rng.normal(size=(120, 4)) + y[:, None]).astype(np.float32)
 model = ManyDGClassifier(epochs=2).fit(X, y, groups=patients)
 assert model.predict_proba(X).shape == (120, 2)
-model.save(sys.argv[1])
-assert (ManyDGClassifier.load(sys.argv[1]).predict(X) == model.predict(X)).all()
+model.save(sys.argv[1] + "/model")
+assert (ManyDGClassifier.load(sys.argv[1] + "/model").predict(X) == model.predict(X)).all()
 """
 
 TRAIN = """
@@ -59,10 +59,9 @@ main()
 """
 
 
-@pytest.mark.parametrize("program", [ESTIMATOR, TRAIN], ids=["estimator", "train"])
-def test_training_needs_nothing_that_only_posix_has(program: str, tmp_path: Path) -> None:
+def test_training_needs_nothing_that_only_posix_has(tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", WITHOUT_POSIX + program, str(tmp_path / "made")]
+    command = [sys.executable, "-c", WITHOUT_POSIX + ESTIMATOR + TRAIN, str(tmp_path / "made")]
     (tmp_path / "made").mkdir()
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr

@@ -39,7 +39,7 @@ if __name__ == "__main__":
 """
 SMALL = ("--device", "cpu", "--epochs", "1")
 COMMANDS = [
-    ["demo", "--out", "demo", "--patients", "20", "--seeds", "1", "--epochs", "1", "--device", "cpu"],
+    ["demo", "--out", "demo", "--patients", "20", "--seeds", "1", "--workers", "1", *SMALL],
     ["synthesize", "sleep-edf", "--patients", "6", "--hours", "0.3", "--nights", "1", "--out", "raw"],
     ["prepare", "sleep-edf", "raw", "--out", "data", "--workers", "2"],
     ["inspect", "data"],

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -32,8 +33,13 @@ PACKAGE = Path(__file__).resolve().parents[2] / "src" / "manydg"
 CLINICAL = ("eicu", "iiic", "meds", "mimic3", "mimic4", "sleep-edf")
 
 
-def strings_and_imports(file: Path) -> Iterator[str]:
+@cache
+def strings_and_imports(file: Path) -> tuple[str, ...]:
     """Every string in a module that is no docstring, and every module it imports."""
+    return tuple(_strings_and_imports(file))
+
+
+def _strings_and_imports(file: Path) -> Iterator[str]:
     tree = ast.parse(file.read_text(encoding="utf-8"))
     docstrings = {
         id(node.body[0].value)

@@ -337,6 +337,9 @@ def _without_folders(word: str) -> str:
 # What the command shows while it works
 
 
+_WIDTH_OF_FILES = 130
+
+
 class PlainConsole(Console):
     """A console that shows text as it is: brackets are no markup, and nothing in a name moves the cursor.
 
@@ -344,8 +347,11 @@ class PlainConsole(Console):
     cells.
     """
 
-    def __init__(self, *, stderr: bool = False, width: int | None = None, soft_wrap: bool = False) -> None:
-        super().__init__(stderr=stderr, width=width, soft_wrap=soft_wrap, highlight=False, markup=False, emoji=False)
+    def __init__(self, *, stderr: bool = False, soft_wrap: bool = False) -> None:
+        super().__init__(stderr=stderr, soft_wrap=soft_wrap, highlight=False, markup=False, emoji=False)
+        if not self.is_terminal:
+            # A file or a pipe has no width of its own, and nothing is gained by squeezing a table into 80 characters.
+            self.width = _WIDTH_OF_FILES
 
     def print(self, *objects: object, **options: Any) -> None:
         if self.stderr and QUIET in os.environ:

@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from manydg.studies.tuning import Tuning
     from manydg.synthetic import DemoPatients
 
-_WIDTH_OF_FILES = 130
-
 
 def register(app: typer.Typer) -> None:
     """Add the commands to ``manydg``."""
@@ -291,10 +289,8 @@ def show_summaries(out: Path, summaries: Sequence[Summary], files: Sequence[Path
     from manydg.studies.summary_text import recommendation_text
 
     screen = PlainConsole()
-    # A file or a pipe has no width of its own, and nothing is gained by squeezing the table into 80 characters.
-    width = screen.width if screen.is_terminal else _WIDTH_OF_FILES
     for summary in summaries:
-        PlainConsole(width=width).print(summary.to_rich(width))
+        screen.print(summary.to_rich(screen.width))
         if summary.experiment == "compare" and (advice := recommendation_text(summary)):
             show_line(advice)
     console.print(f"wrote {out / 'results.jsonl'}, " + ", ".join(map(str, files)))
