@@ -124,7 +124,9 @@ class PatientEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         """Train on checked samples."""
         patients = _patients(groups, inputs)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        with _as_value_errors(), _private_random_state(), _threads(self.n_jobs):
+        # Training seeds torch; the caller gets its own random state back.
+        own_numbers = torch.random.fork_rng(devices=range(torch.cuda.device_count()))
+        with _as_value_errors(), own_numbers, _threads(self.n_jobs):
             data = from_arrays(
                 inputs, targets, patients, kind=kind, names=names, missing=_has_gaps(inputs),
                 times=_numbers(times, inputs),
@@ -203,7 +205,8 @@ class PatientEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         """Samples to predict, checked against those of ``fit``."""
         check_is_fitted(self, "algorithm_")
         schema, target = self._run_.schema, self.algorithm_.target.spec
-        if groups is None and _uses_patients(self._run_):
+        run = self._run_
+        if groups is None and (run.config.sequence != NONE or run.record.context.get("mode", NONE) != NONE):
             warnings.warn(
                 "this model draws on the patient's other samples, but was not told which samples are of one patient: "
                 "each is predicted as if it were alone. Give the patients as groups; where scikit-learn calls predict, "
@@ -788,11 +791,6 @@ def _has_gaps(inputs: Array | pl.DataFrame) -> bool:
     return any(column.null_count() or (column.dtype.is_float() and column.is_nan().any()) for column in inputs)
 
 
-def _uses_patients(run: Run) -> bool:
-    """Whether a model draws on the patient's other samples."""
-    return run.config.sequence != NONE or run.record.context.get("mode", NONE) != NONE
-
-
 def _repeats(weights: Array, seed: int) -> Rows:
     """How often each sample is trained on, ``(samples,)``: exactly by whole-number weights, on average by others.
 
@@ -921,13 +919,6 @@ def _threads(count: Any) -> Iterator[None]:
             yield
         finally:
             torch.set_num_threads(before)
-
-
-@contextlib.contextmanager
-def _private_random_state() -> Iterator[None]:
-    """Training seeds torch; the caller gets its own random state back."""
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        yield
 
 
 # Cross-validation by patient

@@ -104,7 +104,7 @@ class LocalEngine:
         device: str = "cpu",
         started: Callable[[Job[A]], None] | None = None,
     ) -> Iterator[tuple[Job[A], R]]:
-        report = started or _ignore
+        report = started or (lambda job: None)
         if workers > 1:
             yield from _in_processes(function, jobs, workers, report)
             return
@@ -171,10 +171,6 @@ def _exit_with(parent: BaseProcess) -> None:
     os._exit(1)
 
 
-def _ignore(job: Job[Any]) -> None:
-    pass
-
-
 @dataclass(frozen=True)
 class RayEngine:
     """A Ray cluster: every job is a task with the CPUs and GPUs it needs, done again elsewhere if its node is lost.
@@ -201,7 +197,7 @@ class RayEngine:
         device: str = "cpu",
         started: Callable[[Job[A]], None] | None = None,
     ) -> Iterator[tuple[Job[A], R]]:
-        report = started or _ignore
+        report = started or (lambda job: None)
         if isinstance(jobs, Sequence) and not jobs:
             return
         with _connected(self.address) as ray:

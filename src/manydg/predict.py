@@ -114,7 +114,8 @@ def predict_raw(
     given = {name: value for name, value in options.items() if value is not None and value is not False and value != []}
     with new_folder(folder) as partial:
         if (path / "dataset.json").is_file():
-            written = _predict_dataset(run, path, partial, given)
+            shown, data = _dataset_rows(path, given)
+            written = [write_prediction_table(partial, shown, predict_samples(run, data))]
         else:
             written = _predict_files(run, path, partial, _source_of(run, run_folder), given)
         write_through(partial / ABOUT, json.dumps(about(run), indent=1))
@@ -315,11 +316,6 @@ def _prediction_options(source: AnySource, options: Mapping[str, object]) -> Any
         if name not in known:
             raise _useless(name, source.name)
     return source.prediction_options_class.of(**options)
-
-
-def _predict_dataset(run: Run, folder: Path, out: Path, options: Mapping[str, object]) -> list[Path]:
-    shown, data = _dataset_rows(folder, options)
-    return [write_prediction_table(out, shown, predict_samples(run, data))]
 
 
 def _dataset_rows(folder: Path, options: Mapping[str, object]) -> tuple[pl.DataFrame, DomainDataset]:

@@ -137,7 +137,9 @@ def conduct(
         done = iter(Study(folder, data_folder, runs, name_of_data, device).execute(allowed, board))
         records |= {name: [next(done) for _ in plans[name]] for name in group}
     for name, experiment in experiments.items():
-        _write_figures(experiment, name, requests[name], records[name], folder, name_of_data, report or _ignore)
+        _write_figures(
+            experiment, name, requests[name], records[name], folder, name_of_data, report or (lambda line: None)
+        )
     summaries = summarize_folder(folder)
     return Conducted(records, summaries, write_summary(folder, summaries))
 
@@ -161,10 +163,6 @@ def _write_figures(
     for figure_name, figure in experiment.aggregate(request, done, folder).items():
         notes = " ".join(part for part in (figure.note, note) if part)
         write_figure(folder, f"{name_of_data}-{figure_name}", replace(figure, dataset=name_of_data, note=notes))
-
-
-def _ignore(line: str) -> None:
-    pass
 
 
 def compare(

@@ -214,7 +214,8 @@ class SettingsTables:
 def make_options(tables: SettingsTables, origin: str) -> Options:
     """Options from a file's tables, every name and value checked."""
     for name in tables.training:
-        _known_training(name)
+        if name not in _training_names():
+            raise unknown_name("training option", name, _training_names())
     check_backbone(tables.backbone, tables.backbone_options)
     common = TrainingConfig.from_mapping(
         {**tables.training, "backbone": tables.backbone, "backbone_options": dict(tables.backbone_options)}
@@ -250,11 +251,6 @@ def check_backbone(name: str, options: Settings) -> None:
     for key in options:
         if key not in parameters or key == "schema":
             raise unknown_name(f"option of backbone {name}", key, [p for p in parameters if p != "schema"])
-
-
-def _known_training(name: str) -> None:
-    if name not in _training_names():
-        raise unknown_name("training option", name, _training_names())
 
 
 def changed(options: Options, *, training: Settings, backbone: str | None, sets: Settings) -> Options:
@@ -311,7 +307,8 @@ def shown(name: str | None) -> str:
     [algorithms.prototype]
     """
     if name is None:
-        return _contents()
+        kinds = {"presets": preset_names(), "algorithms": ALGORITHMS.names(), "backbones": BACKBONES.names()}
+        return "".join(f"{kind}: {', '.join(names)}\n" for kind, names in kinds.items())
     if name in preset_names():
         return preset_text(name)
     if name in ALGORITHMS.names():
@@ -321,11 +318,6 @@ def shown(name: str | None) -> str:
     raise unknown_name(
         "preset, algorithm or backbone", name, [*preset_names(), *ALGORITHMS.names(), *BACKBONES.names()]
     )
-
-
-def _contents() -> str:
-    kinds = {"presets": preset_names(), "algorithms": ALGORITHMS.names(), "backbones": BACKBONES.names()}
-    return "".join(f"{kind}: {', '.join(names)}\n" for kind, names in kinds.items())
 
 
 def _algorithm(name: str) -> str:

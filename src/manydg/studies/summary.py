@@ -34,7 +34,7 @@ from manydg.evaluation.statistics import (
 from manydg.files import write_atomically
 from manydg.studies import summary_text as tables
 from manydg.studies.paper_figures import beside
-from manydg.studies.records import REFERENCE, RUN_RECORD, StudyDescription, read_description, read_results, views
+from manydg.studies.records import REFERENCE, RUN_RECORD, read_description, read_results, views
 from manydg.studies.tuning import kept_tuning
 from manydg.targets import Target, oriented, target_of
 from manydg.training.record import KNOWN_LABELS, Counts, RunRecord, cautions, check_files
@@ -682,7 +682,9 @@ def summarize_folder(results: str | Path, reference: str | None = None, *, resam
         try:
             against = reference or described.reference_on(records[0].dataset)
             summary = summarize(records, predictions, against, resamples=resamples)
-            summary = replace(summary, rules=(*_budget(results, summary), *summary.rules))
+            tuning = kept_tuning(results, summary.dataset) if summary.experiment == "compare" else None
+            if tuning is not None:
+                summary = replace(summary, rules=(tuning.budget(summary.rows), *summary.rules))
             about = described.datasets.get(summary.dataset)
             summaries.append(replace(summary, synthetic=True) if about is not None and about.synthetic else summary)
         except DataError as error:
@@ -690,12 +692,6 @@ def summarize_folder(results: str | Path, reference: str | None = None, *, resam
     if not summaries:
         raise DataError(f"{results}: " + (problems[0] if problems else "results.jsonl is empty; run the study again"))
     return summaries
-
-
-def _budget(results: str | Path, summary: Summary) -> tuple[str, ...]:
-    """How much was searched for the settings of a comparison; nothing where they were not tuned."""
-    tuning = kept_tuning(results, summary.dataset) if summary.experiment == "compare" else None
-    return () if tuning is None else (tuning.budget(summary.rows),)
 
 
 def write_summary(results: str | Path, summaries: Sequence[Summary] | None = None) -> list[Path]:
@@ -710,17 +706,13 @@ def write_summary(results: str | Path, summaries: Sequence[Summary] | None = Non
     sections = []
     for summary in shown:
         sections.append(tables.to_markdown(summary))
-        paper = beside(summary, source=_source(described, summary.dataset))
+        about = described.datasets.get(summary.dataset)
+        paper = beside(summary, source=None if about is None else about.source)
         if paper is not None:
             sections.append(paper.to_markdown())
     write_atomically(csv, tables.to_csv(shown))
     write_atomically(markdown, "\n".join(sections))
     return [csv, markdown]
-
-
-def _source(study: StudyDescription, dataset: str) -> str | None:
-    described = study.datasets.get(dataset)
-    return None if described is None else described.source
 
 
 # Which of several models to use: chosen on validation patients, and a cheap one of those that chance cannot separate

@@ -72,7 +72,9 @@ class Tracker:
 
 def _log(client: MlflowClient, record: RunRecord) -> int:
     """Log one run; 0 where the tracker has it."""
-    experiment = _experiment(client, f"manydg: {record.dataset}")
+    name = f"manydg: {record.dataset}"
+    there = client.get_experiment_by_name(name)
+    experiment = str(there.experiment_id if there is not None else client.create_experiment(name))
     known = client.search_runs([experiment], f"tags.`{_RUN_TAG}` = '{record.run}'", max_results=1)
     if known and known[0].info.status == "FINISHED":
         return 0
@@ -87,11 +89,6 @@ def _log(client: MlflowClient, record: RunRecord) -> int:
         client.set_tag(identity, name, value)
     client.set_terminated(identity, "FINISHED")
     return 1
-
-
-def _experiment(client: MlflowClient, name: str) -> str:
-    known = client.get_experiment_by_name(name)
-    return str(known.experiment_id if known is not None else client.create_experiment(name))
 
 
 def _tags(record: RunRecord) -> dict[str, str]:

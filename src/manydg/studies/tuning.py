@@ -46,7 +46,7 @@ from manydg.studies.study import open_once
 from manydg.targets import oriented, target_of
 from manydg.training.fit import Silent, StoppedEarlyError, fit, trust_named
 from manydg.training.inference import predict_probabilities, with_context
-from manydg.training.record import EpochEntry, RunRecord
+from manydg.training.record import EpochEntry
 from manydg.training.run import draw_split
 
 RECORD, JOURNALS = "tuning.json", "searches"
@@ -362,13 +362,10 @@ def keep_tuning(results: Path, dataset: str, tuned: Path | None) -> None:
     known = kept.searches if kept is not None else ()
     if any(tuning.search(search.algorithm, search.seed) != search for search in known):
         raise ConfigError(f"{results} compares settings of another search on {dataset}: name another folder")
-    if kept is None and any(_compares(record, dataset) for record in read_runs(results)):
+    uses = (use for record in read_runs(results) if record.dataset == dataset for use in record.uses)
+    if kept is None and any(use.experiment == "compare" for use in uses):
         raise ConfigError(f"{results} compares settings that were not tuned on {dataset}: name another folder")
     tuning.write(_kept_file(results, dataset))
-
-
-def _compares(record: RunRecord, dataset: str) -> bool:
-    return record.dataset == dataset and any(use.experiment == "compare" for use in record.uses)
 
 
 def _kept_file(results: Path, dataset: str) -> Path:

@@ -604,7 +604,8 @@ class TrainingLoop:
                 if not terms:
                     return {}
                 batches.append(Terms.of(terms))
-        return {name: _or_none(_mean(column)) for name, column in read_terms(batches).items()}
+        known = {name: [value for value in column if value is not None] for name, column in read_terms(batches).items()}
+        return {name: _or_none(sum(values) / len(values)) for name, values in known.items()}
 
     def _save(self, path: Path) -> None:
         tensors = {f"model/{name}": tensor for name, tensor in self.algorithm.state_dict().items()}
@@ -645,8 +646,3 @@ def _best_of(metric: str) -> str:
 
 def _or_none(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
-
-
-def _mean(values: list[float | None]) -> float:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known)

@@ -128,14 +128,10 @@ class Objectives(Experiment):
     def aggregate(self, request: Request, records: Sequence[Record], folder: Path) -> dict[str, FigureData]:
         figures = {}
         for number, (term, words) in enumerate(TERMS.items(), start=1):
-            series = mean_curves(records, _case, partial(_term, term))
+            series = mean_curves(records, lambda record: str(record.variant["objectives"]), partial(_term, term))
             if series:
                 figures[f"objectives-{number}-{term}"] = curve("objectives", words, "epoch", term, series, note=_NOTE)
         return figures
-
-
-def _case(record: Record) -> str:
-    return str(record.variant["objectives"])
 
 
 def _term(name: str, entry: EpochEntry) -> float | None:

@@ -249,17 +249,14 @@ class Personalise(Experiment):
             run = open_run(folder / record.folder)
             split = load_split(folder / record.folder / SPLIT, request.dataset)
             unseen = Unseen.of(run, request.dataset.select(np.asarray(split.test)))
+            mode = str(context_of(run.schema, run.algorithm).get("mode"))
+            variant: Variant = {} if mode == "none" else {"context": f"{mode} context"}
             for gain in evaluate(unseen, record.seed, request.label_delay):
-                name = row_name(record.replace(known_labels=gain.protocol.known_labels, variant=_variant(run)))
+                name = row_name(record.replace(known_labels=gain.protocol.known_labels, variant=variant))
                 key = gain.protocol.name, gain.learner
                 gains.setdefault(name, {}).setdefault(key, Gain(gain.protocol, gain.learner)).add(gain)
         metric = records[0].config.selection or target_of(request.dataset.target).selection
         return _figures(gains, metric, request.label_delay, records[0].patients)
-
-
-def _variant(run: Run) -> Variant:
-    mode = str(context_of(run.schema, run.algorithm).get("mode"))
-    return {} if mode == "none" else {"context": f"{mode} context"}
 
 
 COLUMNS = (

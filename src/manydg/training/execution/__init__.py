@@ -27,7 +27,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from manydg.algorithms import Algorithm, Objective, Optimizers
-from manydg.backbones import Backbone
 from manydg.config import EXECUTIONS, TrainingConfig
 from manydg.data.columns import take
 from manydg.data.dataset import Batch, DomainDataset, InputSchema
@@ -165,7 +164,8 @@ def choose_speed(config: TrainingConfig, algorithm: Algorithm, train: DomainData
         warnings.warn(f"steps are captured, not compiled, since that fails here: {reason}", ManyDGWarning, stacklevel=2)
         execution = CAPTURED
     if precision == AUTO:
-        precision = _best_precision(backbone, execution)
+        fast = backbone.compiled_precision if execution == COMPILED else backbone.fast_precision
+        precision = "float32" if execution == DETERMINISTIC else fast
     return Speed(precision, execution)
 
 
@@ -194,12 +194,6 @@ def _user() -> str:
         return re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
     except (OSError, KeyError, ImportError):
         return "unknown"
-
-
-def _best_precision(backbone: Backbone, execution: str) -> str:
-    if execution == DETERMINISTIC:
-        return "float32"
-    return backbone.compiled_precision if execution == COMPILED else backbone.fast_precision
 
 
 @contextmanager

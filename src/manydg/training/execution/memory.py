@@ -117,16 +117,9 @@ def _processes_here() -> int:
 
 
 def _bytes_of(dataset: DomainDataset) -> int:
-    share = 1.0 if dataset.rows is None else len(dataset) / max(1, _rows_stored(dataset))
-    return int(share * sum(_bytes(column) for column in dataset.columns.values()))
-
-
-def _rows_stored(dataset: DomainDataset) -> int:
-    return len(next(iter(dataset.columns.values())))
-
-
-def _bytes(column: Column) -> int:
-    return sum(tensor.nbytes for tensor in tensors_of(column))
+    columns = list(dataset.columns.values())
+    share = 1.0 if dataset.rows is None else len(dataset) / max(1, len(columns[0]))
+    return int(share * sum(tensor.nbytes for column in columns for tensor in tensors_of(column)))
 
 
 @dataclass(frozen=True)

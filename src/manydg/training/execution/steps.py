@@ -513,8 +513,11 @@ def _tensors(batch: Batch) -> Iterator[Tensor]:
 
 def lengths_of(dataset: DomainDataset) -> Lengths | None:
     """How long each sample is, by its longest ragged column; ``None`` where all columns are dense."""
-    lengths = [_lengths(column, dataset) for column in dataset.columns.values() if isinstance(column, Ragged)]
-    return np.maximum.reduce(lengths) if lengths else None
+    stored = [column.lengths.cpu().numpy() for column in dataset.columns.values() if isinstance(column, Ragged)]
+    if not stored:
+        return None
+    longest: Lengths = np.maximum.reduce(stored)
+    return longest if dataset.rows is None else longest[dataset.rows.cpu().numpy()]
 
 
 def crops_of(dataset: DomainDataset, backbone: Backbone) -> Crops | None:
@@ -522,11 +525,6 @@ def crops_of(dataset: DomainDataset, backbone: Backbone) -> Crops | None:
     if backbone.crop is None:
         return None
     return Crops(_dense(dataset.column(ORDER)).cpu().numpy(), backbone.crop)
-
-
-def _lengths(column: Ragged, dataset: DomainDataset) -> Lengths:
-    lengths: Lengths = column.lengths.cpu().numpy()
-    return lengths if dataset.rows is None else lengths[dataset.rows.cpu().numpy()]
 
 
 class CapacityTable:
@@ -555,8 +553,9 @@ class CapacityTable:
             items = np.add.reduceat(outer[rows], starts) + 1
             inner = np.add.reduceat(self._inner[name][rows], starts) if name in self._inner else None
             for step, need in enumerate(needs):
+                on_grid = next((size for size in _GRID if size >= longest[step]), int(longest[step]))
                 inner_items = None if inner is None else max(1, int(inner[step]))
-                need[name] = Capacity(_on_grid(int(longest[step])), int(items[step]), inner_items)
+                need[name] = Capacity(on_grid, int(items[step]), inner_items)
         return needs
 
 
@@ -595,10 +594,6 @@ def suffices(capacities: Capacities, need: Capacities) -> bool:
 
 def _enlarged(count: int, share: float) -> int:
     return math.ceil(count * (1 + share) / _MULTIPLE) * _MULTIPLE
-
-
-def _on_grid(length: int) -> int:
-    return next((step for step in _GRID if step >= length), length)
 
 
 class Shape(NamedTuple):
