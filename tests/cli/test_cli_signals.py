@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from manydg import cli
-from manydg.cli.inspect import compare_counts
+from manydg.cli.data import compare_counts
 from manydg.data.dataset import from_arrays, open_dataset
 from manydg.sources import PublishedCounts, find_source
 

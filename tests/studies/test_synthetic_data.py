@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from manydg.cli.inspect import summarize as inspect_dataset
+from manydg.cli.data import summarize as inspect_dataset
 from manydg.data.dataset import open_dataset
 from manydg.data.info import Provenance, SourceFile
 from manydg.predict import about

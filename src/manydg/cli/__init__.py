@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from manydg import __version__
-from manydg.cli import data, inspect, studies, train
+from manydg.cli import data, studies, train
 from manydg.cli._options import command
 from manydg.errors import QUIET, ManyDGError, printable, warn_plainly
 
@@ -54,8 +54,9 @@ def _for_every_command(
 
 for _first in (studies.demo, train.train):
     app.command()(command(_first))
-for _module in (studies, train, data, inspect):
+for _module in (studies, train, data):
     _module.register(app)
+app.command()(studies.clinical)
 
 
 def main() -> None:

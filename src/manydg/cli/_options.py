@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from manydg.training.record import EpochEntry, RunRecord
 
 NO_PRESET = "none"
+_PROSE = ("explanation", "other counts")
 
 Dataset = Annotated[Path, typer.Argument(help="Dataset folder, as 'manydg prepare' makes it.", show_default=False)]
 Results = Annotated[Path, typer.Option(help="Results folder; runs already there are not repeated.")]
@@ -535,3 +536,17 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def show_table(console: Console, title: str, head: list[str], rows: list[list[str]]) -> None:
+    """Print a table, numbers flush right."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=printable(title), title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for number, name in enumerate(head):
+        table.add_column(name, justify="left" if number == 0 or name in _PROSE else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    console.print()
+    console.print(table)

@@ -1,10 +1,10 @@
-"""``manydg compare``, ``tune``, ``experiment``, ``paper``, ``demo``, ``report``: many runs, and what comes of them."""
+"""``manydg compare``, ``tune``, ``experiment``, ``paper``, ``demo``, ``report``, ``clinical``: what many runs say."""
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -38,10 +38,15 @@ from manydg.cli._options import (
     show_json,
     show_line,
     show_plan,
+    show_table,
     study_board,
 )
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from manydg.evaluation.clinical import ClinicalResult
+    from manydg.evaluation.statistics import Interval
     from manydg.files import Json
     from manydg.studies.paper import DataFolder, Scale
     from manydg.studies.settings import Options
@@ -466,3 +471,69 @@ def report(
             show_line(f"wrote {latex}: \\input it, with \\usepackage{{booktabs}}")
     if json:
         show_json({"report": str(page), "bytes": page.stat().st_size, "latex": None if latex is None else str(latex)})
+
+
+def clinical(
+    folder: Annotated[Path, typer.Argument(help="Folder of a finished run, or results folder.", show_default=False)],
+    at: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RULE",
+            help="Choose each run's threshold anew on its validation patients: sensitivity=.9, precision=.5 or "
+            "alarms=1/day.",
+            show_default="the run's own",
+        ),
+    ] = None,
+    silence: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Least time between two alarms, such as 6h.", show_default="the run's"),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Show alarms, decisions and groups of patients.
+
+    On test patients, with 95% intervals over patients: rates at the threshold; of an event, what a budget of false
+    alarms buys; and each group of the columns that were named when the dataset was prepared (--subgroup).
+    """
+    from manydg.studies.summary import clinical_results
+
+    results = clinical_results(folder, at=at, silence=silence)
+    if json:
+        show_json({name: result.to_json() for name, result in results.items()})
+        return
+    _show_clinical(PlainConsole(soft_wrap=True), results)
+
+
+def _show_clinical(screen: Console, results: Mapping[str, ClinicalResult]) -> None:
+    from manydg.evaluation.clinical import RATE_NAMES
+
+    screen.print("Test patients; brackets are 95% intervals over patients. 'manydg report' has curves and net benefit.")
+    names = {key: name for key, name in RATE_NAMES.items() if key in next(iter(results.values())).at_threshold}
+    rates = {name: [_bounds(each.at_threshold[key]) for key in names] for name, each in results.items()}
+    rules = "; ".join(dict.fromkeys(each.rule for each in results.values()))
+    _models(screen, "At the threshold" + (f": {rules}" if rules else ""), list(names.values()), rates)
+    curves = {name: each.alarms.get("events_caught", []) for name, each in results.items()}
+    budgets = [f"{point.at:g}" for point in next(iter(curves.values()))]
+    caught = {name: [_bounds(point.value) for point in points] for name, points in curves.items()}
+    _models(screen, "Events caught, by false alarms per patient-day", budgets, caught)
+    for name, result in results.items():
+        for column, groups in result.subgroups.items():
+            metric = next(iter(groups[0].values))
+            head = ["group", "patients", metric, "p", "probability - truth"]
+            rows = []
+            for group in groups:
+                p = group.p.get(metric)
+                cells = [_bounds(group.values[metric]), "" if p is None else f"{p:.3f}"]
+                rows.append([group.group, str(group.patients), *cells, _bounds(group.values["calibration"])])
+            show_table(screen, f"{column}: {name} (p: against the largest group, Holm)", head, rows)
+
+
+def _models(screen: Console, title: str, rows: Sequence[str], cells: Mapping[str, Sequence[str]]) -> None:
+    """A table with a column for each model; none where there is nothing to show."""
+    if rows:
+        show_table(screen, title, ["", *cells], [list(row) for row in zip(rows, *cells.values(), strict=True)])
+
+
+def _bounds(value: Interval) -> str:
+    known = value.low == value.low
+    return f"{value.estimate:.3f}" + (f" [{value.low:.3f}, {value.high:.3f}]" if known else "")
