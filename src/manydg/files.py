@@ -2,7 +2,8 @@
 
 A file or folder is written under a hidden temporary name beside its final one (``.NAME.partial-PID``), flushed to the
 disk and then renamed, so that whatever has its final name is complete. :func:`remove_partial_files` and
-:func:`recover_folder` clean up after processes that were killed in between.
+:func:`recover_folder` clean up after processes that were killed in between. :func:`locked` keeps two processes from
+writing one output, and :func:`code_version` says which code made what was written.
 """
 
 from __future__ import annotations
