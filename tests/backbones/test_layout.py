@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from manydg.backbones._records import pooled_sum
 from manydg.backbones._sequences import ByLength, Layout, last_steps
@@ -93,3 +95,27 @@ def test_pooled_sums_and_both_their_derivatives_are_right() -> None:
 def test_no_codes_at_all_pool_to_zero() -> None:
     empty = torch.empty(0, dtype=torch.int64)
     assert pooled_sum(torch.randn(4, 3), empty, torch.zeros(3, dtype=torch.int64)).tolist() == [[0.0] * 3] * 2
+
+
+@pytest.mark.parametrize(("layers", "both"), [(1, False), (1, True), (2, True)])
+def test_rectangles_and_packed_sequences_give_the_same_states_and_gradients(layers: int, both: bool) -> None:
+    torch.manual_seed(0)
+    network, layout = nn.GRU(3, 4, layers, bidirectional=both), Layout(torch.tensor([0, 5, 5, 6, 14]))
+    vectors = torch.randn(14, 3, requires_grad=True)
+    sides = []
+    for states in (layout.run(network, vectors), layout.run_padded(network, vectors)):
+        gradients = torch.autograd.grad(states.square().sum(), [vectors, *network.parameters()])
+        sides.append([states, *gradients])
+    for packed, padded in zip(*sides, strict=True):
+        torch.testing.assert_close(packed, padded, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_reads_rectangles_but_not_where_most_of_them_would_be_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = nn.GRU(3, 4, bidirectional=True).cuda()
+    read = []
+    monkeypatch.setattr(Layout, "run_padded", lambda *_: read.append("padded"))
+    for lengths in ([5, 4, 5], [1] * 50 + [50]):
+        offsets = torch.tensor([0, *lengths]).cumsum(0).cuda()
+        Layout(offsets).run(network, torch.randn(sum(lengths), 3).cuda())
+    assert read == ["padded"]

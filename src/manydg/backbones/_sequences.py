@@ -8,6 +8,7 @@ samples of a session in the order of time.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -26,6 +27,8 @@ from manydg.errors import ConfigError
 _SHORT = 16
 _ROWS_AT_ONCE = 4096
 _HEADS, _REACH = 4, 64
+_MOST_PADDING = 4
+"""A rectangle may be this many times as large as what it holds."""
 
 
 class Layout:
@@ -78,8 +81,38 @@ class Layout:
         return torch.where((self.lengths > 0).unsqueeze(-1), last, 0.0)
 
     def run(self, network: nn.GRU, vectors: Tensor) -> Tensor:
-        """States of a recurrent network after each step, ``(steps, hidden)``, without a padded step."""
+        """States of a recurrent network after each step, ``(steps, hidden)``; of both directions side by side.
+
+        A GPU reads a rectangle about eight times as fast as a packed sequence, which has no padded step.
+        """
+        if vectors.is_cuda and 0 < self.rows * self.longest <= _MOST_PADDING * self.steps:
+            return self.run_padded(network, vectors)
         return self._run(network, vectors, self.position)
+
+    def run_padded(self, network: nn.GRU, vectors: Tensor) -> Tensor:
+        """The same in rectangles, one layer and direction after the other."""
+        backwards = self.lengths[self.row] - 1 - self.position
+        times = {"": self.position, "_reverse": backwards} if network.bidirectional else {"": self.position}
+        for layer in range(network.num_layers):
+            if layer:
+                vectors = functional.dropout(vectors, network.dropout, network.training)
+            states = [self._read(network, f"_l{layer}{name}", vectors, time) for name, time in times.items()]
+            vectors = torch.cat(states, dim=-1)
+        return vectors
+
+    def _read(self, network: nn.GRU, part: str, vectors: Tensor, time: Tensor) -> Tensor:
+        """States of one layer in one direction; padding comes after a row's last step and reaches none of its own."""
+        cells = self.row * self.longest + time
+        empty = vectors.new_zeros(self.rows * self.longest, vectors.shape[-1])
+        rectangle = empty.index_copy_(0, cells, vectors).unflatten(0, (self.rows, self.longest))
+        weights = [getattr(network, name + part) for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
+        start = vectors.new_zeros(1, self.rows, network.hidden_size)
+        with warnings.catch_warnings():
+            # The weights of one direction are copied together at every call, which takes no time to speak of.
+            warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
+            states, _ = torch.gru(rectangle, start, weights, True, 1, 0.0, network.training, False, True)
+        flat: Tensor = states.flatten(0, 1).index_select(0, cells)
+        return flat
 
     def run_backwards(self, network: nn.GRU, vectors: Tensor) -> Tensor:
         """The same, read from each row's last step to its first."""
