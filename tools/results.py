@@ -91,7 +91,7 @@ DATASETS: dict[str, tuple[str, ...]] = {
         "manydg prepare sleep-edf {work}/raw-sleep --out {work}/twin-sleep",
     ),
     "twin-mimic3": (
-        "manydg synthesize mimic3 --patients 1000 --out {work}/raw-mimic3",
+        "manydg synthesize mimic3 --patients 5000 --out {work}/raw-mimic3",
         "manydg prepare mimic3 {work}/raw-mimic3 --ndc-map {work}/raw-mimic3/ndc_to_atc.csv --out {work}/twin-mimic3",
     ),
     "twin-eicu": (
@@ -137,7 +137,7 @@ STUDIES = (
     StudyPlan("sleep-best", "sleep",
               f"compare sleep --algorithms best,ema {SLEEP_SEQUENCE}", "best"),
     StudyPlan("sleep-tuned", "sleep",
-              f"compare sleep --algorithms {TUNED},lightgbm,tabm --context offline --seeds 5 {SLEEP}", trials=12),
+              f"compare sleep --algorithms {TUNED} --context offline --seeds 5 {SLEEP}", trials=12),
     StudyPlan("sleep-objectives", "sleep",
               f"experiment objectives sleep --seeds 5 {SLEEP}", "manydg (all four objectives)"),
     StudyPlan("sleep-limited", "sleep",
@@ -190,7 +190,7 @@ STUDIES = (
     StudyPlan("eegmat-labels", "eegmat",
               f"experiment personalise eegmat --context offline --algorithms base,manydg --seeds 5 {EEG}"),
     *(StudyPlan(name, name, f"compare {name} --algorithms {CONTROLS} --seeds 5 {options}")
-      for name, options in {"twin-iiic": EEG, "twin-sleep": "--epochs 12", "twin-mimic3": "--epochs 30",
+      for name, options in {"twin-iiic": EEG, "twin-sleep": "--epochs 12", "twin-mimic3": "--epochs 100",
                             "twin-eicu": "--epochs 12"}.items()),
 )  # fmt: skip
 
