@@ -53,7 +53,7 @@ def make_strong(run: Path) -> None:
     population = read_population(run, 2)
     assert population is not None
     strong = Strengths(intercept=1.0, slope=0.3, head=0.5, drift=1.0, length=3.0, prototypes=1.0, temper=0.3, steps=10)
-    chain = Chain(np.array([[0.8, 0.2], [0.3, 0.7]]), 1.0)
+    chain = Chain(np.array([[0.8, 0.2], [0.3, 0.7]]), population.shares)
     strengths = dict.fromkeys(population.strengths, strong)
     write_population(run, dataclasses.replace(population, strengths=strengths, chain=chain))
     RunRecord.read(run / "run.json").write(run / "run.json")

@@ -62,9 +62,10 @@ def outputs(rows: int = 12, seed: int = 0) -> Outputs:
 def population(**strengths: Strengths) -> Population:
     rng = np.random.default_rng(1)
     means, spread = rng.normal(size=(3, 5)), rng.uniform(0.1, 1.0, 5)
-    chain = Chain(np.full((3, 3), 0.1) + 0.7 * np.eye(3), 1.0, emission=0.8, prior=0.5, sharpness=0.9)
+    shares = np.array([0.5, 0.3, 0.2])
+    chain = Chain(np.full((3, 3), 0.1) + 0.7 * np.eye(3), shares, emission=0.8, prior=0.5, sharpness=0.9)
     known = {**STRONG, **strengths}
-    return Population(np.zeros(5), np.eye(5), means, spread, np.array([0.5, 0.3, 0.2]), known, 0, chain, MARKOV)
+    return Population(np.zeros(5), np.eye(5), means, spread, shares, known, 0, chain, MARKOV)
 
 
 def shown(labels: list[int]) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import pytest
 import torch
 
 from manydg.algorithms import ALGORITHMS
+from manydg.algorithms.best import candidates
 from manydg.config import TrainingConfig
-from manydg.data.dataset import DomainDataset, from_arrays
+from manydg.data.dataset import DomainDataset, InputSchema, from_arrays
 from manydg.errors import ConfigError, ManyDGWarning
 from manydg.estimator import ManyDGClassifier
 from manydg.training import fit as fitting
@@ -283,5 +285,9 @@ def test_best_reads_no_sessions_whose_length_tells_the_class(short: int, left_ou
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ManyDGWarning)
         data = with_context(sessions_of(short), best, torch.device("cpu"))
-    assert ("sequence" in data.info.settings) != left_out
+    sequence = data.info.settings["sequence"]
+    assert isinstance(sequence, Mapping)
+    assert sequence["kind"] == ("chain" if left_out else "gru")
+    networks = [one for one in candidates(InputSchema.of(data)) if "sequence" in one.options]
+    assert bool(networks) != left_out
     assert any("best leaves sequence models out" in str(warning.message) for warning in caught) == left_out

@@ -26,7 +26,8 @@ from manydg.backbones import Backbone, Inputs
 from manydg.config import TrainingConfig
 from manydg.data.columns import Column
 from manydg.data.dataset import CONTEXT, DomainDataset, InputSchema
-from manydg.data.timeline import ORDER, PAUSE
+from manydg.data.timeline import CHAIN, ORDER, PAUSE
+from manydg.evaluation.chain import ClassChain
 from manydg.files import Json
 from manydg.targets import Target
 
@@ -114,7 +115,9 @@ def candidates(schema: InputSchema) -> list[Candidate]:
     - ``schema``: With the columns of context and order, where there are any.
     """
     contexts = [frozenset(("context",)), frozenset()] if "context" in schema.settings else [frozenset[str]()]
-    orders = [frozenset(("sequence",)), frozenset()] if "sequence" in schema.settings else [frozenset[str]()]
+    sequence = schema.settings.get("sequence")
+    read = isinstance(sequence, Mapping) and sequence["kind"] != CHAIN
+    orders = [frozenset(("sequence",)), frozenset()] if read else [frozenset[str]()]
     found = [Candidate("ema", context | order) for order, context in itertools.product(orders, contexts)]
     if no_table(Candidate("").schema(schema)) is None:
         trees = "boosting" if ALGORITHMS.get("lightgbm").lacks() else "lightgbm"
@@ -155,6 +158,8 @@ class Best(EMA):
     weight : Tensor
         What the log-probabilities of this network are multiplied by, a scalar; with those of the others the sum is one
         over a temperature.
+    chain : ClassChain or None
+        Reads the classes of each session in the order of time, where that helps.
     """
 
     title, order = "Best", 890
@@ -168,6 +173,7 @@ class Best(EMA):
         super().__init__(backbone, target, n_domains, settings)
         self.others = nn.ModuleDict()
         self.register_buffer("weight", torch.ones(()))
+        self.chain: ClassChain | None = None
 
     def join(self, weight: float, others: Sequence[Member]) -> None:
         """Give the network a weight and put trained candidates beside it."""
@@ -175,6 +181,10 @@ class Best(EMA):
         self.others = nn.ModuleDict({member.candidate.label: member for member in others})
 
     def predict(self, inputs: Inputs) -> Tensor:
+        logits = self._mixture(inputs)
+        return logits if self.chain is None else self.chain(logits, inputs[ORDER], inputs[PAUSE])
+
+    def _mixture(self, inputs: Inputs) -> Tensor:
         own = super().predict(inputs)
         if not self.others:
             return self.weight * own

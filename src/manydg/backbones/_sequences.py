@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import PackedSequence
 from manydg.backbones import Backbone, Inputs
 from manydg.data.columns import Column, Ragged, offsets_from_lengths, take
 from manydg.data.dataset import DomainDataset
-from manydg.data.timeline import ORDER, PAUSE, SequenceOptions
+from manydg.data.timeline import CHAIN, ORDER, PAUSE, SequenceOptions
 from manydg.errors import ConfigError
 
 _SHORT = 16
@@ -104,7 +104,7 @@ class Layout:
         """States of one layer in one direction; padding comes after a row's last step and reaches none of its own."""
         cells = self.row * self.longest + time
         empty = vectors.new_zeros(self.rows * self.longest, vectors.shape[-1])
-        rectangle = empty.index_copy_(0, cells, vectors).unflatten(0, (self.rows, self.longest))
+        rectangle = empty.index_copy_(0, cells, vectors).reshape(self.rows, self.longest, -1)
         weights = [getattr(network, name + part) for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
         start = vectors.new_zeros(1, self.rows, network.hidden_size)
         with warnings.catch_warnings():
@@ -266,7 +266,8 @@ class SequenceBackbone(Backbone):
 
     def __init__(self, backbone: Backbone, options: SequenceOptions) -> None:
         super().__init__()
-        self.samples, self.options, self.crop = backbone, options, options.crop
+        self.samples, self.options = backbone, options
+        self.crop = None if options.kind == CHAIN else options.crop
         self.reader = READERS[options.kind](backbone.output_size + 1, options)
         self.fixed_shapes = backbone.fixed_shapes and self.reader.fixed_shapes
         self.takes_padded = backbone.takes_padded
@@ -482,7 +483,22 @@ class _LocalAttention(nn.Module):
         return torch.where((same & near).unsqueeze(1), bias, -torch.inf)
 
 
-READERS: dict[str, type[GRUReader | ConvReader | TransformerReader]] = {
+class NoReader(nn.Module):
+    """Leaves each sample its own features: the order is for what comes after them."""
+
+    fixed_shapes = True
+
+    def __init__(self, width: int, options: SequenceOptions) -> None:
+        super().__init__()
+        self.output_size = width - 1
+
+    def forward(self, vectors: Tensor, order: Tensor) -> Tensor:
+        """The vectors ``(rows, width)`` without the pause."""
+        return vectors[:, :-1]
+
+
+READERS: dict[str, type[GRUReader | ConvReader | TransformerReader | NoReader]] = {
+    CHAIN: NoReader,
     "gru": GRUReader,
     "conv": ConvReader,
     "transformer": TransformerReader,

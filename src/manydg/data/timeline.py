@@ -33,6 +33,8 @@ ORDER, PAUSE = "context_order", "context_pause"
 DIRECTIONS = ("offline", "causal")
 SEQUENCES = {"gru": 1, "transformer": 2, "conv": 7}
 """The networks that read a session's samples in order, and how many layers they have by default."""
+CHAIN = "chain"
+"""No network reads samples in order, but a Markov chain their classes (``best``)."""
 _SIZES = {"crop": (2, 1 << 20), "width": (1, 1 << 14), "layers": (1, 32)}
 Combine = Callable[[Any, Any], Any]
 MOST = 10_000.0
@@ -863,8 +865,9 @@ def some_patients(domains: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 class SequenceOptions(_NamedOptions):
     """How a patient's samples are read in order.
 
-    - ``kind`` {"gru", "transformer", "conv"}: The network that reads the samples of a session: gated recurrent units;
-      attention to neighbours by content and distance; or dilated convolutions.
+    - ``kind`` {"gru", "transformer", "conv", "chain"}: The network that reads the samples of a session: gated recurrent
+      units; attention to neighbours by content and distance; or dilated convolutions. Or none: a Markov chain of the
+      classes, as the last part of ``best``, which has it beside a network too.
     - ``direction`` {"offline", "causal"}: Whether the output of a sample draws on the whole session, or on the samples
       up to it.
     - ``crop``: Consecutive samples that training reads at a time, about; predictions read whole sessions.
@@ -887,7 +890,7 @@ class SequenceOptions(_NamedOptions):
     pause: float | None = None
 
     def __post_init__(self) -> None:
-        for name, known in (("kind", tuple(SEQUENCES)), ("direction", DIRECTIONS)):
+        for name, known in (("kind", (*SEQUENCES, CHAIN)), ("direction", DIRECTIONS)):
             if getattr(self, name) not in known:
                 raise unknown_name(f"{name} of sequence", str(getattr(self, name)), known)
         for name, (fewest, most) in _SIZES.items():

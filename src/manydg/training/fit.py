@@ -37,6 +37,7 @@ from manydg.data.dataset import DomainDataset, InputSchema
 from manydg.data.sampling import EpochPlan, plan_epoch
 from manydg.data.timeline import ORDER, PAUSE, SequenceOptions
 from manydg.errors import ConfigError, DataError, ManyDGError, ManyDGWarning, StorageError, TrainingError, unknown_name
+from manydg.evaluation.chain import ClassChain, fit_chain
 from manydg.evaluation.metrics import choose_threshold, score
 from manydg.files import Json
 from manydg.targets import Target, oriented, target_of
@@ -196,13 +197,14 @@ def _with_others(
         even = 1 / len(trained)
         algorithm.join(even, [Member(trained[candidate.label], candidate, even) for candidate in others])
         return fitted
-    return _weigh(algorithm, fitted, config, val, trained, logits)
+    return _weigh(algorithm, fitted, config, train, val, trained, logits)
 
 
 def _weigh(
     algorithm: Best,
     fitted: Fitted,
     config: TrainingConfig,
+    train: DomainDataset,
     val: DomainDataset,
     trained: Mapping[str, Algorithm],
     logits: Mapping[str, Tensor],
@@ -217,8 +219,20 @@ def _weigh(
     own, *others = zip(logits, weighed.weights.tolist(), weighed.counting, strict=True)
     joined = [Member(trained[label], Candidate.of(label), weight) for label, weight, counts in others if counts]
     algorithm.join(own[1], joined)
-    out_of_fold = target.probabilities(weighed.out_of_fold).float().numpy()
-    return replace(fitted, members=members, members_rule=weighed.reason, out_of_fold=out_of_fold)
+    out_of_fold, rule = weighed.out_of_fold, weighed.reason
+    if ORDER in train.columns and target.exclusive:
+        causal = _is_causal(InputSchema.of(train))
+        if chained := fit_chain(target, train, val, out_of_fold, config.seed, causal=causal):
+            algorithm.chain = ClassChain(chained.chain, causal=causal).to(device_of(algorithm))
+            out_of_fold, rule = chained.out_of_fold, f"{rule}; then a Markov chain of the classes in time"
+    probabilities = target.probabilities(out_of_fold).float().numpy()
+    return replace(fitted, members=members, members_rule=rule, out_of_fold=probabilities)
+
+
+def _is_causal(schema: InputSchema) -> bool:
+    """Whether samples are read in order up to each one alone."""
+    sequence = schema.settings.get("sequence")
+    return isinstance(sequence, Mapping) and sequence["direction"] == "causal"
 
 
 def _with_domains(train: DomainDataset, algorithm: Algorithm) -> DomainDataset:
@@ -315,6 +329,8 @@ def _assemble(
             inside = _assemble(*inner, target, n_domains, {}, copy.deepcopy(untrained))
             others.append(Member(inside, candidate, 1.0))
         algorithm.join(1.0, others)
+        if "chain.transitions" in tensors:
+            algorithm.chain = ClassChain.empty(target.size, causal=_is_causal(schema))
     return algorithm
 
 

@@ -30,7 +30,7 @@ from manydg.data.context import (
     unsupported,
 )
 from manydg.data.dataset import Batch, DomainDataset, InputSchema
-from manydg.data.timeline import ORDER, ContextOptions, SequenceOptions
+from manydg.data.timeline import CHAIN, ORDER, ContextOptions, SequenceOptions
 from manydg.errors import ConfigError, DataError, ManyDGWarning, StorageError
 from manydg.evaluation.metrics import Predictions
 from manydg.evaluation.trust import (
@@ -233,6 +233,8 @@ def contradiction(algorithm: str, config: TrainingConfig) -> str | None:
         return "it adapts to all samples of a patient when it predicts, to later ones too; take 'offline' or 'none'"
     if sequence is None:
         return None
+    if sequence.kind == CHAIN and not issubclass(cls, Best):
+        return "a chain of the classes is part of best"
     if cls.sampling == "whole":
         return "it reads each sample by itself and has no use for a sequence"
     context = cls.context if config.context == AUTO else config.context
@@ -289,18 +291,21 @@ def with_context(
     sequence, data = sequence_options(chosen), _with_columns(dataset, chosen, device, backbone, training)
     if sequence is None:
         return data
-    ordered = add_order(data, sequence, None if training is None else torch.from_numpy(training))
+    rows = None if training is None else torch.from_numpy(training)
+    ordered = add_order(data, sequence, rows)
     if config.sequence != NO_SEQUENCE:
         return ordered
     told = lengths_tell(target_of(dataset.target), ordered if training is None else ordered.select(training))
-    if told:
-        warnings.warn(f"{told}. best leaves sequence models out", ManyDGWarning, stacklevel=2)
-    return data if told else ordered
+    if told is None:
+        return ordered
+    warnings.warn(f"{told}. best leaves sequence models out", ManyDGWarning, stacklevel=2)
+    return add_order(data, dataclasses.replace(sequence, kind=CHAIN), rows)
 
 
 def lengths_tell(target: Target, train: DomainDataset) -> str | None:
     """Say so where the length of a training session tells its class: a model that reads sessions could simply count."""
-    if ORDER not in train.columns or not target.exclusive:
+    sequence = train.info.settings.get("sequence")
+    if not isinstance(sequence, Mapping) or sequence["kind"] == CHAIN or not target.exclusive:
         return None
     order = cast("Tensor", train.column(ORDER)).cpu().numpy()
     rows = np.argsort(order)

@@ -33,9 +33,18 @@ import numpy.typing as npt
 import torch
 
 from manydg.algorithms import Algorithm
+from manydg.algorithms.best import Best
 from manydg.data.dataset import DomainDataset
 from manydg.data.timeline import Timeline
 from manydg.errors import ConfigError, StorageError, unknown_name
+from manydg.evaluation.chain import (
+    EMISSIONS,
+    LEAST_PROBABILITY,
+    PRIORS,
+    SHARPNESSES,
+    Chain,
+    count_transitions,
+)
 from manydg.evaluation.metrics import score
 from manydg.files import Json, ParsedJson
 from manydg.targets import Target
@@ -51,16 +60,12 @@ KINDS = ("classes", "votes", "binary", "multilabel")
 """Kinds of target that labels of the patient can be used for."""
 MOST_LABELS, MOST_EARLIER_LABELS = 1000, 200
 """Labelled samples of one patient that a learner uses: of more, the latest half, and others spread over time."""
-_LEAST_PROBABILITY = 1e-6
 _MOST_AXES = 64
 _TRAINING_PATIENTS, _VALIDATION_PATIENTS, _SAMPLES, _VALIDATION_SAMPLES = 60, 24, 100, 6000
 _COUNTS = (1, 5, 20, 50)
 _STEPS, _TOLERANCE = 100, 1e-5
 _STEPS_OF_SEARCH = 10
 _JUDGED_SAMPLES = 250
-_MOST_PAUSES = 10
-"""A longer pause, in usual ones, begins a Markov chain anew."""
-_EMISSIONS, _PRIORS, _SHARPNESSES = (0.3, 0.5, 1.0), (0.0, 0.3, 0.6), (0.2, 0.3, 0.5, 0.7, 1.0)
 
 Array = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64]
@@ -142,23 +147,6 @@ class Population:
 
 
 @dataclass(frozen=True, eq=False)
-class Chain:
-    """A Markov chain of the classes over a patient's samples in time.
-
-    - ``transitions`` ``(K, K)``: Probability of each class one usual pause after each other, of training patients.
-    - ``pause``: Usual time from one sample of a patient to the next.
-    - ``emission``, ``prior``, ``sharpness``: What a sample's own logits count for, which part of the classes' usual log
-      shares is taken out of them, and the factor of the resulting log probabilities.
-    """
-
-    transitions: Array
-    pause: float
-    emission: float = 0.5
-    prior: float = 0.3
-    sharpness: float = 0.5
-
-
-@dataclass(frozen=True, eq=False)
 class Outputs:
     """What a model makes of samples, before any label of their patient is known.
 
@@ -199,8 +187,9 @@ def fit_population(
     features, some = _features(algorithm, train, rows), train.select(rows)
     population = _moments(features, _indicators(algorithm.target, some), some.domains.cpu().numpy())
     pause = _usual_pause(train)
-    if pause and algorithm.target.exclusive:
-        population = dataclasses.replace(population, chain=Chain(_transitions(algorithm.target, train, pause), pause))
+    if pause and algorithm.target.exclusive and not (isinstance(algorithm, Best) and algorithm.chain is not None):
+        chain = Chain(_transitions(algorithm.target, train, pause), population.shares, pause)
+        population = dataclasses.replace(population, chain=chain)
     if val is None or probabilities is None:
         return _with_variance_of(algorithm, population)
     chosen = _spread_rows(val, _VALIDATION_PATIENTS, _VALIDATION_SAMPLES)
@@ -287,10 +276,7 @@ def _transitions(target: Target, dataset: DomainDataset, pause: float) -> Array:
     timeline = Timeline.of(dataset.domains.cpu(), dataset.times.cpu(), None)
     follows = (torch.diff(timeline.patient) == 0) & ((torch.diff(timeline.times) - pause).abs() <= pause / 2)
     classes = target.truth(dataset.targets).cpu()[timeline.order].numpy()
-    # As if each had been seen to follow each a little: nothing is impossible.
-    counts = np.full((target.size, target.size), 1 / target.size)
-    np.add.at(counts, (classes[:-1][follows], classes[1:][follows]), 1)
-    return np.asarray(counts / counts.sum(axis=1, keepdims=True))
+    return count_transitions(classes, follows.numpy(), target.size)
 
 
 def _usual_pause(dataset: DomainDataset) -> float:
@@ -323,7 +309,7 @@ def _outputs(
     rows: Rows,
     population: Population,
 ) -> Outputs:
-    clipped = np.clip(probabilities.astype(np.float64), _LEAST_PROBABILITY, 1 - _LEAST_PROBABILITY)
+    clipped = np.clip(probabilities.astype(np.float64), LEAST_PROBABILITY, 1 - LEAST_PROBABILITY)
     logits = np.log(clipped) - (0.0 if target.exclusive else np.log1p(-clipped))
     # A clock of its own where there is none: no drift is then chosen.
     times = np.zeros(len(dataset)) if dataset.times is None else dataset.times.cpu().numpy().astype(np.float64)
@@ -422,7 +408,7 @@ def _shifted_shares(given: _Given) -> Array:
     """The change of log share of each class, from samples whose labels are not known (Saerens et al., 2002)."""
     if not given.strengths.samples or not given.target.exclusive:
         return np.zeros_like(given.at.logits)
-    usual = np.maximum(given.population.shares, _LEAST_PROBABILITY)
+    usual = np.maximum(given.population.shares, LEAST_PROBABILITY)
     shares = usual
     for _ in range(given.steps):
         chance = _probabilities((given.seen.logits + np.log(shares / usual)).T, given.target).T
@@ -469,7 +455,7 @@ def personal_logits(
     readings = list(_readings(outputs, patients, known, indicators, population, target, name, causal, delay, needs))
     answers = [reading.logits for reading in readings]
     if name == MARKOV and population.chain is not None and readings:
-        answers = _chained(readings, population.shares, population.chain, causal=causal)
+        answers = _chained(readings, population.chain, causal=causal)
     return _answered(readings, answers, outputs)
 
 
@@ -524,40 +510,11 @@ def _answered(readings: list[_Reading], answers: list[Array], outputs: Outputs) 
     return logits
 
 
-def _chained(readings: list[_Reading], shares: Array, chain: Chain, *, causal: bool) -> list[Array]:
-    """Log probabilities of the classes by the forward-backward algorithm, or by its first half alone if ``causal``.
-
-    All readings go through the recursion together, each padded to the longest.
-    """
-    usual = np.maximum(shares, _LEAST_PROBABILITY) / np.maximum(shares, _LEAST_PROBABILITY).sum()
-    # After a long pause, and between samples of the same time, nothing is carried over.
-    powers = [np.linalg.matrix_power(chain.transitions, count) for count in range(1, _MOST_PAUSES + 1)]
-    moves = np.stack([np.tile(usual, (len(usual), 1)), *powers])
-    shape = max(len(reading.rows) for reading in readings), len(readings), len(usual)
-    evidence, pauses = np.ones(shape), np.ones(shape[:2], np.int64)
-    for column, reading in enumerate(readings):
-        own = chain.emission * (reading.logits - chain.prior * np.log(usual))
-        own = np.exp(own - own.max(axis=1, keepdims=True))
-        evidence[: len(own), column] = np.where(reading.labels.any(axis=1, keepdims=True), reading.labels, own)
-        counts = np.rint(np.diff(reading.times, prepend=np.nan) / chain.pause)
-        pauses[: len(own), column] = np.where((counts >= 1) & (counts <= _MOST_PAUSES), counts, 0)
-    # Mostly all of them have the same pause: one product of matrices.
-    alike = np.where((pauses == pauses[:, :1]).all(axis=1), pauses[:, 0], -1)
-    chance, belief = np.empty(shape), np.tile(usual, (shape[1], 1))
-    for row in range(shape[0]):
-        moved = belief @ moves[alike[row]] if alike[row] >= 0 else (belief[:, None] @ moves[pauses[row]])[:, 0]
-        belief = moved * evidence[row]
-        belief /= belief.sum(axis=1, keepdims=True)
-        chance[row] = belief
-    belief = np.ones(shape[1:])
-    for row in range(shape[0] - 1, 0, -1) if not causal else ():
-        belief = belief * evidence[row]
-        same = alike[row] >= 0
-        belief = belief @ moves[alike[row]].T if same else (moves[pauses[row]] @ belief[:, :, None])[:, :, 0]
-        belief /= belief.max(axis=1, keepdims=True)
-        chance[row - 1] *= belief
-    whole = np.log(np.maximum(chance / chance.sum(axis=2, keepdims=True), _LEAST_PROBABILITY)) * chain.sharpness
-    return [whole[: len(reading.rows), column] for column, reading in enumerate(readings)]
+def _chained(readings: list[_Reading], chain: Chain, *, causal: bool) -> list[Array]:
+    """Log probabilities of the classes by the chain, given the labels of each reading."""
+    logits, labels = [reading.logits for reading in readings], [reading.labels for reading in readings]
+    pauses = [np.diff(reading.times, prepend=np.nan) for reading in readings]
+    return chain.read(logits, pauses, labels, causal=causal)
 
 
 @dataclass(frozen=True, eq=False)
@@ -728,14 +685,14 @@ def _choose_chain(population: Population, trials: list[_Trial], *, causal: bool)
     best = before = _judge_trials(MARKOV, alone, trials, causal=causal)
     found, read = alone, [trial.readings(population, MARKOV, causal=causal) for trial in trials]
     together = [reading for readings in read for reading in readings]
-    for emission, prior in itertools.product(_EMISSIONS, _PRIORS):
+    for emission, prior in itertools.product(EMISSIONS, PRIORS):
         chain = dataclasses.replace(population.chain, emission=emission, prior=prior, sharpness=1.0)
-        answers = iter(_chained(together, population.shares, chain, causal=causal))
+        answers = iter(_chained(together, chain, causal=causal))
         whole = [
             (trial, _answered(some, list(itertools.islice(answers, len(some))), trial.people.outputs))
             for trial, some in zip(trials, read, strict=True)
         ]
-        for sharpness in _SHARPNESSES:
+        for sharpness in SHARPNESSES:
             judged = _judge((one for trial, logits in whole for one in trial.answers(sharpness * logits)), target)
             if judged.beats(best) and not judged.metric < before.metric:
                 best = judged
@@ -819,8 +776,8 @@ def _judge(answers: Iterable[_Answer], target: Target) -> _Judged:
 def _likelihood(chance: Array, truth: Array, target: Target) -> float:
     """Mean log likelihood of labels."""
     if target.exclusive:
-        return float(np.log(np.maximum((chance * truth).sum(axis=1), _LEAST_PROBABILITY)).mean())
-    chance = np.clip(np.where(truth > 0, chance, 1 - chance), _LEAST_PROBABILITY, 1)
+        return float(np.log(np.maximum((chance * truth).sum(axis=1), LEAST_PROBABILITY)).mean())
+    chance = np.clip(np.where(truth > 0, chance, 1 - chance), LEAST_PROBABILITY, 1)
     return float(np.log(chance).mean())
 
 
@@ -855,7 +812,9 @@ def read_population(folder: Path, classes: int) -> Population | None:
         arrays = {name: tensors[name].numpy() for name in _ARRAYS}
         # Files of earlier versions lack what newer learners need; such a learner says so when it is asked for.
         strengths = {name: _strengths(values) for name, values in meta["strengths"].items()}
-        chain = _read_chain(tensors["transitions"].numpy(), meta["chain"], classes) if "chain" in meta else None
+        chain = (
+            _read_chain(tensors["transitions"].numpy(), arrays["shares"], meta["chain"]) if "chain" in meta else None
+        )
         best = str(meta.get("best", "effects"))
         population = Population(**arrays, strengths=strengths, patients=int(meta["patients"]), chain=chain, best=best)
         population.learner(AUTO)
@@ -873,8 +832,8 @@ def read_population(folder: Path, classes: int) -> Population | None:
         raise StorageError(f"{path} does not hold what personalising needs ({error}): train the run again") from error
 
 
-def _read_chain(transitions: Array, given: ParsedJson, classes: int) -> Chain:
-    chain = Chain(transitions, **{name: float(given[name]) for name in _OF_CHAIN})
+def _read_chain(transitions: Array, shares: Array, given: ParsedJson) -> Chain:
+    chain, classes = Chain(transitions, shares, **{name: float(given[name]) for name in _OF_CHAIN}), len(shares)
     numbers = chain.pause, chain.emission, chain.sharpness
     if transitions.shape != (classes, classes) or not (transitions > 0).all() or not all(0 < x < 1e9 for x in numbers):
         raise ValueError("its Markov chain is impossible")
