@@ -17,6 +17,7 @@ from manydg.data.dataset import DomainDataset
 from manydg.data.info import TargetSpec
 from manydg.data.timeline import ORDER, PAUSE, SequenceOptions
 from manydg.errors import ManyDGWarning
+from manydg.evaluation import chain as chains
 from manydg.evaluation.chain import Chain, ClassChain, fit_chain
 from manydg.targets import target_of
 from manydg.training.inference import predict_probabilities
@@ -146,3 +147,8 @@ def test_a_causal_chain_never_reads_a_later_sample() -> None:
         module = ClassChain(STICKY, causal=causal)
         moved = (module(logits, order, pause) - module(changed, order, pause)).abs().amax(dim=1) > 1e-6
         assert moved.tolist() == [row >= first for row in range(6)]
+
+
+@pytest.mark.parametrize(("with_chain", "chosen"), [([0.1, 1.2, 1.2], 0), ([0.7, 0.8, 0.9], 1), ([1.1, 1.2, 1.3], 0)])
+def test_a_chain_must_gain_more_than_its_standard_error_over_patients(with_chain: list[float], chosen: int) -> None:
+    assert chains._best(torch.tensor([[1.0, 1.0, 1.0], with_chain])) == chosen
