@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from manydg.data.sampling import EpochPlan, plan_epoch
@@ -32,6 +32,8 @@ def test_every_sample_occurs_in_every_epoch(domains: torch.Tensor, batch: int, k
 
 @settings(max_examples=60, deadline=None)
 @given(patients, batch_sizes, st.sampled_from(KINDS))
+@example(torch.tensor([0] * 6 + [1]), 2, "pairs")
+@example(torch.tensor([*[0] * 10, 1, 2, 3]), 4, "pairs")
 def test_no_step_has_a_single_row(domains: torch.Tensor, batch: int, kind: str) -> None:
     # Batch normalisation cannot take one.
     assert min(sizes(plan_epoch(kind, domains, batch, 0, 1))) >= 2
@@ -39,6 +41,7 @@ def test_no_step_has_a_single_row(domains: torch.Tensor, batch: int, kind: str) 
 
 @settings(max_examples=60, deadline=None)
 @given(patients, batch_sizes, st.sampled_from(("samples", "pairs", "random-pairs", "environments")))
+@example(torch.tensor([0] * 25 + [1]), 14, "pairs")
 def test_steps_are_of_nearly_the_same_size(domains: torch.Tensor, batch: int, kind: str) -> None:
     found = sizes(plan_epoch(kind, domains, batch, 0, 1))
     # The last two may share what is left.

@@ -21,6 +21,7 @@ from manydg.errors import ConfigError, DataError
 PATIENTS_PER_EPISODE = 10
 CROPS_PER_STEP = 8
 """A step of crops has about so many at least, so that it sees several patients."""
+_SMALL_BATCH = 6
 _SORTED_STEPS = 32
 """Samples are sorted by length within this many steps."""
 
@@ -225,7 +226,11 @@ def _pair_bounds(pairs: int, lone: int, batch_size: int) -> tuple[Indices, Indic
     # An even number of rows, half of which at most are pairs: then every step can have the same number of rows.
     row_bounds = _equal_bounds(rows, max(2, batch_size - batch_size % 2))
     pair_bounds = row_bounds * pairs // max(rows, 1)
-    return pair_bounds, np.maximum.accumulate((row_bounds - 2 * pair_bounds).clip(0, lone))
+    lone_bounds = np.maximum.accumulate((row_bounds - 2 * pair_bounds).clip(0, lone))
+    if len(row_bounds) <= 3 or batch_size < _SMALL_BATCH:
+        # Pairs fill a step for which too few unpaired rows are left; larger ones, and many, can do with a row less.
+        pair_bounds = (row_bounds - lone_bounds + 1) // 2
+    return pair_bounds, lone_bounds
 
 
 def _cut_pairs(
