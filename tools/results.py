@@ -328,7 +328,7 @@ def read_evidence() -> dict[str, dict[str, Any]]:
 def page(text: str, found: dict[str, dict[str, Any]]) -> str:
     """The page with every block of results made anew; a block whose study was not run says so."""
     blocks = {plan.name: block(plan, found) for plan in STUDIES}
-    blocks |= {"claims": claims(found), "versions": versions(found)}
+    blocks |= {"claims": claims(found), "twin-claims": twin_claims(found), "versions": versions(found)}
 
     def replaced(match: re.Match[str]) -> str:
         name = match.group(1)
@@ -483,7 +483,15 @@ _CLAIMS = (
     Claim("not in the paper: `best` beats one averaged network, both with context", "best", "ema", "best"),
     Claim("with the fewest training patients, ManyDG beats Base", "manydg (training patients {fewest})",
           "base (training patients {fewest})", "limited"),
+    Claim("learning from groups of patients in turn, ManyDG beats Base", "manydg (replay 0)", "base (replay 0)",
+          "continual"),
 )  # fmt: skip
+_OF_TWINS = (
+    Claim("ManyDG beats Base", "manydg", "base"),
+    Claim("the losses matter (ManyDG against its head alone)", "manydg", "prototype"),
+    Claim("pairs of one patient matter (ManyDG against pairs of strangers)", "manydg", "manydg-random-pairs"),
+)
+_TWINS = {"twin-iiic": "seizure", "twin-sleep": "sleep", "twin-mimic3": "drugs", "twin-eicu": "readmission"}
 
 
 def claims(found: dict[str, dict[str, Any]]) -> str:
@@ -502,7 +510,31 @@ def claims(found: dict[str, dict[str, Any]]) -> str:
     printed = [table.text(table.find(task="average", row=row)[0]) for row in ("within", "across")]
     lines.append(_row(["z differs between patients more than within them (cosine within, across)",
                        f"{', '.join(printed)} (average of four tasks)", *similar]))  # fmt: skip
+    table = paper_table("orthogonality")
+    printed = [table.text(table.find(task="average", row=f"v labels, {part} labels")[0])
+               for part in ("orthogonal", "parallel")]  # fmt: skip
+    lines.append(_row(["linear models read the label from v⊥z and the patient from v∥z (accuracy: label from v⊥z, v∥z; "
+                       "patient from v∥z, v⊥z)", f"cosine of weights with those of v: {', '.join(printed)}",
+                       *(_probes(found.get(f"{data}-orthogonality")) for data in columns)]))  # fmt: skip
     return "\n".join(lines)
+
+
+def twin_claims(found: dict[str, dict[str, Any]]) -> str:
+    """The paper's claims on the twins of its four tasks."""
+    answers = [_tested(found.get(study), _OF_TWINS) for study in _TWINS]
+    lines = _table_head(["claim", *_TWINS.values()], ["---"] * (len(_TWINS) + 1))
+    rows = zip(_OF_TWINS, *answers, strict=True)
+    return "\n".join([*lines, *(_row([claim.text, *cells]) for claim, *cells in rows)])
+
+
+def _probes(study: dict[str, Any] | None) -> str:
+    if study is None:
+        return "not run"
+    tables = (parse_figure(figure).data for figure in study["figures"])
+    rows = {row[0]: row[1] for table in tables if isinstance(table, CellTable) for row in table.rows}
+    asked = ("v⊥z → labels", "v∥z → labels", "v∥z → patients", "v⊥z → patients")
+    found = [_number(float(str(rows[name]))) for name in asked]
+    return f"label {', '.join(found[:2])}; patient {', '.join(found[2:])}"
 
 
 def _printed(claim: Claim) -> str:

@@ -22,6 +22,7 @@ from tools.results import (
     page,
     predicted,
     read_evidence,
+    twin_claims,
 )
 
 from manydg.evaluation.statistics import compare_paired
@@ -116,7 +117,7 @@ def test_a_study_with_the_name_of_its_data_is_written_elsewhere() -> None:
 
 def test_every_study_has_its_block_on_the_page_and_its_dataset_a_recipe() -> None:
     blocks = re.findall(r"<!-- result: ([\w-]+) -->", PAGE.read_text(encoding="utf-8"))
-    assert sorted(blocks) == sorted([*(plan.name for plan in STUDIES), "claims", "versions"])
+    assert sorted(blocks) == sorted([*(plan.name for plan in STUDIES), "claims", "twin-claims", "versions"])
     assert {plan.dataset for plan in STUDIES} <= set(DATASETS)
 
 
@@ -165,8 +166,30 @@ def test_claims_are_tested_over_the_splits_and_corrected_for_their_number(made_u
     assert "| +0.031 Kappa (seizure), +0.014 Kappa (sleep) | no, the reverse: -0.050 [" in lines[0]
     assert "within chance: +0.000 [" in lines[3]
     assert "within chance: -0.050 [" in lines[4]
-    assert "| 0.9768 ± 0.0144, 0.9689 ± 0.0169 (average of four tasks) | not run |" in lines[10]
-    assert "\n".join(lines).count("not run") == 29
+    assert "| 0.9768 ± 0.0144, 0.9689 ± 0.0169 (average of four tasks) | not run |" in lines[11]
+    assert "\n".join(lines).count("not run") == 35
+
+
+def test_what_linear_models_read_from_the_parts_of_v_is_among_the_claims() -> None:
+    accuracies = {"v∥z → labels": 0.2, "v⊥z → labels": 0.8, "v∥z → patients": 0.6, "v⊥z → patients": 0.4}
+    table = CellTable(["linear model", "accuracy"], [[name, value] for name, value in accuracies.items()])
+    figure = FigureData("Probes", table, "orthogonality").to_json()
+    line = claims({"eegmat-orthogonality": {"summaries": [], "figures": [figure]}}).splitlines()[-1]
+    assert "0.6845 ± 0.1729, 0.0785 ± 0.0229" in line
+    assert "| not run | label 0.800, 0.200; patient 0.600, 0.400 | not run |" in line
+
+
+def test_claims_on_twins_compare_rows_of_their_own_studies(made_up: dict[str, dict[str, Any]]) -> None:
+    summary = made_up["sleep-rivals"]["summaries"][0]
+    values = {"base": (0.7, 0.71, 0.72), "manydg": (0.8, 0.811, 0.819), "prototype": (0.9, 0.91, 0.92)}
+    summary["rows"] = {
+        row: {"metrics": {"kappa": {"values": {str(at): value for at, value in enumerate(given)}}}}
+        for row, given in values.items()
+    }
+    beats, losses, pairs = twin_claims({"twin-sleep": {"summaries": [summary]}}).splitlines()[2:]
+    assert beats.startswith("| ManyDG beats Base | not run | yes: +0.100 ")
+    assert "no, the reverse: -0.100 " in losses
+    assert pairs.count("not run") == 4
 
 
 def test_a_table_marks_the_best_and_shows_what_each_row_gains(made_up: dict[str, dict[str, Any]]) -> None:
