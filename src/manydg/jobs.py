@@ -333,6 +333,12 @@ def _connected(address: str | None) -> Iterator[Any]:
         yield ray
 
 
+@cache
+def _token() -> str:
+    """One for all clusters of a process: Ray keeps the first it sees."""
+    return secrets.token_hex(32)
+
+
 @contextmanager
 def _for_this_machine() -> Iterator[Path]:
     """An environment in which Ray listens to this machine alone and reports to nobody, and a private folder for it.
@@ -340,7 +346,7 @@ def _for_this_machine() -> Iterator[Path]:
     Ray makes its own folder open to all, hence the one around it, which is deleted at the end.
     """
     around = Path(tempfile.mkdtemp(prefix="manydg-", dir="/tmp" if os.path.isdir("/tmp") else None))
-    settings = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    settings = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_TOKEN": _token()}
     if "ray" not in sys.modules:
         # Read when Ray is imported: nodes of a cluster are reached under an address, that of no cluster is loopback's.
         settings["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
