@@ -322,7 +322,7 @@ def from_arrays(
         raise DataError("channels are of signals: give their sampling rate too (rate=)")
     codes, who = encode_patients(patients)
     values, spec = encode_targets(targets, kind, names)
-    when = None if times is None else torch.from_numpy(np.array(times, np.float64))
+    when = None if times is None else torch.from_numpy(np.asarray(times).astype(np.float64))
     return DomainDataset(columns, values, spec, codes, who, when, known)
 
 
