@@ -70,7 +70,9 @@ def _steady(path: Path, content: bytes) -> bytes:
         if timed:
             content = content.replace(timed.group(1), re.sub(rb"\|[^|\n]*\|\n", b"|\n", timed.group(1)))
         content = re.sub(rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", b"#", content)
-        return re.sub(rb"[0-9][0-9.,]* ?(s|ms|min|MB|GB|seconds|minutes)\b", b"#", content)
+        content = re.sub(rb"[0-9][0-9.,]* ?(s|ms|min|MB|GB|seconds|minutes)\b", b"#", content)
+        # What such a cell is sorted by.
+        return re.sub(rb'data-sort="[0-9.]+">#', b"#", content)
     if path.suffix == ".journal":
         # When each trial of a search began and by which process; the trials themselves are in its record.
         return b""

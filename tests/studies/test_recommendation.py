@@ -38,9 +38,9 @@ def test_within_one_standard_error_the_cheaper_model_is_recommended() -> None:
 
 def test_seconds_that_differ_by_chance_decide_nothing() -> None:
     validation = {"good": {0: 0.80, 1: 0.70, 2: 0.75}, "other": {0: 0.74, 1: 0.72, 2: 0.76}}
-    for seconds in (6.0, 9.0, 11.0, 19.0):
+    for good, other in ((10.0, 6.0), (10.0, 9.0), (10.0, 11.0), (10.0, 19.0), (0.1, 0.04), (0.9, 0.1)):
         choice = recommend(
-            validation, {"good": Cost(10.0, 1, 1, "none", ""), "other": Cost(seconds, 1, 1, "none", "")}, 0.2
+            validation, {"good": Cost(good, 1, 1, "none", ""), "other": Cost(other, 1, 1, "none", "")}, 0.2
         )
         assert choice is not None
         assert (choice.row, choice.tied) == ("good", ("good", "other"))

@@ -755,12 +755,13 @@ class Cost:
         return self.context != "none", self.seconds if math.isfinite(self.seconds) else math.inf
 
     def exceeds(self, other: Cost) -> bool:
-        """Whether this model costs clearly more: it alone needs context, or it trains more than twice as long.
+        """Whether this model costs clearly more: it alone needs context, or it trains for more than a second and more
+        than twice as long.
 
         Seconds differ from run to run, and what is recommended should not.
         """
         needs, seconds = self.rank
-        return needs > other.rank[0] or (needs == other.rank[0] and seconds > 2 * other.rank[1])
+        return needs > other.rank[0] or (needs == other.rank[0] and seconds > 2 * max(other.rank[1], 0.5))
 
 
 def _median(values: Sequence[float]) -> float:
