@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -196,3 +197,14 @@ def test_impossible_targets_are_refused(kind: str, names: tuple[str, ...], messa
 
 def test_the_text_form_names_no_patient() -> None:
     assert repr(mixed()) == "DomainDataset(6 samples of 4 patients, inputs x, codes; classes of 3)"
+
+
+def test_a_memory_map_that_may_only_be_read_is_shared_not_copied(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.arange(12, dtype=np.float32).reshape(6, 2))
+    x = np.load(tmp_path / "x.npy", mmap_mode="r")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        data = from_arrays(x, np.arange(6) % 2, np.arange(6))
+    stored = data.column("x")
+    assert isinstance(stored, torch.Tensor)
+    assert np.shares_memory(stored.numpy(), x)

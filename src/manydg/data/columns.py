@@ -10,6 +10,7 @@ import itertools
 import math
 import os
 import re
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Union, cast
@@ -298,7 +299,11 @@ def encode_column(name: str, column: ArrayLike | Ragged, *, missing: bool) -> Co
     if isinstance(column, Tensor):
         array = column
     else:
-        array = torch.from_numpy(np.require(as_stored(name, np.asarray(column)), requirements=["C", "W"]))
+        stored = np.ascontiguousarray(as_stored(name, np.asarray(column)))
+        with warnings.catch_warnings():
+            # Nothing writes into a dataset, and a copy would read a whole memory map into memory.
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+            array = torch.from_numpy(stored)
     if not array.is_floating_point():
         return array.to(torch.int64)
     array = array.to(torch.float32)
