@@ -23,11 +23,11 @@ from manydg.algorithms import ALGORITHMS, Algorithm
 from manydg.algorithms._forest import no_table
 from manydg.algorithms.ema import EMA, EMASettings
 from manydg.backbones import Backbone, Inputs
+from manydg.backbones._sequences import ClassChain
 from manydg.config import TrainingConfig
 from manydg.data.columns import Column
 from manydg.data.dataset import CONTEXT, DomainDataset, InputSchema
 from manydg.data.timeline import CHAIN, ORDER, PAUSE
-from manydg.evaluation.chain import ClassChain
 from manydg.files import Json
 from manydg.targets import Target
 

@@ -31,13 +31,12 @@ from torch.nn.parameter import is_lazy
 from manydg.algorithms import ALGORITHMS, Algorithm, Rounds
 from manydg.algorithms.best import PLAIN, Best, Candidate, Member, candidates, second_is_behind, stack
 from manydg.backbones import BACKBONES, Backbone, as_backbone, auto_backbone, build_backbone
-from manydg.backbones._sequences import SequenceBackbone
+from manydg.backbones._sequences import ClassChain, SequenceBackbone, fit_chain
 from manydg.config import TrainingConfig
 from manydg.data.dataset import DomainDataset, InputSchema
 from manydg.data.sampling import EpochPlan, plan_epoch
 from manydg.data.timeline import ORDER, PAUSE, SequenceOptions
 from manydg.errors import ConfigError, DataError, ManyDGError, ManyDGWarning, StorageError, TrainingError, unknown_name
-from manydg.evaluation.chain import ClassChain, fit_chain
 from manydg.evaluation.metrics import choose_threshold, score
 from manydg.files import Json
 from manydg.targets import Target, oriented, target_of

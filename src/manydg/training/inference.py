@@ -291,15 +291,16 @@ def with_context(
     sequence, data = sequence_options(chosen), _with_columns(dataset, chosen, device, backbone, training)
     if sequence is None:
         return data
-    rows = None if training is None else torch.from_numpy(training)
-    ordered = add_order(data, sequence, rows)
+    ordered = add_order(data, sequence, None if training is None else torch.from_numpy(training))
     if config.sequence != NO_SEQUENCE:
         return ordered
     told = lengths_tell(target_of(dataset.target), ordered if training is None else ordered.select(training))
     if told is None:
         return ordered
     warnings.warn(f"{told}. best leaves sequence models out", ManyDGWarning, stacklevel=2)
-    return add_order(data, dataclasses.replace(sequence, kind=CHAIN), rows)
+    known = cast("Mapping[str, Json]", ordered.info.settings["sequence"])
+    settings = {**ordered.info.settings, "sequence": {**known, "kind": CHAIN}}
+    return dataclasses.replace(ordered, info=dataclasses.replace(ordered.info, settings=settings))
 
 
 def lengths_tell(target: Target, train: DomainDataset) -> str | None:

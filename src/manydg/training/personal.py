@@ -34,10 +34,7 @@ import torch
 
 from manydg.algorithms import Algorithm
 from manydg.algorithms.best import Best
-from manydg.data.dataset import DomainDataset
-from manydg.data.timeline import Timeline
-from manydg.errors import ConfigError, StorageError, unknown_name
-from manydg.evaluation.chain import (
+from manydg.backbones._sequences import (
     EMISSIONS,
     LEAST_PROBABILITY,
     PRIORS,
@@ -45,6 +42,9 @@ from manydg.evaluation.chain import (
     Chain,
     count_transitions,
 )
+from manydg.data.dataset import DomainDataset
+from manydg.data.timeline import Timeline
+from manydg.errors import ConfigError, StorageError, unknown_name
 from manydg.evaluation.metrics import score
 from manydg.files import Json, ParsedJson
 from manydg.targets import Target

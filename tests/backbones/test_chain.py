@@ -12,13 +12,13 @@ import torch
 
 import manydg
 from manydg.algorithms.best import Best
+from manydg.backbones import _sequences as chains
+from manydg.backbones._sequences import Chain, ClassChain, fit_chain
 from manydg.data.context import add_order
 from manydg.data.dataset import DomainDataset
 from manydg.data.info import TargetSpec
 from manydg.data.timeline import ORDER, PAUSE, SequenceOptions
 from manydg.errors import ManyDGWarning
-from manydg.evaluation import chain as chains
-from manydg.evaluation.chain import Chain, ClassChain, fit_chain
 from manydg.targets import target_of
 from manydg.training.inference import predict_probabilities
 
