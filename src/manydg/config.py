@@ -99,16 +99,22 @@ class Range:
 
 @dataclass(frozen=True)
 class Choices:
-    """The few values that a search draws from."""
+    """The few values that a search draws from.
+
+    - ``multiples``: Whether the options are to be multiplied by the value that the user gave, a whole number.
+    """
 
     options: tuple[str | int | float, ...]
+    multiples: bool = False
 
     def including(self, value: str | float) -> Choices:
         """The same options and a value."""
+        if self.multiples:
+            return Choices(tuple(sorted({max(2, int(float(factor) * float(value))) for factor in self.options})))
         return self if value in self.options else Choices((value, *self.options))
 
     def __str__(self) -> str:
-        return ", ".join(map(str, self.options))
+        return ", ".join(map(str, self.options)) + (" times the given value" if self.multiples else "")
 
     def to_json(self) -> dict[str, Json]:
         return {"options": list(self.options)}
@@ -186,7 +192,7 @@ class TrainingConfig:
     backbone: str = "auto"
     backbone_options: Mapping[str, Json] = field(default_factory=dict)
     epochs: int = 20
-    batch_size: int = _searched(256, Choices((64, 128, 256, 512, 1024)))
+    batch_size: int = _searched(256, Choices((0.25, 0.5, 1, 2, 4), multiples=True))
     lr: float = _searched(5e-4, Range(5e-5, 5e-3, log=True))
     weight_decay: float = _searched(1e-5, Range(1e-7, 1e-2, log=True))
     seed: int = 0

@@ -80,6 +80,9 @@ def test_what_show_calls_searched_is_what_is_searched(name: str, dataset: Path) 
         printed = {key: drawn for key, drawn in printed.items() if key.startswith(f"{name}.")}
     own = {f"{name}.{key.name}" for key in dataclasses.fields(ALGORITHMS.get(name).Settings)}
     printed = {key: drawn for key, drawn in printed.items() if not key.startswith(f"{name}.") or key in own}
+    if factors := printed.get("training.batch_size", "").removesuffix(" times the given value"):
+        sizes = (int(float(factor) * config.batch_size) for factor in factors.split(", "))
+        printed["training.batch_size"] = ", ".join(map(str, sizes))
     assert printed == {key: str(drawn) for key, drawn in space.items()}
     assert own <= set(space)
 
@@ -105,6 +108,7 @@ def test_a_range_is_widened_to_hold_the_default() -> None:
     config = TrainingConfig("base", {"hidden": 500}, "mlp", {"width": 100, "dropout": 0.9}, batch_size=7, lr=1.0)
     space = search_space(config)
     assert str(space["base.hidden"]) == "8 to 500"
+    assert str(space["training.batch_size"]) == "2, 3, 7, 14, 28"
     assert applied(config, values_of(config, space)) == config
 
 
