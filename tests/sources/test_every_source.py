@@ -21,12 +21,12 @@ from manydg.sources import (
     TrainedOn,
     find_source,
     find_twin,
+    option_help,
     prepare,
     recognize,
     synthesize,
 )
 from manydg.sources._preparing import is_synthetic, mark_synthetic
-from manydg.sources._source import option_help
 from tools import source_tables
 
 PACKAGE = Path(__file__).resolve().parents[2] / "src" / "manydg"

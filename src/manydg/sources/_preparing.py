@@ -48,7 +48,7 @@ from manydg.files import (
     write_unsynced,
 )
 from manydg.jobs import Job, WorkerLostError, current_engine
-from manydg.sources._source import recognize
+from manydg.sources import recognize
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -21,6 +21,7 @@ from manydg.data.storage import DatasetWriter
 from manydg.errors import ConfigError, DataError, unknown_name
 from manydg.files import Json
 from manydg.jobs import Job
+from manydg.sources import NewSamples, Options, TrainedOn, option
 from manydg.sources._events import (
     BLOCK,
     EventBlock,
@@ -33,7 +34,6 @@ from manydg.sources._events import (
     save_events,
 )
 from manydg.sources._preparing import CohortFlow, WorkFolder, describe_files, run_jobs, with_provenance, work_folder
-from manydg.sources._source import NewSamples, Options, TrainedOn, option
 from manydg.sources._tables import Array, CategoryMap, SampleIndex, Table, limit_patients
 
 DAY = 24 * 60

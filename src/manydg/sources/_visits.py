@@ -19,9 +19,9 @@ from manydg.data.storage import DatasetWriter
 from manydg.errors import ConfigError, DataError, warn
 from manydg.files import Json, disk_errors
 from manydg.jobs import Job
+from manydg.sources import NewSamples, Options, TrainedOn, option
 from manydg.sources._events import offsets_of, ranges
 from manydg.sources._preparing import CohortFlow, WorkFolder, describe_files, run_jobs, with_provenance, work_folder
-from manydg.sources._source import NewSamples, Options, TrainedOn, option
 from manydg.sources._tables import (
     Array,
     CategoryMap,

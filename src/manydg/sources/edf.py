@@ -30,6 +30,17 @@ from manydg.data.storage import DatasetWriter
 from manydg.errors import ConfigError, DataError, StorageError, csv_text, warn
 from manydg.files import Json, disk_error, reading_errors
 from manydg.jobs import Job, in_this_process
+from manydg.sources import (
+    KEEP_HELP,
+    NewSamples,
+    Options,
+    SamplePredictions,
+    Source,
+    SourceDocs,
+    TrainedOn,
+    option,
+    write_prediction_table,
+)
 from manydg.sources._edf import (
     FIRST_DAY,
     SUFFIXES,
@@ -69,17 +80,6 @@ from manydg.sources._scorings import (
     read_scoring,
     spans_of,
     suggest_preset,
-)
-from manydg.sources._source import (
-    KEEP_HELP,
-    NewSamples,
-    Options,
-    SamplePredictions,
-    Source,
-    SourceDocs,
-    TrainedOn,
-    option,
-    write_prediction_table,
 )
 
 _UNUSABLE = ("refuse", "skip")

@@ -19,9 +19,9 @@ import numpy.typing as npt
 import polars as pl
 
 from manydg.errors import DataError
+from manydg.sources import NewSamples, Options, PublishedCounts, Reporter, Source, SourceDocs, TrainedOn
 from manydg.sources._events import Field, ranges
 from manydg.sources._preparing import CohortFlow, make_ready
-from manydg.sources._source import NewSamples, Options, PublishedCounts, Reporter, Source, SourceDocs, TrainedOn
 from manydg.sources._stays import NO_TIME, EventReader, StayCohort, StayOptions, category, clean, count
 from manydg.sources._tables import Array, CategoryMap, Table, find_tables, parse_doses, table_names
 

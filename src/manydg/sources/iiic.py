@@ -27,6 +27,7 @@ from manydg.data.info import DatasetInfo, SourceFile, TargetSpec
 from manydg.data.storage import DatasetWriter
 from manydg.errors import ConfigError, DataError, StorageError, warn
 from manydg.files import DAMAGED_NPY, LARGE_FILE, HashingThread, Json, drop_from_cache, reading_errors
+from manydg.sources import NewSamples, Options, PublishedCounts, Source, SourceDocs, TrainedOn, option
 from manydg.sources._preparing import (
     CohortFlow,
     Progress,
@@ -36,7 +37,6 @@ from manydg.sources._preparing import (
     with_provenance,
     wrong_folder,
 )
-from manydg.sources._source import NewSamples, Options, PublishedCounts, Source, SourceDocs, TrainedOn, option
 
 CLASSES = ("OTHER", "ESZ", "LPD", "GPD", "LRDA", "GRDA")
 CHANNELS = (

@@ -26,6 +26,7 @@ from manydg.data.storage import DatasetWriter
 from manydg.errors import ConfigError, DataError, StorageError
 from manydg.files import Json, disk_errors
 from manydg.jobs import Job
+from manydg.sources import NewSamples, Options, SamplePredictions, Source, SourceDocs, TrainedOn, option
 from manydg.sources._events import (
     EventBlock,
     EventStore,
@@ -48,7 +49,6 @@ from manydg.sources._preparing import (
     with_provenance,
     work_folder,
 )
-from manydg.sources._source import NewSamples, Options, SamplePredictions, Source, SourceDocs, TrainedOn, option
 from manydg.sources._tables import Array, CategoryMap, SampleIndex, check_unpacked_rows, limit_patients
 
 BIRTH = "MEDS_BIRTH"

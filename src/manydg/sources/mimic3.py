@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from manydg.sources import NewSamples, PublishedCounts, Reporter, Source, SourceDocs, TrainedOn, option
 from manydg.sources._preparing import make_ready
-from manydg.sources._source import NewSamples, PublishedCounts, Reporter, Source, SourceDocs, TrainedOn, option
 from manydg.sources._tables import find_tables, table_names
 from manydg.sources._visits import TABLES, DrugMapOptions, VisitCohort, VisitOptions, find_drug_mapping, find_new_tables
 

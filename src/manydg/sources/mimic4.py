@@ -17,9 +17,9 @@ import numpy as np
 import polars as pl
 
 from manydg.errors import ConfigError, DataError
+from manydg.sources import NewSamples, Reporter, Source, SourceDocs, TrainedOn, option
 from manydg.sources._events import EventStore, Field
 from manydg.sources._preparing import CohortFlow, make_ready
-from manydg.sources._source import NewSamples, Reporter, Source, SourceDocs, TrainedOn, option
 from manydg.sources._stays import NO_TIME, EventReader, StayCohort, StayOptions
 from manydg.sources._tables import Array, SampleIndex, Table, find_tables, table_names
 from manydg.sources._visits import (

@@ -18,10 +18,7 @@ from manydg.data.info import DatasetInfo
 from manydg.errors import ConfigError, DataError
 from manydg.files import Json, write_atomically
 from manydg.jobs import Job
-from manydg.sources._edf import SignalFormat, read_header
-from manydg.sources._preparing import make_ready, run_jobs, with_provenance, work_folder, wrong_folder
-from manydg.sources._scorings import LabelMap, ScoringFormat
-from manydg.sources._source import (
+from manydg.sources import (
     NewSamples,
     Options,
     PublishedCounts,
@@ -31,6 +28,9 @@ from manydg.sources._source import (
     TrainedOn,
     option,
 )
+from manydg.sources._edf import SignalFormat, read_header
+from manydg.sources._preparing import make_ready, run_jobs, with_provenance, work_folder, wrong_folder
+from manydg.sources._scorings import LabelMap, ScoringFormat
 from manydg.sources.edf import (
     KEPT,
     FlowWords,
