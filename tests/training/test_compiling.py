@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +21,10 @@ from manydg.training.execution.steps import (
     CapturedSteps,
     CompiledObjective,
     ResidentSource,
+    Shape,
     Shapes,
+    Terms,
+    compiler_ahead,
     make_capturable,
     reason_against_compiling,
 )
@@ -100,3 +105,32 @@ def test_steps_of_any_number_of_lengths_are_compiled(
         before = len(compilations)
         steps._step(data.take(torch.arange(longest - 1, 96, 12)), steps._compiled)
         assert len(compilations) > before
+
+
+def test_the_compiler_is_imported_in_a_thread_that_leaves_nothing_changed() -> None:
+    turn, numbers = sys.getswitchinterval(), torch.random.get_rng_state()
+    compiler_ahead().join()
+    assert "torch._inductor.compile_fx" in sys.modules
+    assert (sys.getswitchinterval(), gc.isenabled()) == (turn, True)
+    assert torch.equal(torch.random.get_rng_state(), numbers)
+
+
+def test_convolution_kernels_are_tried_for_common_shapes_alone(
+    small_dataset: DomainDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    model = build_algorithm(
+        "base", build_backbone("mlp", InputSchema.of(small_dataset)), target_of(small_dataset.target), 2
+    )
+    steps = CapturedSteps(model, ResidentSource(small_dataset), Shapes(small_dataset), {})
+    tried = []
+
+    def noted(*_: object) -> Terms:
+        tried.append(torch.backends.cudnn.benchmark)
+        return Terms((), torch.zeros(0))
+
+    monkeypatch.setattr(steps, "_warm_up", noted)
+    for rows, common in ((8, True), (3, False), (8, True)):
+        steps._replay(torch.arange(rows), Shape(rows, 0, 0), common)
+    assert tried == [True, False, True]

@@ -142,6 +142,35 @@ def test_a_second_run_of_the_same_shape_is_compiled_sooner_since_the_compiler_ha
     assert choose_speed(config, algorithm, small_dataset, GPU).execution == "captured"
 
 
+@pytest.mark.parametrize(
+    ("execution", "epochs", "algorithm", "device", "expected"),
+    [
+        ("auto", 200, "manydg", GPU, True),
+        ("compiled", 1, "manydg", GPU, True),
+        ("auto", 1, "manydg", GPU, False),
+        ("captured", 200, "manydg", GPU, False),
+        ("auto", 200, "mldg", GPU, False),
+        ("auto", 200, "manydg", CPU, False),
+    ],
+)
+def test_the_compiler_is_imported_ahead_where_it_may_be_used(
+    small_dataset: DomainDataset,
+    monkeypatch: pytest.MonkeyPatch,
+    execution: str,
+    epochs: int,
+    algorithm: str,
+    device: torch.device,
+    expected: bool,
+) -> None:
+    started = []
+    monkeypatch.setattr(policy, "compiler_ahead", lambda: started.append(True))
+    model = built(small_dataset, algorithm)
+    model.backbone.compiled_gain = 20 / (200 * len(small_dataset) / 64)
+    config = TrainingConfig(execution=execution, epochs=epochs, batch_size=64)
+    policy.expect_compiling(config, model, small_dataset, device)
+    assert bool(started) is expected
+
+
 def test_a_user_without_a_name_trains_too(small_dataset: DomainDataset, monkeypatch: pytest.MonkeyPatch) -> None:
     def nameless() -> str:
         raise KeyError("getpwuid(): uid not found: 1000")

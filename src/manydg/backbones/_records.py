@@ -451,7 +451,10 @@ class EventSteps(nn.Module):
         for index in (0, 2):
             layers = [cast("nn.Linear", encoder[index]) for encoder in self.encoders]  # type: ignore[index]
             wide = encoded.shape[-1]
-            weight = torch.cat([functional.pad(layer.weight, (0, wide - layer.in_features)) for layer in layers])
+            weights = [layer.weight for layer in layers]
+            if any(layer.in_features < wide for layer in layers):
+                weights = [functional.pad(weight, (0, wide - weight.shape[1])) for weight in weights]
+            weight = torch.cat(weights)
             of_all = functional.linear(encoded, weight, torch.cat([layer.bias for layer in layers]))
             encoded = functional.elu(of_all.reshape(-1, self.width).index_select(0, own))
         return encoded

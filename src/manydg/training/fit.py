@@ -40,7 +40,15 @@ from manydg.errors import ConfigError, DataError, ManyDGError, ManyDGWarning, St
 from manydg.evaluation.metrics import choose_threshold, score
 from manydg.files import Json
 from manydg.targets import Target, oriented, target_of
-from manydg.training.execution import AS_WRITTEN, Execution, Speed, by_leader, check_divisible, current_team
+from manydg.training.execution import (
+    AS_WRITTEN,
+    Execution,
+    Speed,
+    by_leader,
+    check_divisible,
+    current_team,
+    expect_compiling,
+)
 from manydg.training.execution.memory import EpochOrder, EpochOrders, place, refusing_what_does_not_fit
 from manydg.training.execution.steps import Terms, crops_of, read_terms
 from manydg.training.inference import device_of, lengths_tell, predict_logits, predict_probabilities
@@ -144,6 +152,9 @@ def fit(
     metric = selection_metric(config, target)
     untrained = copy.deepcopy(backbone)
     algorithm = _build(config, target, train, backbone)
+    expect_compiling(config, algorithm, train, device)
+    # Through the algorithm, because one that has no use for the backbone need not meet the backbone's requirements.
+    algorithm.fit_inputs(train)
     if current_team() is not None:
         check_divisible(type(algorithm), sequential=algorithm.backbone.crop is not None)
     if algorithm.sampling == "whole":
@@ -370,10 +381,7 @@ def _build(config: TrainingConfig, target: Target, train: DomainDataset, module:
     cls = ALGORITHMS.get(config.algorithm)
     if reason := cls.lacks():
         raise ConfigError(f"{config.algorithm} cannot be trained here: {reason}")
-    algorithm = cls(backbone, target, train.n_patients, cls.settings_from(config.settings))
-    # Through the algorithm, because one that has no use for the backbone need not meet the backbone's requirements.
-    algorithm.fit_inputs(train)
-    return algorithm
+    return cls(backbone, target, train.n_patients, cls.settings_from(config.settings))
 
 
 def _backbone(config: TrainingConfig, schema: InputSchema, module: nn.Module | None) -> Backbone:

@@ -39,6 +39,7 @@ from manydg.training.execution.steps import (
     Shapes,
     Steps,
     Terms,
+    compiler_ahead,
     has_fixed_shapes,
     reason_against_compiling,
     source_for,
@@ -169,11 +170,23 @@ def choose_speed(config: TrainingConfig, algorithm: Algorithm, train: DomainData
     return Speed(precision, execution)
 
 
+def expect_compiling(config: TrainingConfig, algorithm: Algorithm, train: DomainDataset, device: torch.device) -> None:
+    """Let a thread import torch's compiler where it may pay to compile, while inputs are fitted and data are placed."""
+    may_pay = config.execution == AUTO and _gain(config, algorithm, train) > _SECONDS_FROM_CACHE
+    if device.type == "cuda" and algorithm.static_step and (may_pay or config.execution == COMPILED):
+        compiler_ahead()
+
+
+def _gain(config: TrainingConfig, algorithm: Algorithm, train: DomainDataset) -> float:
+    """Seconds that compiled steps take less than captured ones, over all epochs."""
+    return config.epochs * len(train) / config.batch_size * algorithm.backbone.compiled_gain
+
+
 def _fastest(config: TrainingConfig, algorithm: Algorithm, train: DomainDataset, device: torch.device) -> str:
     """The fastest way for the whole run: captured where it can be, compiled too where that saves what it costs."""
     if not algorithm.static_step or not has_fixed_shapes(algorithm.backbone, train, device):
         return PLAIN
-    gain = config.epochs * len(train) / config.batch_size * algorithm.backbone.compiled_gain
+    gain = _gain(config, algorithm, train)
     if gain > _SECONDS_TO_COMPILE:
         return COMPILED
     cached = gain > _SECONDS_FROM_CACHE and compiled_before(algorithm, train, config.batch_size).exists()

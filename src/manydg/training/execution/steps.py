@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import gc
+import importlib
 import logging
 import math
+import sys
 import traceback
 import warnings
 from abc import ABC, abstractmethod
@@ -15,6 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
@@ -32,6 +36,8 @@ from manydg.errors import ManyDGWarning, in_a_line
 
 _MOST_SHAPES_COMPILED = 1024
 """More than any training has."""
+_TURN = 1e-4
+"""Seconds that one thread computes while another waits, where importing must not hold up the launch of kernels."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +132,8 @@ class CapturedSteps:
         """A step by its graph, or as written where there is none yet."""
         compiled = self._compiled if common else None
         if shape not in self._graphs:
+            # To try every convolution kernel takes a second or more, which a step or two of an epoch never earn back.
+            torch.backends.cudnn.benchmark = common
             if self._refused or not self._shapes.due(shape, compiled is not None):
                 return self._warm_up(item, shape, compiled)
             if not self._capture(item, shape, compiled):
@@ -245,6 +253,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     It may meet any number of shapes: torch by itself compiles for eight, then runs the function as written, and only a
     log says so.
     """
+    compiler_ahead().join()
     # What the compiler leaves out of its graphs (a profiler's marks, say) is of no use to anyone who trains.
     logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
     fast = torch.compile(function, dynamic=False, options={"combo_kernels": True})
@@ -258,6 +267,36 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
             return fast(*arguments, **options)
 
     return call
+
+
+@functools.cache
+def compiler_ahead() -> Thread:
+    """Start to import torch's compiler in a thread, which takes seconds; whatever compiles waits for its end."""
+    thread = Thread(target=_import_compiler, daemon=True)
+    thread.start()
+    return thread
+
+
+def _import_compiler() -> None:
+    """Import the compiler and work out the versions that its cache on disk goes by, from torch's and Triton's files.
+
+    Nothing is compiled here, since that sets random numbers back that the main thread draws. What fails here fails
+    again, and is told, where something is compiled.
+    """
+    turn, collecting = sys.getswitchinterval(), gc.isenabled()
+    sys.setswitchinterval(_TURN)
+    # Collecting garbage among a million new objects, none of which is any, was a fifth of the import.
+    gc.disable()
+    try:
+        with suppress(Exception):
+            importlib.import_module("torch._inductor.compile_fx")
+            cache = importlib.import_module("torch._inductor.codecache")
+            cache.torch_key()
+            cache.CacheBase.get_system()
+    finally:
+        sys.setswitchinterval(turn)
+        if collecting:
+            gc.enable()
 
 
 def not_compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
