@@ -68,6 +68,8 @@ SIGNALS = (
 CONTROLS = "base,prototype,manydg-random-pairs,manydg"
 TUNED = "base,prototype,manydg-random-pairs,manydg,dann,irm,pcl,simd2,ema,coral,vrex,groupdro"
 
+TWINS = {"twin-iiic": EEG, "twin-sleep": "--epochs 12", "twin-mimic3": "--epochs 100", "twin-eicu": "--epochs 12"}
+
 DATASETS: dict[str, tuple[str, ...]] = {
     "sleep": (
         "manydg prepare table {data}/sleep_edf_78_features/epochs.parquet --patient subject_id --target stage "
@@ -129,6 +131,20 @@ class StudyPlan:
         )
 
 
+def of_the_claims(data: str, options: str) -> tuple[StudyPlan, ...]:
+    """The paper's experiments beside its main comparison, on one dataset."""
+    return (
+        StudyPlan(f"{data}-objectives", data, f"experiment objectives {data} --seeds 5 {options}",
+                  "manydg (all four objectives)"),
+        StudyPlan(f"{data}-limited", data,
+                  f"experiment limited-data {data} --algorithms base,manydg --seeds 5 {options}"),
+        StudyPlan(f"{data}-continual", data,
+                  f"experiment continual {data} --algorithms base,manydg --seeds 5 {options}"),
+        StudyPlan(f"{data}-similarity", data, f"experiment domain-similarity {data} --seeds 5 {options}"),
+        StudyPlan(f"{data}-orthogonality", data, f"experiment orthogonality {data} --seeds 5 {options}"),
+    )  # fmt: skip
+
+
 STUDIES = (
     StudyPlan("sleep-rivals", "sleep",
               f"experiment context-rivals sleep --algorithms {DENSE} --seeds 5 {SLEEP}", "base (no context)"),
@@ -138,12 +154,7 @@ STUDIES = (
               f"compare sleep --algorithms best,ema {SLEEP_SEQUENCE}", "best"),
     StudyPlan("sleep-tuned", "sleep",
               f"compare sleep --algorithms {TUNED} --context offline --seeds 5 {SLEEP}", trials=12),
-    StudyPlan("sleep-objectives", "sleep",
-              f"experiment objectives sleep --seeds 5 {SLEEP}", "manydg (all four objectives)"),
-    StudyPlan("sleep-limited", "sleep",
-              f"experiment limited-data sleep --algorithms base,manydg --seeds 5 {SLEEP}"),
-    StudyPlan("sleep-similarity", "sleep",
-              f"experiment domain-similarity sleep --seeds 5 {SLEEP}"),
+    *of_the_claims("sleep", SLEEP),
     StudyPlan("kidney-rivals", "kidney",
               f"experiment context-rivals kidney --context causal --algorithms {DENSE} --seeds 5 {KIDNEY}",
               "base (no context)"),
@@ -156,6 +167,7 @@ STUDIES = (
     StudyPlan("kidney-before", "kidney-before",
               "experiment context-rivals kidney-before --context causal --algorithms base,manydg,ema,boosting,lightgbm "
               f"--seeds 5 {KIDNEY}", "base (no context)"),
+    *of_the_claims("kidney", KIDNEY),
     StudyPlan("kidney-alarms", "kidney-before",
               "compare kidney-before --algorithms lightgbm,best,ema --context causal --seeds 5 --at alarms=1/day "
               f"{LIGHTGBM} {KIDNEY}", "lightgbm"),
@@ -172,16 +184,9 @@ STUDIES = (
               f"compare eegmat --algorithms {TUNED} --context offline --seeds 5 {EEG}", trials=12),
     StudyPlan("eegmat-objectives", "eegmat",
               f"experiment objectives eegmat --seeds 5 --repeats 2 {EEG}", "manydg (all four objectives)"),
-    StudyPlan("eegmat-similarity", "eegmat",
-              f"experiment domain-similarity eegmat --seeds 5 {EEG}"),
-    StudyPlan("eegmat-limited", "eegmat",
-              f"experiment limited-data eegmat --algorithms base,manydg --seeds 5 {EEG}"),
     StudyPlan("eegmat-weights", "eegmat",
               f"experiment weights eegmat --seeds 5 {EEG}"),
-    StudyPlan("eegmat-continual", "eegmat",
-              f"experiment continual eegmat --algorithms base,manydg --seeds 5 {EEG}"),
-    StudyPlan("eegmat-orthogonality", "eegmat",
-              f"experiment orthogonality eegmat --seeds 5 {EEG}"),
+    *of_the_claims("eegmat", EEG)[1:],
     StudyPlan("sleep-labels", "sleep",
               f"experiment personalise sleep --algorithms base,manydg --seeds 5 {SLEEP}"),
     StudyPlan("kidney-labels", "kidney",
@@ -189,9 +194,9 @@ STUDIES = (
               f"--seeds 5 {KIDNEY}"),
     StudyPlan("eegmat-labels", "eegmat",
               f"experiment personalise eegmat --context offline --algorithms base,manydg --seeds 5 {EEG}"),
-    *(StudyPlan(name, name, f"compare {name} --algorithms {CONTROLS} --seeds 5 {options}")
-      for name, options in {"twin-iiic": EEG, "twin-sleep": "--epochs 12", "twin-mimic3": "--epochs 100",
-                            "twin-eicu": "--epochs 12"}.items()),
+    *(plan for name, options in TWINS.items() for plan in (
+        StudyPlan(name, name, f"compare {name} --algorithms {CONTROLS} --seeds 5 {options}"),
+        *of_the_claims(name, options))),
 )  # fmt: skip
 
 
@@ -477,33 +482,44 @@ _CLAIMS = (
           "manydg-random-pairs (no context)"),
     Claim("not in the paper: Base shown the patient's other unlabelled samples beats Base", "base ({} context)",
           "base (no context)"),
-    Claim("all four objectives beat the supervised one alone", "manydg (all four objectives)",
-          "manydg (case 1: supervised)", "objectives"),
     Claim("with context and twelve trials of tuning each, ManyDG beats Base", "manydg", "base", "tuned"),
     Claim("not in the paper: `best` beats one averaged network, both with context", "best", "ema", "best"),
+)  # fmt: skip
+_OF_TWINS = (
+    Claim("ManyDG beats Base", "manydg", "base", ""),
+    Claim("the losses matter (ManyDG against its head alone)", "manydg", "prototype", ""),
+    Claim("pairs of one patient matter (ManyDG against pairs of strangers)", "manydg", "manydg-random-pairs", ""),
+)
+_OF_BOTH = (
+    Claim("all four objectives beat the supervised one alone", "manydg (all four objectives)",
+          "manydg (case 1: supervised)", "objectives"),
     Claim("with the fewest training patients, ManyDG beats Base", "manydg (training patients {fewest})",
           "base (training patients {fewest})", "limited"),
     Claim("learning from groups of patients in turn, ManyDG beats Base", "manydg (replay 0)", "base (replay 0)",
           "continual"),
 )  # fmt: skip
-_OF_TWINS = (
-    Claim("ManyDG beats Base", "manydg", "base"),
-    Claim("the losses matter (ManyDG against its head alone)", "manydg", "prototype"),
-    Claim("pairs of one patient matter (ManyDG against pairs of strangers)", "manydg", "manydg-random-pairs"),
-)
+_REAL = {"sleep": "sleep, 78 people", "eegmat": "raw EEG, 36 people", "kidney": "kidney injury, 1,549 patients"}
 _TWINS = {"twin-iiic": "seizure", "twin-sleep": "sleep", "twin-mimic3": "drugs", "twin-eicu": "readmission"}
 
 
 def claims(found: dict[str, dict[str, Any]]) -> str:
     """The paper's claims, what it printed and what was found here; p is corrected for the claims of a study."""
-    columns = {"sleep": "sleep, 78 people", "eegmat": "raw EEG, 36 people", "kidney": "kidney injury, 1,549 patients"}
-    cells = {data: dict.fromkeys(_CLAIMS, "not run") for data in columns}
+    return _claims_table(found, _REAL, (*_CLAIMS, *_OF_BOTH))
+
+
+def twin_claims(found: dict[str, dict[str, Any]]) -> str:
+    """The paper's claims on the twins of its four tasks."""
+    return _claims_table(found, _TWINS, (*_OF_TWINS, *_OF_BOTH))
+
+
+def _claims_table(found: dict[str, dict[str, Any]], columns: dict[str, str], asked: Sequence[Claim]) -> str:
+    cells = {data: dict.fromkeys(asked, "not run") for data in columns}
     for data in columns:
-        for study in {claim.study for claim in _CLAIMS}:
-            asked = [claim for claim in _CLAIMS if claim.study == study]
-            cells[data] |= dict(zip(asked, _tested(found.get(f"{data}-{study}"), asked), strict=True))
+        for study in {claim.study for claim in asked}:
+            some = [claim for claim in asked if claim.study == study]
+            cells[data] |= dict(zip(some, _tested(found.get(f"{data}-{study}".strip("-")), some), strict=True))
     lines = _table_head(["claim", "the paper printed", *columns.values()], ["---"] * (len(columns) + 2))
-    for claim in _CLAIMS:
+    for claim in asked:
         lines.append(_row([claim.text, _printed(claim), *(cells[data][claim] for data in columns)]))
     similar = [_similarity(found, f"{data}-similarity") for data in columns]
     table = paper_table("domain-similarity")
@@ -517,14 +533,6 @@ def claims(found: dict[str, dict[str, Any]]) -> str:
                        "patient from v∥z, v⊥z)", f"cosine of weights with those of v: {', '.join(printed)}",
                        *(_probes(found.get(f"{data}-orthogonality")) for data in columns)]))  # fmt: skip
     return "\n".join(lines)
-
-
-def twin_claims(found: dict[str, dict[str, Any]]) -> str:
-    """The paper's claims on the twins of its four tasks."""
-    answers = [_tested(found.get(study), _OF_TWINS) for study in _TWINS]
-    lines = _table_head(["claim", *_TWINS.values()], ["---"] * (len(_TWINS) + 1))
-    rows = zip(_OF_TWINS, *answers, strict=True)
-    return "\n".join([*lines, *(_row([claim.text, *cells]) for claim, *cells in rows)])
 
 
 def _probes(study: dict[str, Any] | None) -> str:

@@ -26,6 +26,9 @@ from manydg.training.personal import (
     Outputs,
     Population,
     Strengths,
+    _choose_chain,
+    _People,
+    count_transitions,
     fit_population,
     personal_logits,
 )
@@ -167,6 +170,56 @@ def test_the_chain_is_the_sum_over_all_paths_of_classes(causal: bool) -> None:
             totals[path[row]] += chance
         expected = np.maximum(totals / totals.sum(), 1e-6)
         np.testing.assert_allclose(ours[row], 0.9 * np.log(expected), atol=1e-6)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_chain_of_labels_alone_adds_what_the_labels_say_by_all_paths_of_classes(causal: bool) -> None:
+    times = np.array([0.0, 1.0, 3.0, 4.0, 40.0])
+    given = dataclasses.replace(outputs(5), times=times)
+    personal, label = population(markov=Strengths(), **{"markov-first": Strengths()}), 2
+    assert personal.chain is not None
+    personal = dataclasses.replace(personal, chain=dataclasses.replace(personal.chain, emission=0.0))
+    assert personal.chain is not None
+    usual, move = personal.shares, personal.chain.transitions
+    nobody = np.zeros(5, int), np.zeros(0, int), np.zeros((0, 3))
+    np.testing.assert_array_equal(personal_logits(given, *nobody, personal, THREE, MARKOV, causal=causal), given.logits)
+    ours = personal_logits(
+        given, np.zeros(5, int), np.array([1]), shown([label]), personal, THREE, MARKOV, causal=causal
+    )
+    # What the label makes likely of a sample, over what the chain has there without it; the last is too far away. What
+    # a causal chain has without labels is read from the labelled sample on, as it is with them.
+    start = usual if causal else usual @ move
+    for row, power in ((2, 2), (3, 3)):
+        moved = np.linalg.matrix_power(move, power)
+        expected = given.logits[row] + 0.9 * np.log(moved[label] / (start @ moved))
+        np.testing.assert_allclose(ours[row], expected, atol=1e-9)
+    np.testing.assert_allclose(ours[4], given.logits[4])
+    before = usual * move[:, label]
+    expected = given.logits[0] + (0.0 if causal else 0.9 * np.log(before / before.sum() / usual))
+    np.testing.assert_allclose(ours[0], expected, atol=1e-9)
+
+
+def test_a_chain_that_does_harm_without_labels_is_not_chosen_for_what_it_gains_with_many() -> None:
+    """Of patients with a level of their own, neighbours' evidence repeats one error, while their labels say much."""
+    rng, patients, samples = np.random.default_rng(0), 20, 120
+    ill = np.zeros((patients, samples), int)
+    for own in ill:
+        at, state = 0, int(rng.random() < 0.3)
+        while at < samples:
+            length = int(rng.geometric(1 / 15))
+            own[at : at + length], at, state = state, at + length, 1 - state
+    score = 0.5 * (2 * ill - 1) + 2 * rng.normal(size=(patients, 1)) + rng.normal(size=ill.shape)
+    logits, who = np.stack([-score / 2, score / 2], axis=-1).reshape(-1, 2), np.repeat(np.arange(patients), samples)
+    given = Outputs(logits, np.zeros((len(who), 1)), np.tile(np.arange(float(samples)), patients))
+    follows = np.diff(who) == 0
+    shares, none = np.bincount(ill.ravel()) / ill.size, {"markov": Strengths(), "markov-first": Strengths()}
+    chain = Chain(count_transitions(ill.ravel(), follows, 2), shares)
+    start = Population(np.zeros(1), np.eye(1), np.zeros((2, 1)), np.ones(1), shares, DEFAULTS | none, 0, chain, MARKOV)
+    two = target_of(TargetSpec("classes", ("well", "ill")))
+    trials = list(_People(given, np.eye(2)[ill.ravel()], who, two).trials())
+    chosen = _choose_chain(start, trials, causal=True).chain
+    assert chosen is not None
+    assert chosen.emission == 0
 
 
 def test_a_chain_is_learnt_where_classes_last_and_a_run_of_an_earlier_version_says_what_it_lacks(

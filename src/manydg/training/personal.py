@@ -22,11 +22,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -66,6 +66,8 @@ _COUNTS = (1, 5, 20, 50)
 _STEPS, _TOLERANCE = 100, 1e-5
 _STEPS_OF_SEARCH = 10
 _JUDGED_SAMPLES = 250
+_CHAINS = [(0.0, 0.0), *itertools.product(EMISSIONS, PRIORS)]
+"""Emission and prior of the chains that are tried: the first passes on what is known from labels, and nothing else."""
 
 Array = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64]
@@ -511,10 +513,18 @@ def _answered(readings: list[_Reading], answers: list[Array], outputs: Outputs) 
 
 
 def _chained(readings: list[_Reading], chain: Chain, *, causal: bool) -> list[Array]:
-    """Log probabilities of the classes by the chain, given the labels of each reading."""
+    """Log probabilities of the classes by the chain, given the labels of each reading.
+
+    Where samples without labels have no evidence for their neighbours (an emission of 0), the logits get what labels
+    make of the chain's own probabilities: nothing where there are none, and little far from them.
+    """
     logits, labels = [reading.logits for reading in readings], [reading.labels for reading in readings]
     pauses = [np.diff(reading.times, prepend=np.nan) for reading in readings]
-    return chain.read(logits, pauses, labels, causal=causal)
+    answers = chain.read(logits, pauses, labels, causal=causal)
+    if chain.emission:
+        return answers
+    without = chain.read(logits, pauses, causal=causal)
+    return [own + (known - unknown) for own, known, unknown in zip(logits, answers, without, strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -564,6 +574,7 @@ class _Labelled:
 
 # Choosing strengths on validation patients
 
+_Option = TypeVar("_Option")
 _Answer: TypeAlias = tuple[int, Array, Array]
 """A patient, logits of samples, and their labels."""
 
@@ -578,8 +589,11 @@ class _People:
     target: Target
 
     def trials(self) -> Iterator[_Trial]:
-        """For every count: the first samples of each patient are labelled, or as many drawn at random."""
+        """No labels; then, for every count, the first samples of each patient are labelled, or as many at random."""
         rng = np.random.default_rng(0)
+        of_each = (np.flatnonzero(self.patients == code) for code in np.unique(self.patients))
+        spread = [rows[:: -(-len(rows) // _JUDGED_SAMPLES)] for rows in of_each]
+        yield _Trial(self, 0, False, np.zeros(0, np.int64), np.concatenate(spread))
         for count in _COUNTS:
             for first in (True, False):
                 known, rest = [], []
@@ -591,7 +605,7 @@ class _People:
                         known.append(order[:count])
                         rest.append(order[count :: -(-(len(order) - count) // _JUDGED_SAMPLES)])
                 if known:
-                    yield _Trial(self, first, np.concatenate(known), np.concatenate(rest))
+                    yield _Trial(self, count, first, np.concatenate(known), np.concatenate(rest))
 
 
 @dataclass(frozen=True, eq=False)
@@ -599,6 +613,7 @@ class _Trial:
     """Samples of validation patients that are labelled, and others to be judged by; labels are the ``first`` or any."""
 
     people: _People
+    count: int
     first: bool
     known: Rows
     rest: Rows
@@ -616,7 +631,7 @@ class _Trial:
         return list(_readings(*given, learner, causal, 0.0, np.isin(np.arange(len(people.patients)), self.rest)))
 
     def answers(self, logits: Array) -> Iterator[_Answer]:
-        for code in np.unique(self.people.patients[self.known]):
+        for code in np.unique(self.people.patients[self.rest]):
             rest = self.rest[self.people.patients[self.rest] == code]
             yield int(code), logits[rest], self.people.indicators[rest]
 
@@ -657,7 +672,7 @@ def _choose(population: Population, people: _People, pause: float, *, causal: bo
         UNLABELLED: [_grid("samples", (0, 10, 100, 1000))],
     }
     trials = list(people.trials())
-    if not trials:
+    if len(trials) == 1:
         return population
     strengths = {}
     for first in (False, True):
@@ -679,31 +694,45 @@ def _choose_chain(population: Population, trials: list[_Trial], *, causal: bool)
 
     It is the same wherever the labels are, so that labels cannot be worth less than none by another chain.
     """
-    alone, target = dataclasses.replace(population, chain=None), trials[0].people.target
+    alone = dataclasses.replace(population, chain=None)
     if population.chain is None:
         return alone
-    best = before = _judge_trials(MARKOV, alone, trials, causal=causal)
-    found, read = alone, [trial.readings(population, MARKOV, causal=causal) for trial in trials]
+    before = _judge_trials(MARKOV, alone, trials, causal=causal)
+    options: list[tuple[Population, list[_Judged]]] = []
+    read = [trial.readings(population, MARKOV, causal=causal) for trial in trials]
     together = [reading for readings in read for reading in readings]
-    for emission, prior in itertools.product(EMISSIONS, PRIORS):
-        chain = dataclasses.replace(population.chain, emission=emission, prior=prior, sharpness=1.0)
+    for emission, prior, sharpness in ((*one, sharpness) for one in _CHAINS for sharpness in SHARPNESSES):
+        chain = dataclasses.replace(population.chain, emission=emission, prior=prior, sharpness=sharpness)
         answers = iter(_chained(together, chain, causal=causal))
         whole = [
             (trial, _answered(some, list(itertools.islice(answers, len(some))), trial.people.outputs))
             for trial, some in zip(trials, read, strict=True)
         ]
-        for sharpness in SHARPNESSES:
-            judged = _judge((one for trial, logits in whole for one in trial.answers(sharpness * logits)), target)
-            if judged.beats(best) and not judged.metric < before.metric:
-                best = judged
-                found = dataclasses.replace(population, chain=dataclasses.replace(chain, sharpness=sharpness))
-    return found
+        options.append((dataclasses.replace(population, chain=chain), _judge_counts(whole)))
+    return _most_likely([(alone, before), *options], before)
 
 
 def _choose_best(population: Population, trials: list[_Trial], *, causal: bool) -> Population:
     """The population with the learner under which the labels that trials do not show are most likely."""
-    judged = {name: _judge_trials(name, population, trials, causal=causal) for name in LEARNERS if name != AUTO}
-    return dataclasses.replace(population, best=max(judged, key=lambda name: float(judged[name].likelihood.mean())))
+    before = _judge_counts((trial, trial.people.outputs.logits) for trial in trials)
+    options = [(name, _judge_trials(name, population, trials, causal=causal)) for name in LEARNERS if name != AUTO]
+    return dataclasses.replace(population, best=_most_likely(options, before))
+
+
+def _most_likely(options: Sequence[tuple[_Option, list[_Judged]]], before: list[_Judged]) -> _Option:
+    """The option with the highest likelihood, of those whose metric falls with no number of labels; else the first.
+
+    Every number is asked by itself: what gains much with fifty labels must not lose with none.
+    """
+
+    def likelihood(option: tuple[_Option, list[_Judged]]) -> float:
+        return float(np.mean([judged.likelihood.mean() for judged in option[1]]))
+
+    def harmless(judged: list[_Judged]) -> bool:
+        return not any(after.metric < alone.metric for after, alone in zip(judged, before, strict=True))
+
+    ranked = sorted(options, key=likelihood, reverse=True)
+    return next((option for option, judged in ranked if harmless(judged)), options[0][0])
 
 
 def _search(
@@ -754,13 +783,22 @@ class _Judged:
         return bool(self.likelihood.mean() > other.likelihood.mean())
 
 
-def _judge_trials(learner: str, population: Population, trials: list[_Trial], *, causal: bool) -> _Judged:
-    answers: list[_Answer] = []
+def _judge_trials(learner: str, population: Population, trials: list[_Trial], *, causal: bool) -> list[_Judged]:
+    whole = []
     for trial in trials:
         known, people = trial.known, trial.people
         given = people.outputs, people.patients, known, people.indicators[known], population, people.target
-        answers += trial.answers(personal_logits(*given, learner, causal=causal, asked=trial.rest))
-    return _judge(answers, trials[0].people.target)
+        whole.append((trial, personal_logits(*given, learner, causal=causal, asked=trial.rest)))
+    return _judge_counts(whole)
+
+
+def _judge_counts(whole: Iterable[tuple[_Trial, Array]]) -> list[_Judged]:
+    """For each number of labels, how well the logits of its trials answer them."""
+    answers: dict[int, list[_Answer]] = {}
+    for trial, logits in whole:
+        answers.setdefault(trial.count, []).extend(trial.answers(logits))
+        target = trial.people.target
+    return [_judge(some, target) for some in answers.values()]
 
 
 def _judge(answers: Iterable[_Answer], target: Target) -> _Judged:
@@ -834,8 +872,8 @@ def read_population(folder: Path, classes: int) -> Population | None:
 
 def _read_chain(transitions: Array, shares: Array, given: ParsedJson) -> Chain:
     chain, classes = Chain(transitions, shares, **{name: float(given[name]) for name in _OF_CHAIN}), len(shares)
-    numbers = chain.pause, chain.emission, chain.sharpness
-    if transitions.shape != (classes, classes) or not (transitions > 0).all() or not all(0 < x < 1e9 for x in numbers):
+    possible = (transitions > 0).all() and 0 < chain.pause < 1e9 and 0 < chain.sharpness < 1e9 > chain.emission >= 0
+    if transitions.shape != (classes, classes) or not possible:
         raise ValueError("its Markov chain is impossible")
     return chain
 
