@@ -10,7 +10,7 @@ and started again. ``collect`` writes what the studies found to ``results/NAME.j
 docs/results.md from these files; a test compares the page with them. ``make results`` does all three.
 
 Evidence counts as of one version of the code while every algorithm in it predicts the same, bit for bit, on the data
-of tests/reference. ``version`` notes what the present code predicts, from the reference that the slow tests
+of tests/reference with targets of its kind. ``version`` notes what the present code predicts, from the reference that the slow tests
 compare it with, in ``results/versions/``; a test compares these notes with each other.
 """
 
@@ -626,12 +626,12 @@ def versions(found: dict[str, dict[str, Any]]) -> str:
 
 
 def predicted(reference: dict[str, Any]) -> dict[str, str]:
-    """For each algorithm a hash of what it predicts on the data of the reference, once trained."""
+    """For each algorithm and kind of target a hash of what it predicts on the data of the reference, once trained."""
     kept: dict[str, list[str]] = {}
     for key, value in sorted(reference.items()):
         part, _, rest = key.partition(".")
         if part == "algorithm" and key.endswith(".predictions.float_hash"):
-            kept.setdefault(rest.partition(".")[0], []).append(f"{key}={value}")
+            kept.setdefault(".".join(rest.split(".")[:2]), []).append(f"{key}={value}")
     return {name: hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16] for name, lines in kept.items()}
 
 

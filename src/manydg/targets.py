@@ -76,6 +76,11 @@ class Target(nn.Module, ABC):
         """Mean supervised loss, L_sup."""
         return self.loss_per_sample(logits, targets).mean()
 
+    def negative_log_likelihood(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Mean over samples of -log p(all of a sample's labels): the loss where classes exclude one another, and K times
+        the mean over labels where they do not."""
+        return self.loss(logits, targets) if self.exclusive else self.size * self.loss(logits, targets)
+
     def label_prototype(self, prototypes: Tensor, targets: Tensor) -> Tensor:
         """The label as the decoder gets it: the mean prototype of its classes, ``(batch, dim)``."""
         weights = self.distribution(targets)

@@ -72,7 +72,7 @@ def numpy_terms(parts: dict[str, Any], kind: str, similarity: str, scale: float)
     weights = label_weights(kind)
     if kind == "multilabel":
         sigmoid = 1 / (1 + np.exp(-logits))
-        supervised = -(weights * np.log(sigmoid) + (1 - weights) * np.log(1 - sigmoid)).mean()
+        supervised = -(weights * np.log(sigmoid) + (1 - weights) * np.log(1 - sigmoid)).sum(1).mean()
     else:
         log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
         supervised = -(weights * log_p).sum(1).mean()

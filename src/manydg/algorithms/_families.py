@@ -315,7 +315,7 @@ class SimpleDecomposition(Algorithm):
         domain_factor, label_factor = self.domain_encoder(features), self.label_encoder(features)
         terms = {}
         if weights.supervised:
-            loss = self.target.loss(self.head(label_factor), batch.targets)
+            loss = self.target.negative_log_likelihood(self.head(label_factor), batch.targets)
             terms["supervised"] = weights.supervised * loss
         if weights.reconstruction:
             reconstruction = self.decoder(torch.cat([domain_factor, label_factor], dim=-1))

@@ -17,6 +17,8 @@ x', y', v', z'          the partner: another sample of the same patient; row ``i
 
 The paper's labels are classes. Where the label is a measured value, g is linear and the decoder gets a learned
 embedding of the value instead of w_y; temperature and form of the predictor have no effect (``docs/method.md``).
+Of labels that do not exclude one another L_sup is the sum over them, -log p(y | x), as it is for classes: their mean is
+too small beside the other objectives, and the model learns hardly more than how common each label is.
 """
 
 from __future__ import annotations
@@ -83,7 +85,7 @@ class ManyDG(Algorithm):
         terms = {}
         if weights.supervised:
             _, orthogonal = orthogonal_projection(features, domain_factor)
-            loss = self.target.loss(self.predictor(orthogonal), batch.targets)
+            loss = self.target.negative_log_likelihood(self.predictor(orthogonal), batch.targets)
             terms["supervised"] = weights.supervised * loss
         if weights.mmd:
             terms["mmd"] = weights.mmd * mean_discrepancy(domain_factor, features)
