@@ -10,8 +10,8 @@ and started again. ``collect`` writes what the studies found to ``results/NAME.j
 docs/results.md from these files; a test compares the page with them. ``make results`` does all three.
 
 Evidence counts as of one version of the code while every algorithm in it predicts the same, bit for bit, on the data
-of tests/reference with targets of its kind. ``version`` notes what the present code predicts, from the reference that the slow tests
-compare it with, in ``results/versions/``; a test compares these notes with each other.
+of tests/reference with targets of its kind. ``version`` notes what the present code predicts, from the reference that
+the slow tests compare it with, in ``results/versions/``; a test compares these notes with each other.
 """
 
 from __future__ import annotations

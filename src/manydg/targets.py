@@ -77,8 +77,8 @@ class Target(nn.Module, ABC):
         return self.loss_per_sample(logits, targets).mean()
 
     def negative_log_likelihood(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Mean over samples of -log p(all of a sample's labels): the loss where classes exclude one another, and K times
-        the mean over labels where they do not."""
+        """Mean of -log p(all of a sample's labels): the loss where classes exclude one another, K times the
+        mean over labels where they do not."""
         return self.loss(logits, targets) if self.exclusive else self.size * self.loss(logits, targets)
 
     def label_prototype(self, prototypes: Tensor, targets: Tensor) -> Tensor:
