@@ -238,7 +238,8 @@ def collect(work: Path) -> list[Path]:
     written = []
     for plan in STUDIES:
         folder = work / "studies" / plan.name
-        if (folder / "results.jsonl").exists():
+        results = folder / "results.jsonl"
+        if results.exists() and results.stat().st_size:
             RESULTS.mkdir(exist_ok=True)
             path = RESULTS / f"{plan.name}.json"
             write_json(path, evidence(plan, folder))
