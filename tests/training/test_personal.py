@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from manydg.training.personal import (
     Population,
     Strengths,
     _choose_chain,
+    _most_likely,
     _People,
     count_transitions,
     fit_population,
@@ -199,16 +201,19 @@ def test_a_chain_of_labels_alone_adds_what_the_labels_say_by_all_paths_of_classe
     np.testing.assert_allclose(ours[0], expected, atol=1e-9)
 
 
-def test_a_chain_that_does_harm_without_labels_is_not_chosen_for_what_it_gains_with_many() -> None:
+@pytest.mark.parametrize(("patients", "level", "signal", "bout", "seed"), [(20, 2.0, 0.5, 15, 0), (8, 1.0, 1.0, 8, 1)])
+def test_a_chain_that_does_not_help_without_labels_is_not_chosen_for_what_it_gains_with_many(
+    patients: int, level: float, signal: float, bout: int, seed: int
+) -> None:
     """Of patients with a level of their own, neighbours' evidence repeats one error, while their labels say much."""
-    rng, patients, samples = np.random.default_rng(0), 20, 120
+    rng, samples = np.random.default_rng(seed), 120
     ill = np.zeros((patients, samples), int)
     for own in ill:
         at, state = 0, int(rng.random() < 0.3)
         while at < samples:
-            length = int(rng.geometric(1 / 15))
+            length = int(rng.geometric(1 / bout))
             own[at : at + length], at, state = state, at + length, 1 - state
-    score = 0.5 * (2 * ill - 1) + 2 * rng.normal(size=(patients, 1)) + rng.normal(size=ill.shape)
+    score = signal * (2 * ill - 1) + level * rng.normal(size=(patients, 1)) + rng.normal(size=ill.shape)
     logits, who = np.stack([-score / 2, score / 2], axis=-1).reshape(-1, 2), np.repeat(np.arange(patients), samples)
     given = Outputs(logits, np.zeros((len(who), 1)), np.tile(np.arange(float(samples)), patients))
     follows = np.diff(who) == 0
@@ -220,6 +225,16 @@ def test_a_chain_that_does_harm_without_labels_is_not_chosen_for_what_it_gains_w
     chosen = _choose_chain(start, trials, causal=True).chain
     assert chosen is not None
     assert chosen.emission == 0
+
+
+def test_what_loses_with_one_number_of_labels_is_not_chosen_for_what_it_gains_with_another() -> None:
+    def judged(likelihood: float, *metrics: float) -> Any:
+        return [SimpleNamespace(likelihood=np.array([likelihood]), metric=metric) for metric in metrics]
+
+    before = judged(-0.5, 0.4, 0.4)
+    options = [("none", before), ("harmful", judged(-0.1, 0.3, 0.9)), ("harmless", judged(-0.2, 0.4, 0.6))]
+    assert _most_likely(options, before) == "harmless"
+    assert _most_likely(options[:2], before) == "none"
 
 
 def test_a_chain_is_learnt_where_classes_last_and_a_run_of_an_earlier_version_says_what_it_lacks(

@@ -692,7 +692,8 @@ def _grid(name: str, values: tuple[float, ...]) -> list[dict[str, float]]:
 def _choose_chain(population: Population, trials: list[_Trial], *, causal: bool) -> Population:
     """The population with the best Markov chain, or with none where it does not help.
 
-    It is the same wherever the labels are, so that labels cannot be worth less than none by another chain.
+    It is the same wherever the labels are, so that labels cannot be worth less than none by another chain. Samples
+    without labels are evidence for their neighbours only if that helps where there are no labels at all.
     """
     alone = dataclasses.replace(population, chain=None)
     if population.chain is None:
@@ -708,7 +709,9 @@ def _choose_chain(population: Population, trials: list[_Trial], *, causal: bool)
             (trial, _answered(some, list(itertools.islice(answers, len(some))), trial.people.outputs))
             for trial, some in zip(trials, read, strict=True)
         ]
-        options.append((dataclasses.replace(population, chain=chain), _judge_counts(whole)))
+        judged = _judge_counts(whole)
+        if not emission or _gains(judged[0].likelihood - before[0].likelihood):
+            options.append((dataclasses.replace(population, chain=chain), judged))
     return _most_likely([(alone, before), *options], before)
 
 
@@ -758,9 +761,13 @@ def _search(
             judged = judge(candidate)
             if judged.beats(best) and not judged.metric < before.metric:
                 best, kept, found = judged, candidate, candidate
-    gain = best.likelihood - before.likelihood
-    error = gain.std(ddof=1) / len(gain) ** 0.5 if len(gain) > 1 else 0.0
-    return found if gain.mean() > error else nothing
+    return found if _gains(best.likelihood - before.likelihood) else nothing
+
+
+def _gains(differences: Array) -> bool:
+    """Whether patients gain more than the standard error of their mean."""
+    error = differences.std(ddof=1) / len(differences) ** 0.5 if len(differences) > 1 else 0.0
+    return bool(differences.mean() > error)
 
 
 @dataclass(frozen=True, eq=False)
