@@ -68,7 +68,12 @@ SIGNALS = (
 CONTROLS = "base,prototype,manydg-random-pairs,manydg"
 TUNED = "base,prototype,manydg-random-pairs,manydg,dann,irm,pcl,simd2,ema,coral,vrex,groupdro"
 
-TWINS = {"twin-iiic": EEG, "twin-sleep": "--epochs 12", "twin-mimic3": "--epochs 100", "twin-eicu": "--epochs 12"}
+TWINS = {
+    "twin-iiic": EEG,
+    "twin-sleep": "--epochs 12",
+    "twin-mimic3": "--epochs 100 --weight-decay 1e-7",
+    "twin-eicu": "--epochs 12",
+}
 
 DATASETS: dict[str, tuple[str, ...]] = {
     "sleep": (
