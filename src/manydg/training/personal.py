@@ -513,7 +513,13 @@ def _answered(readings: list[_Reading], answers: list[Array], outputs: Outputs) 
 
 
 def _chained(readings: list[_Reading], chain: Chain, *, causal: bool) -> list[Array]:
-    """Log probabilities of the classes by the chain, given the labels of each reading.
+    """Log probabilities of the classes by the chain, given the labels of each reading."""
+    parts = _chain_parts(readings, dataclasses.replace(chain, sharpness=1.0), causal=causal)
+    return [fixed + chain.sharpness * read for fixed, read in parts]
+
+
+def _chain_parts(readings: list[_Reading], chain: Chain, *, causal: bool) -> list[tuple[Array | float, Array]]:
+    """Of each reading what stands for itself, and what the chain's sharpness multiplies.
 
     Where samples without labels have no evidence for their neighbours (an emission of 0), the logits get what labels
     make of the chain's own probabilities: nothing where there are none, and little far from them.
@@ -522,9 +528,9 @@ def _chained(readings: list[_Reading], chain: Chain, *, causal: bool) -> list[Ar
     pauses = [np.diff(reading.times, prepend=np.nan) for reading in readings]
     answers = chain.read(logits, pauses, labels, causal=causal)
     if chain.emission:
-        return answers
+        return [(0.0, answer) for answer in answers]
     without = chain.read(logits, pauses, causal=causal)
-    return [own + (known - unknown) for own, known, unknown in zip(logits, answers, without, strict=True)]
+    return [(own, known - unknown) for own, known, unknown in zip(logits, answers, without, strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -702,16 +708,18 @@ def _choose_chain(population: Population, trials: list[_Trial], *, causal: bool)
     options: list[tuple[Population, list[_Judged]]] = []
     read = [trial.readings(population, MARKOV, causal=causal) for trial in trials]
     together = [reading for readings in read for reading in readings]
-    for emission, prior, sharpness in ((*one, sharpness) for one in _CHAINS for sharpness in SHARPNESSES):
-        chain = dataclasses.replace(population.chain, emission=emission, prior=prior, sharpness=sharpness)
-        answers = iter(_chained(together, chain, causal=causal))
-        whole = [
-            (trial, _answered(some, list(itertools.islice(answers, len(some))), trial.people.outputs))
-            for trial, some in zip(trials, read, strict=True)
-        ]
-        judged = _judge_counts(whole)
-        if not emission or _gains(judged[0].likelihood - before[0].likelihood):
-            options.append((dataclasses.replace(population, chain=chain), judged))
+    for emission, prior in _CHAINS:
+        chain = dataclasses.replace(population.chain, emission=emission, prior=prior, sharpness=1.0)
+        parts = _chain_parts(together, chain, causal=causal)
+        for sharpness in SHARPNESSES:
+            answers = (fixed + sharpness * change for fixed, change in parts)
+            judged = _judge_counts(
+                (trial, _answered(some, list(itertools.islice(answers, len(some))), trial.people.outputs))
+                for trial, some in zip(trials, read, strict=True)
+            )
+            if not emission or _gains(judged[0].likelihood - before[0].likelihood):
+                option = dataclasses.replace(population, chain=dataclasses.replace(chain, sharpness=sharpness))
+                options.append((option, judged))
     return _most_likely([(alone, before), *options], before)
 
 
