@@ -48,10 +48,12 @@ from manydg.training.execution import (
     check_divisible,
     current_team,
     expect_compiling,
+    shared_logits,
+    shared_probabilities,
 )
 from manydg.training.execution.memory import EpochOrder, EpochOrders, place, refusing_what_does_not_fit
 from manydg.training.execution.steps import Terms, crops_of, read_terms
-from manydg.training.inference import device_of, lengths_tell, predict_logits, predict_probabilities
+from manydg.training.inference import device_of, lengths_tell
 from manydg.training.record import (
     EpochEntry,
     MemberEntry,
@@ -190,7 +192,7 @@ def _with_others(
     """
     first, *others = candidates(InputSchema.of(train))
     trained: dict[str, Algorithm] = {first.label: algorithm}
-    logits: dict[str, Tensor] = {} if val is None else {first.label: predict_logits(algorithm, val)}
+    logits: dict[str, Tensor] = {} if val is None else {first.label: shared_logits(algorithm, val)}
     for candidate in others:
         if "context" not in candidate.options and val is not None and set(PLAIN) <= set(logits):
             plain = {label: logits[label] for label in PLAIN}
@@ -202,7 +204,7 @@ def _with_others(
         one = fit(options, *views, device, backbone=own, folder=part, reporter=reporter).algorithm.to(device)
         trained[candidate.label] = one
         if views[1] is not None:
-            logits[candidate.label] = predict_logits(one, views[1])
+            logits[candidate.label] = shared_logits(one, views[1])
     if val is None:
         even = 1 / len(trained)
         algorithm.join(even, [Member(trained[candidate.label], candidate, even) for candidate in others])
@@ -606,7 +608,7 @@ class TrainingLoop:
         return f"epoch {len(self.history)} is kept{where}"
 
     def _validate(self, data: DomainDataset, epoch: int, steps: int) -> dict[str, float | None]:
-        probabilities = predict_probabilities(self.algorithm, data).numpy()
+        probabilities = shared_probabilities(self.algorithm, data).numpy()
         bad = int((~np.isfinite(probabilities)).any(axis=1).sum())
         if bad:
             raise TrainingError(

@@ -45,7 +45,6 @@ from manydg.evaluation.trust import (
 )
 from manydg.files import Json
 from manydg.targets import Target, target_of
-from manydg.training.execution import current_team, predict_together
 from manydg.training.record import read_tensors, write_tensors
 
 MAX_ROWS = 4096
@@ -138,8 +137,7 @@ def predict_logits(algorithm: Algorithm, dataset: DomainDataset) -> Tensor:
     algorithm.eval()
     predict = _predict_patients if algorithm.uses_patients else _predict_samples
     with torch.inference_mode():
-        team = current_team()
-        return predict(algorithm, dataset) if team is None else predict_together(team, predict, algorithm, dataset)
+        return predict(algorithm, dataset)
 
 
 def finite_probabilities(target: Target, logits: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ from manydg.files import (
     write_json,
 )
 from manydg.targets import target_of
-from manydg.training.execution import by_leader, current_team
+from manydg.training.execution import by_leader, current_team, shared_probabilities
 from manydg.training.execution.memory import peak_memory
 from manydg.training.fit import CHECKPOINT, MEMBERS, Fitted, Reporter, Silent, fit, rebuild, trust_named
 from manydg.training.inference import (
@@ -495,7 +495,7 @@ def predictions_on(algorithm: Algorithm, data: DomainDataset, rows: npt.NDArray[
     return Predictions(
         algorithm.target,
         algorithm.target.truth(part.targets).cpu().numpy(),
-        predict_probabilities(algorithm, part).numpy(),
+        shared_probabilities(algorithm, part).numpy(),
         np.array(part.pseudonyms())[part.domains.cpu().numpy()],
         rows=rows,
         timing=_timing(part),

@@ -44,6 +44,7 @@ from manydg.training.execution.steps import (
     reason_against_compiling,
     source_for,
 )
+from manydg.training.inference import finite_probabilities, predict_logits
 
 AUTO, PLAIN, CAPTURED, COMPILED, DETERMINISTIC = EXECUTIONS
 _SECONDS_TO_COMPILE = 34.0
@@ -374,17 +375,22 @@ def _indivisible(algorithm: type[Algorithm], reason: str) -> ConfigError:
     )
 
 
-def predict_together(
-    team: Team, predict: Callable[[Algorithm, DomainDataset], Tensor], algorithm: Algorithm, dataset: DomainDataset
-) -> Tensor:
-    """Logits of every sample ``(samples, K)``, of which each process computes a share: the same as of one process.
+def shared_logits(algorithm: Algorithm, dataset: DomainDataset) -> Tensor:
+    """Logits of every sample ``(samples, K)``, of which each process of a team computes a share: those of one process.
 
     An algorithm that needs whole patients or sessions gets the whole dataset in every process.
     """
-    if algorithm.uses_patients or algorithm.backbone.crop or len(dataset) < team.size:
-        return predict(algorithm, dataset)
-    own = torch.arange(len(dataset), device=dataset.device)[team.share(len(dataset))]
-    return team.gather(predict(algorithm, dataset.select(own)), team.share_sizes(len(dataset)))
+    if (team := _current) is None or algorithm.uses_patients or algorithm.backbone.crop or len(dataset) < team.size:
+        return predict_logits(algorithm, dataset)
+    with torch.inference_mode():
+        own = torch.arange(len(dataset), device=dataset.device)[team.share(len(dataset))]
+        return team.gather(predict_logits(algorithm, dataset.select(own)), team.share_sizes(len(dataset)))
+
+
+def shared_probabilities(algorithm: Algorithm, dataset: DomainDataset) -> Tensor:
+    """What :func:`predict_probabilities` gives, from :func:`shared_logits`."""
+    with torch.inference_mode():
+        return finite_probabilities(algorithm.target, shared_logits(algorithm, dataset))
 
 
 class DistributedSteps:
