@@ -15,7 +15,7 @@ from manydg.config import TrainingConfig
 from manydg.data.dataset import Batch, DomainDataset, InputSchema
 from manydg.errors import ConfigError, StorageError
 from manydg.targets import target_of
-from manydg.training.fit import rebuild
+from manydg.training.inference import rebuild
 
 Make = Callable[[str], DomainDataset]
 SHAPES = ("table", "visits", "events")

@@ -21,7 +21,7 @@ from manydg.errors import ManyDGError, StorageError
 from manydg.files import file_checksum, with_checksum
 from manydg.predict import predict_raw
 from manydg.targets import target_of
-from manydg.training.fit import rebuild
+from manydg.training.inference import rebuild
 from manydg.training.record import COVERED, RunRecord, read_tensors, write_tensors
 
 Change = Callable[[dict[str, Any]], object]

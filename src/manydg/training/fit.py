@@ -6,16 +6,13 @@ again continues exactly as if nothing had happened.
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import dataclasses
 import itertools
 import math
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,17 +22,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
-from torch.nn.parameter import is_lazy
 
 from manydg.algorithms import ALGORITHMS, Algorithm, Rounds
 from manydg.algorithms.best import PLAIN, Best, Candidate, Member, candidates, second_is_behind, stack
-from manydg.backbones import BACKBONES, Backbone, as_backbone, auto_backbone, build_backbone
-from manydg.backbones._sequences import ClassChain, SequenceBackbone, fit_chain
+from manydg.backbones import BACKBONES
+from manydg.backbones._sequences import ClassChain, fit_chain
 from manydg.config import TrainingConfig
 from manydg.data.dataset import DomainDataset, InputSchema
 from manydg.data.sampling import EpochPlan, plan_epoch
-from manydg.data.timeline import ORDER, PAUSE, SequenceOptions
+from manydg.data.timeline import ORDER
 from manydg.errors import ConfigError, DataError, ManyDGError, ManyDGWarning, StorageError, TrainingError, unknown_name
 from manydg.evaluation.metrics import choose_threshold, score
 from manydg.files import Json
@@ -53,7 +48,7 @@ from manydg.training.execution import (
 )
 from manydg.training.execution.memory import EpochOrder, EpochOrders, place, refusing_what_does_not_fit
 from manydg.training.execution.steps import Terms, crops_of, read_terms
-from manydg.training.inference import device_of, lengths_tell
+from manydg.training.inference import backbone_of, device_of, is_causal, lengths_tell
 from manydg.training.record import (
     EpochEntry,
     MemberEntry,
@@ -71,7 +66,6 @@ MEMBERS = "members"
 _STEPS_BETWEEN_CHECKS = 200
 _BATCHES_WATCHED = 16
 _SAMPLES_AT_START = 256
-_MOST_BUFFER_BYTES = 1 << 28
 
 
 class StoppedEarlyError(ManyDGError):
@@ -233,18 +227,12 @@ def _weigh(
     algorithm.join(own[1], joined)
     out_of_fold, rule = weighed.out_of_fold, weighed.reason
     if ORDER in train.columns and target.exclusive:
-        causal = _is_causal(InputSchema.of(train))
+        causal = is_causal(InputSchema.of(train))
         if chained := fit_chain(target, train, val, out_of_fold, config.seed, causal=causal):
             algorithm.chain = ClassChain(chained.chain, causal=causal).to(device_of(algorithm))
             out_of_fold, rule = chained.out_of_fold, f"{rule}; then a Markov chain of the classes in time"
     probabilities = target.probabilities(out_of_fold).float().numpy()
     return replace(fitted, members=members, members_rule=rule, out_of_fold=probabilities)
-
-
-def _is_causal(schema: InputSchema) -> bool:
-    """Whether samples are read in order up to each one alone."""
-    sequence = schema.settings.get("sequence")
-    return isinstance(sequence, Mapping) and sequence["direction"] == "causal"
 
 
 def _with_domains(train: DomainDataset, algorithm: Algorithm) -> DomainDataset:
@@ -290,113 +278,14 @@ def trust_named(config: TrainingConfig) -> None:
     BACKBONES.trust(config.backbone)
 
 
-def rebuild(
-    config: TrainingConfig,
-    schema: InputSchema,
-    target: Target,
-    n_domains: int,
-    tensors: Mapping[str, Tensor],
-    *,
-    backbone: nn.Module | None = None,
-    source: Path,
-) -> Algorithm:
-    """A trained algorithm from its saved weights, ready to predict.
-
-    - ``source``: Where the weights come from, for the message if they do not fit.
-    """
-    try:
-        with _limited_parameters(2 * len(tensors) + 100, source):
-            if backbone is None:
-                with contextlib.suppress(RuntimeError, ConfigError), torch.device("meta"):
-                    # Without memory first, since a file can say that its model is larger than any machine. A module of
-                    # another package may not be made for that.
-                    _check_size(_assemble(config, schema, target, n_domains, tensors, None), tensors)
-            algorithm = _assemble(config, schema, target, n_domains, tensors, backbone)
-        algorithm.load_state_dict(tensors)
-    except (RuntimeError, TypeError, ValueError, KeyError, ArithmeticError, MemoryError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[-1].strip()
-        raise StorageError(
-            f"{source} does not fit the model it says it is of ({reason}): open it with the backbone and the version "
-            "of the program that it was trained with"
-        ) from error
-    return algorithm.eval()
-
-
-def _assemble(
-    config: TrainingConfig,
-    schema: InputSchema,
-    target: Target,
-    n_domains: int,
-    tensors: Mapping[str, Tensor],
-    module: nn.Module | None,
-) -> Algorithm:
-    """An algorithm with room for the weights of a file; of several learners, for those that the file has."""
-    cls, untrained = ALGORITHMS.get(config.algorithm), copy.deepcopy(module)
-    algorithm = cls(_backbone(config, schema, module), target, n_domains, cls.settings_from(config.settings))
-    if isinstance(algorithm, Best):
-        others = []
-        for label in dict.fromkeys(name.split(".")[1] for name in tensors if name.startswith("others.")):
-            candidate = Candidate.of(label)
-            inner = candidate.configured(config), candidate.schema(schema)
-            inside = _assemble(*inner, target, n_domains, {}, copy.deepcopy(untrained))
-            others.append(Member(inside, candidate, 1.0))
-        algorithm.join(1.0, others)
-        if "chain.transitions" in tensors:
-            algorithm.chain = ClassChain.empty(target.size, causal=_is_causal(schema))
-    return algorithm
-
-
-@contextmanager
-def _limited_parameters(limit: int, source: Path) -> Iterator[None]:
-    """Raise once modules have registered more parameters within the block: each layer that a file asks for takes time
-    and memory, even one without weights."""
-    count = itertools.count(1)
-
-    def registered(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
-        if next(count) > limit:
-            raise StorageError(f"{source} describes a model of more layers than it has weights for: train it again")
-
-    hook = register_module_parameter_registration_hook(registered)
-    try:
-        yield
-    finally:
-        hook.remove()
-
-
-def _check_size(planned: Algorithm, tensors: Mapping[str, Tensor]) -> None:
-    """Raise a plain error if a model, built without memory, has not the weights of a file or takes far more than it."""
-    for name, weight in planned.named_parameters():
-        if isinstance(weight, nn.UninitializedParameter):
-            continue
-        if name not in tensors or tensors[name].shape != weight.shape:
-            raise ValueError(f"'{name}' is of another shape")
-    # Buffers that are computed when the model is built are not in the file.
-    known = sum(tensor.nbytes for tensor in tensors.values())
-    if sum(buffer.nbytes for buffer in planned.buffers() if not is_lazy(buffer)) > 2 * known + _MOST_BUFFER_BYTES:
-        raise ValueError("it would take far more memory than its weights")
-
-
 def _build(config: TrainingConfig, target: Target, train: DomainDataset, module: nn.Module | None) -> Algorithm:
     torch.manual_seed(config.seed * 1_000_003)
     with refusing_what_does_not_fit():
-        backbone = _backbone(config, InputSchema.of(train), module)
+        backbone = backbone_of(config, InputSchema.of(train), module)
     cls = ALGORITHMS.get(config.algorithm)
     if reason := cls.lacks():
         raise ConfigError(f"{config.algorithm} cannot be trained here: {reason}")
     return cls(backbone, target, train.n_patients, cls.settings_from(config.settings))
-
-
-def _backbone(config: TrainingConfig, schema: InputSchema, module: nn.Module | None) -> Backbone:
-    known = schema.settings.get("sequence")
-    if isinstance(known, Mapping):
-        without = {name: value for name, value in schema.settings.items() if name != "sequence"}
-        columns = {name: column for name, column in schema.columns.items() if name not in (ORDER, PAUSE)}
-        inner = _backbone(config, dataclasses.replace(schema, columns=columns, settings=without), module)
-        return SequenceBackbone(inner, SequenceOptions.from_json(known))
-    if module is not None:
-        return as_backbone(module, schema)
-    name = auto_backbone(schema) if config.backbone == "auto" else config.backbone
-    return build_backbone(name, schema, config.backbone_options)
 
 
 def selection_metric(config: TrainingConfig, target: Target) -> str:

@@ -1,11 +1,13 @@
-"""Running a trained algorithm over a dataset, with the context it was trained with, and how far to trust the result."""
+"""A trained algorithm: rebuilt from its weights, run over a dataset with its context, and how far to trust that."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -14,10 +16,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.parameter import is_lazy
 
 from manydg.algorithms import ALGORITHMS, Algorithm
-from manydg.algorithms.best import Best
-from manydg.backbones import auto_backbone, build_backbone
+from manydg.algorithms.best import Best, Candidate, Member
+from manydg.backbones import Backbone, as_backbone, auto_backbone, build_backbone
+from manydg.backbones._sequences import ClassChain, SequenceBackbone
 from manydg.config import NO_SEQUENCE, TrainingConfig
 from manydg.data.columns import unnest
 from manydg.data.context import (
@@ -30,7 +35,7 @@ from manydg.data.context import (
     unsupported,
 )
 from manydg.data.dataset import Batch, DomainDataset, InputSchema
-from manydg.data.timeline import CHAIN, ORDER, ContextOptions, SequenceOptions
+from manydg.data.timeline import CHAIN, ORDER, PAUSE, ContextOptions, SequenceOptions
 from manydg.errors import ConfigError, DataError, ManyDGWarning, StorageError
 from manydg.evaluation.metrics import Predictions
 from manydg.evaluation.trust import (
@@ -51,7 +56,124 @@ MAX_ROWS = 4096
 _FEWEST_IN_ORDER = 5
 """Samples of a patient, on average, from which on reading them in order makes sense."""
 _SESSIONS_TO_JUDGE, _TELLING = 5, 0.45
+_MOST_BUFFER_BYTES = 1 << 28
 _MAX_VALUES = {"cpu": 1 << 20, "cuda": 1 << 24}
+
+
+# A trained algorithm from its file
+
+
+def rebuild(
+    config: TrainingConfig,
+    schema: InputSchema,
+    target: Target,
+    n_domains: int,
+    tensors: Mapping[str, Tensor],
+    *,
+    backbone: nn.Module | None = None,
+    source: Path,
+) -> Algorithm:
+    """A trained algorithm from its saved weights, ready to predict.
+
+    - ``source``: Where the weights come from, for the message if they do not fit.
+    """
+    try:
+        with _limited_parameters(2 * len(tensors) + 100, source):
+            if backbone is None:
+                with suppress(RuntimeError, ConfigError), torch.device("meta"):
+                    # Without memory first, since a file can say that its model is larger than any machine. A module of
+                    # another package may not be made for that.
+                    _check_size(_assemble(config, schema, target, n_domains, tensors, None), tensors)
+            algorithm = _assemble(config, schema, target, n_domains, tensors, backbone)
+        algorithm.load_state_dict(tensors)
+    except (RuntimeError, TypeError, ValueError, KeyError, ArithmeticError, MemoryError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[-1].strip()
+        raise StorageError(
+            f"{source} does not fit the model it says it is of ({reason}): open it with the backbone and the version "
+            "of the program that it was trained with"
+        ) from error
+    return algorithm.eval()
+
+
+def _assemble(
+    config: TrainingConfig,
+    schema: InputSchema,
+    target: Target,
+    n_domains: int,
+    tensors: Mapping[str, Tensor],
+    module: nn.Module | None,
+) -> Algorithm:
+    """An algorithm with room for the weights of a file; of several learners, for those that the file has."""
+    cls, untrained = ALGORITHMS.get(config.algorithm), copy.deepcopy(module)
+    algorithm = cls(backbone_of(config, schema, module), target, n_domains, cls.settings_from(config.settings))
+    if isinstance(algorithm, Best):
+        others = []
+        for label in dict.fromkeys(name.split(".")[1] for name in tensors if name.startswith("others.")):
+            candidate = Candidate.of(label)
+            inner = candidate.configured(config), candidate.schema(schema)
+            inside = _assemble(*inner, target, n_domains, {}, copy.deepcopy(untrained))
+            others.append(Member(inside, candidate, 1.0))
+        algorithm.join(1.0, others)
+        if "chain.transitions" in tensors:
+            algorithm.chain = ClassChain.empty(target.size, causal=is_causal(schema))
+    return algorithm
+
+
+@contextmanager
+def _limited_parameters(limit: int, source: Path) -> Iterator[None]:
+    """Raise once modules have registered more parameters within the block: each layer that a file asks for takes time
+    and memory, even one without weights."""
+    count = itertools.count(1)
+
+    def registered(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+        if next(count) > limit:
+            raise StorageError(f"{source} describes a model of more layers than it has weights for: train it again")
+
+    hook = register_module_parameter_registration_hook(registered)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _check_size(planned: Algorithm, tensors: Mapping[str, Tensor]) -> None:
+    """Raise a plain error if a model, built without memory, has not the weights of a file or takes far more than it."""
+    for name, weight in planned.named_parameters():
+        if isinstance(weight, nn.UninitializedParameter):
+            continue
+        if name not in tensors or tensors[name].shape != weight.shape:
+            raise ValueError(f"'{name}' is of another shape")
+    # Buffers that are computed when the model is built are not in the file.
+    known = sum(tensor.nbytes for tensor in tensors.values())
+    if sum(buffer.nbytes for buffer in planned.buffers() if not is_lazy(buffer)) > 2 * known + _MOST_BUFFER_BYTES:
+        raise ValueError("it would take far more memory than its weights")
+
+
+def backbone_of(config: TrainingConfig, schema: InputSchema, module: nn.Module | None) -> Backbone:
+    """The backbone of a configuration, or the user's own module as one; around it, what reads samples in order."""
+    known = schema.settings.get("sequence")
+    if isinstance(known, Mapping):
+        without = {name: value for name, value in schema.settings.items() if name != "sequence"}
+        columns = {name: column for name, column in schema.columns.items() if name not in (ORDER, PAUSE)}
+        inner = backbone_of(config, dataclasses.replace(schema, columns=columns, settings=without), module)
+        return SequenceBackbone(inner, SequenceOptions.from_json(known))
+    if module is not None:
+        return as_backbone(module, schema)
+    return _named_backbone(config, schema)
+
+
+def _named_backbone(config: TrainingConfig, schema: InputSchema) -> Backbone:
+    name = auto_backbone(schema) if config.backbone == AUTO else config.backbone
+    return build_backbone(name, schema, config.backbone_options)
+
+
+def is_causal(schema: InputSchema) -> bool:
+    """Whether samples are read in order up to each one alone."""
+    sequence = schema.settings.get("sequence")
+    return isinstance(sequence, Mapping) and sequence["direction"] == "causal"
+
+
+# Its predictions
 
 
 def batches(dataset: DomainDataset, device: torch.device) -> Iterator[Batch]:
@@ -339,7 +461,7 @@ def _with_columns(
         return dataset
     spectrum = None
     if has_signals(dataset):
-        spectrum = getattr(backbone or _backbone_of(config, dataset), "spectrogram", None)
+        spectrum = getattr(backbone or _named_backbone(config, InputSchema.of(dataset)), "spectrogram", None)
         if spectrum is None and config.context == AUTO:
             return dataset
     data = dataset
@@ -363,12 +485,6 @@ def as_trained(dataset: DomainDataset, schema: InputSchema, backbone: nn.Module 
     if isinstance(sequence, Mapping) and ORDER not in dataset.columns:
         dataset = add_order(dataset, SequenceOptions.from_json(sequence))
     return dataset
-
-
-def _backbone_of(config: TrainingConfig, dataset: DomainDataset) -> nn.Module:
-    schema = InputSchema.of(dataset)
-    name = auto_backbone(schema) if config.backbone == AUTO else config.backbone
-    return build_backbone(name, schema, config.backbone_options)
 
 
 # How far to trust a run's later predictions: temperature, prediction sets, and who is like its training patients.

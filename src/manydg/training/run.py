@@ -60,7 +60,7 @@ from manydg.files import (
 from manydg.targets import target_of
 from manydg.training.execution import by_leader, current_team, shared_probabilities
 from manydg.training.execution.memory import peak_memory
-from manydg.training.fit import CHECKPOINT, MEMBERS, Fitted, Reporter, Silent, fit, rebuild, trust_named
+from manydg.training.fit import CHECKPOINT, MEMBERS, Fitted, Reporter, Silent, fit, trust_named
 from manydg.training.inference import (
     CAUSAL,
     Calibration,
@@ -68,6 +68,7 @@ from manydg.training.inference import (
     fit_calibration,
     predict_probabilities,
     read_calibration,
+    rebuild,
     refuse_infinite,
     with_context,
     write_calibration,
