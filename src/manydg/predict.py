@@ -42,7 +42,7 @@ from manydg.sources import (
 )
 from manydg.training.inference import CAUSAL, Calibration, distances_so_far, patient_embeddings, predict_probabilities
 from manydg.training.personal import MARKOV, needed
-from manydg.training.run import PREDICTIONS, Run, context_of, open_run, silence_of
+from manydg.training.run import PREDICTIONS, Run, context_of, open_run, open_to_predict, silence_of
 
 Columns = dict[str, Sequence[Any]]
 ABOUT = "about.json"
@@ -108,7 +108,7 @@ def predict_raw(
         The files of predictions. Beside them is ``about.json``: how the model decides, how well it did on patients it
         had not seen, and what the columns mean.
     """
-    run, folder, path = open_run(run_folder, backbone=backbone, algorithm=algorithm), Path(out), Path(raw)
+    run, folder, path = open_to_predict(run_folder, backbone=backbone, algorithm=algorithm), Path(out), Path(raw)
     if folder.exists():
         raise StorageError(f"{folder} already exists: name another folder")
     given = {name: value for name, value in options.items() if value is not None and value is not False and value != []}

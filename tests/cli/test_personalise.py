@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from manydg.training.personal import AUTO, LEARNERS, Chain, Strengths, read_population, write_population
-from manydg.training.record import RunRecord
+from manydg.training.personal import AUTO, LEARNERS, PERSONAL, Chain, Strengths, read_population, write_population
+from manydg.training.record import RunRecord, read_tensors, write_tensors
 
 PATIENTS, SAMPLES = 24, 12
 
@@ -133,3 +134,23 @@ def test_a_file_of_labels_that_does_not_fit_is_one_line_and_writes_nothing(
     assert message in err
     assert err.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["labels.csv"]
+
+
+def test_a_run_whose_population_makes_no_sense_predicts_and_does_not_personalise(
+    commands: Any, made: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(made / "run", run)
+    tensors, meta = read_tensors(run / PERSONAL)
+    meta["strengths"]["effects"]["head"] = -1.0
+    write_tensors(run / PERSONAL, tensors, meta)
+    RunRecord.read(run / "run.json").write(run / "run.json")
+    for name, folder in (("before", made / "run"), ("after", run)):
+        code, _, err = commands.run("predict", folder, made / "new.csv", "--out", tmp_path / name)
+        assert code == 0, err
+    tables = [(tmp_path / name / "predictions.csv").read_bytes() for name in ("before", "after")]
+    assert tables[0] == tables[1]
+    labels = ("--labels", made / "labels.csv", "--out", tmp_path / "out")
+    code, _, err = commands.run("personalise", run, made / "new.csv", *labels)
+    assert code == 2
+    assert "personal.safetensors does not hold what personalising needs" in err

@@ -712,6 +712,14 @@ def open_run(
     algorithm : str, optional
         The algorithm of your own that the run was trained with, as ``package.module:Class``.
     """
+    run = open_to_predict(folder, backbone=backbone, algorithm=algorithm, device=device)
+    return dataclasses.replace(run, population=read_population(Path(folder), run.algorithm.target.size))
+
+
+def open_to_predict(
+    folder: str | Path, *, backbone: nn.Module | str | None = None, algorithm: str | None = None, device: str = "cpu"
+) -> Run:
+    """:func:`open_run` without the population, which predictions for patients without any labels have no use for."""
     path = Path(folder)
     again = f"delete {path} and train again"
     _check_finished(path)
@@ -732,7 +740,7 @@ def open_run(
         config, schema, target_of(described.target, config.loss), described.n_domains, tensors,
         backbone=module, source=path / MODEL,
     ).to(pick_device(device))  # fmt: skip
-    return Run(model, record, schema, config, described.info, path, read_population(path, model.target.size))
+    return Run(model, record, schema, config, described.info, path)
 
 
 @dataclass(frozen=True)
