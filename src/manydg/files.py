@@ -3,16 +3,19 @@
 A file or folder is written under a hidden temporary name beside its final one (``.NAME.partial-PID``), flushed to the
 disk and then renamed, so that whatever has its final name is complete. :func:`remove_partial_files` and
 :func:`recover_folder` clean up after processes that were killed in between. :func:`locked` keeps two processes from
-writing one output, and :func:`code_version` says which code made what was written.
+writing one output, and :func:`code_version` says which code made what was written. Of tables that others wrote,
+:func:`check_whole` says whether they were cut short.
 """
 
 from __future__ import annotations
 
 import ast
 import contextlib
+import csv
 import ctypes
 import dataclasses
 import errno
+import gzip
 import hashlib
 import json
 import math
@@ -20,6 +23,7 @@ import os
 import shutil
 import sys
 import tokenize
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -33,7 +37,7 @@ import numpy as np
 import numpy.typing as npt
 
 import manydg
-from manydg.errors import DataError, StorageError
+from manydg.errors import DataError, StorageError, warn
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -261,6 +265,79 @@ UNPACKED_ALWAYS, UNPACKED_MOST = 1 << 28, 1 << 36
 def unpacked_limit(path: Path, ratio: int | None = None) -> int:
     """Bytes that a compressed file may unpack to; one that holds more is a decompression bomb."""
     return min(UNPACKED_MOST, max(UNPACKED_ALWAYS, (ratio or UNPACKED_RATIO) * path.stat().st_size))
+
+
+# Tables that others wrote: whole, and of no more than such a file may unpack to
+
+
+GZIP = b"\x1f\x8b"
+"""How a gzip file begins."""
+_TAIL, _UNPACKED_AT_ONCE = 1 << 16, 1 << 20
+_PARQUET_RATIO, _BYTES_OF_A_NUMBER = 1000, 8
+
+
+def check_whole(path: Path, fields: int, separator: str = ",") -> None:
+    """Raise if a CSV file, plain or gzipped, ends in the middle of a row, or unpacks to more than the limits allow.
+
+    - ``fields``: The number of columns.
+    """
+    with path.open("rb") as file:
+        packed = file.read(2) == GZIP
+        file.seek(max(0, path.stat().st_size - _TAIL))
+        tail = _unpacked_tail(path) if packed else file.read()
+    lines = tail.decode("utf-8", "replace").splitlines()
+    last = next((line for line in reversed(lines[1:]) if line.strip()), "")
+    # With an odd number of quotes the row began on an earlier line, in a text that holds a line break.
+    if not last or last.count('"') % 2 or "\0" in last:
+        return
+    try:
+        count = len(next(csv.reader([last], delimiter=separator), []))
+    except csv.Error:
+        return
+    if count < fields:
+        raise DataError(f"{path} is cut short: its last row has {count} of {fields} fields: download it again")
+    if not tail.endswith((b"\n", b"\r")):
+        warn(
+            f"the last line of {path} does not end: the file may be cut short. Compare its size with the original's, "
+            "or end the line"
+        )
+
+
+def check_unpacked_rows(path: Path, rows: int, columns: int) -> None:
+    """Raise if a parquet file announces more rows than the limits on compressed files allow."""
+    size = path.stat().st_size
+    limit = unpacked_limit(path, _PARQUET_RATIO)
+    if _BYTES_OF_A_NUMBER * rows * columns > limit:
+        raise DataError(
+            f"{path} announces {rows:,} rows of {columns:,} columns in {size:,} bytes, which unpack to more than "
+            f"{limit / 2**20:,.0f} MB: no table of measurements does. If it is one, split it"
+        )
+
+
+def _unpacked_tail(path: Path) -> bytes:
+    """The end of what a gzip file holds; all of it is unpacked once, which finds damage, and nothing is kept."""
+    limit = unpacked_limit(path)
+    tail, total = b"", 0
+    try:
+        with gzip.open(path, "rb") as stream:
+            while piece := stream.read(_UNPACKED_AT_ONCE):
+                total += len(piece)
+                if total > limit:
+                    raise DataError(
+                        f"{path} unpacks to more than {limit / 2**20:,.0f} MB, over {UNPACKED_RATIO} times its size or "
+                        f"{UNPACKED_MOST / 2**30:g} GB: no table does. If it is one, unpack it and give the .csv"
+                    )
+                tail = (tail + piece)[-_TAIL:]
+    except (OSError, EOFError, zlib.error) as error:
+        raise broken_file(path, error) from None
+    return tail
+
+
+def broken_file(path: Path, error: BaseException) -> DataError | StorageError:
+    """The error for a file whose reading failed: cut short, where it is compressed."""
+    if path.suffix.lower() == ".gz" and not isinstance(error, FileNotFoundError | PermissionError):
+        return DataError(f"{path} is cut short or is not a whole gzip file: download it again")
+    return StorageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}")
 
 
 # Locks on outputs

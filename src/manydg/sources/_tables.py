@@ -17,15 +17,12 @@ import numpy.typing as npt
 import polars as pl
 
 from manydg.data.columns import parse_numbers
-from manydg.errors import DataError, StorageError, warn
-from manydg.files import UNPACKED_MOST, UNPACKED_RATIO, unpacked_limit
+from manydg.errors import DataError, StorageError
+from manydg.files import GZIP, broken_file, check_whole
 from manydg.sources._preparing import CohortFlow, hint_at_another
 
 _ENDINGS = (".csv", ".csv.gz")
 _HEADER_LIMIT = 1 << 20
-_TAIL, _PIECE = 1 << 16, 1 << 20
-_PARQUET_RATIO, _BYTES_OF_A_NUMBER = 1000, 8
-_GZIP = b"\x1f\x8b"
 
 
 @dataclass(frozen=True)
@@ -87,7 +84,7 @@ class Table:
         except (pl.exceptions.PolarsError, pl.exceptions.PanicException, UnicodeError) as error:
             raise self._explain(error, integers) from None
         except OSError as error:
-            raise _broken_file(self.path, error) from None
+            raise broken_file(self.path, error) from None
 
     def _explain(self, error: BaseException, integers: Sequence[str]) -> DataError:
         text = str(error)
@@ -158,73 +155,16 @@ def open_table(path: Path, name: str) -> Table:
     return Table(name, path, columns)
 
 
-def check_whole(path: Path, fields: int, separator: str = ",") -> None:
-    """Raise if a CSV file, plain or gzipped, ends in the middle of a row, or unpacks to more than the limits allow.
-
-    - ``fields``: The number of columns.
-    """
-    with path.open("rb") as file:
-        packed = file.read(2) == _GZIP
-        file.seek(max(0, path.stat().st_size - _TAIL))
-        tail = _unpacked_tail(path) if packed else file.read()
-    lines = tail.decode("utf-8", "replace").splitlines()
-    last = next((line for line in reversed(lines[1:]) if line.strip()), "")
-    # With an odd number of quotes the row began on an earlier line, in a text that holds a line break.
-    if not last or last.count('"') % 2 or "\0" in last:
-        return
-    try:
-        count = len(next(csv.reader([last], delimiter=separator), []))
-    except csv.Error:
-        return
-    if count < fields:
-        raise DataError(f"{path} is cut short: its last row has {count} of {fields} fields: download it again")
-    if not tail.endswith((b"\n", b"\r")):
-        warn(
-            f"the last line of {path} does not end: the file may be cut short. Compare its size with the original's, "
-            "or end the line"
-        )
-
-
-def check_unpacked_rows(path: Path, rows: int, columns: int) -> None:
-    """Raise if a parquet file announces more rows than the limits on compressed files allow."""
-    size = path.stat().st_size
-    limit = unpacked_limit(path, _PARQUET_RATIO)
-    if _BYTES_OF_A_NUMBER * rows * columns > limit:
-        raise DataError(
-            f"{path} announces {rows:,} rows of {columns:,} columns in {size:,} bytes, which unpack to more than "
-            f"{limit / 2**20:,.0f} MB: no table of measurements does. If it is one, split it"
-        )
-
-
-def _unpacked_tail(path: Path) -> bytes:
-    """The end of what a gzip file holds; all of it is unpacked once, which finds damage, and nothing is kept."""
-    limit = unpacked_limit(path)
-    tail, total = b"", 0
-    try:
-        with gzip.open(path, "rb") as stream:
-            while piece := stream.read(_PIECE):
-                total += len(piece)
-                if total > limit:
-                    raise DataError(
-                        f"{path} unpacks to more than {limit / 2**20:,.0f} MB, over {UNPACKED_RATIO} times its size or "
-                        f"{UNPACKED_MOST / 2**30:g} GB: no table does. If it is one, unpack it and give the .csv"
-                    )
-                tail = (tail + piece)[-_TAIL:]
-    except (OSError, EOFError, zlib.error) as error:
-        raise _broken_file(path, error) from None
-    return tail
-
-
 def read_header(path: Path) -> list[str]:
     """The column names in a CSV file's first line."""
     try:
         with path.open("rb") as raw:
-            packed = raw.read(2) == _GZIP
+            packed = raw.read(2) == GZIP
             raw.seek(0)
             stream: Any = gzip.GzipFile(fileobj=raw) if packed else raw
             line = stream.readline(_HEADER_LIMIT).decode("utf-8-sig")
     except (OSError, EOFError, zlib.error) as error:
-        raise _broken_file(path, error) from None
+        raise broken_file(path, error) from None
     except UnicodeDecodeError:
         raise DataError(f"{path} does not begin with a line of text: it is not a CSV table") from None
     try:
@@ -259,12 +199,6 @@ def _table_name(path: Path) -> str | None:
     return None if ending is None or not path.is_file() else lower[: -len(ending)]
 
 
-def _broken_file(path: Path, error: BaseException) -> DataError | StorageError:
-    if path.suffix.lower() == ".gz" and not isinstance(error, FileNotFoundError | PermissionError):
-        return DataError(f"{path} is cut short or is not a whole gzip file: download it again")
-    return StorageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}")
-
-
 def limit_patients(frame: pl.DataFrame, patient: str, limit: int | None, flow: CohortFlow) -> pl.DataFrame:
     """The rows of the first so many patients; ``patient`` is the column of their ids."""
     if limit is None:
@@ -272,31 +206,6 @@ def limit_patients(frame: pl.DataFrame, patient: str, limit: int | None, flow: C
     kept = frame.filter(pl.col(patient).rank("dense") <= limit)
     flow.count(f"limited to {limit} patients", kept[patient])
     return kept
-
-
-# Ids of patients, which are text: 1000, 01000 and 1e3 are three people.
-
-
-_PLAIN_NUMBER = r"^(?:0|[1-9][0-9]{0,17})$"
-
-
-def ids_of(texts: pl.Series) -> pl.Series:
-    """Ids as numbers, which are faster and sort by size, where each is the one way to write its number; else as text.
-
-    Examples
-    --------
-    >>> ids_of(pl.Series(["1000", "7"])).to_list(), ids_of(pl.Series(["1000", "01000"])).to_list()
-    ([1000, 7], ['1000', '01000'])
-    """
-    return texts.cast(pl.Int64) if texts.str.contains(_PLAIN_NUMBER).all() else texts
-
-
-def as_ids_of(column: pl.Expr, known: pl.Series) -> pl.Expr:
-    """A column of texts in the type of ids that :func:`ids_of` gave; -1 for what cannot be one of those numbers."""
-    if known.dtype == pl.String:
-        return column
-    number = pl.when(column.str.contains(_PLAIN_NUMBER)).then(column.cast(pl.Int64, strict=False))
-    return number.when(column.is_not_null()).then(-1)
 
 
 # Fast look-ups from the texts and ids of raw tables to numbers.

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import polars as pl
 import torch
 
-from manydg.data.columns import Column, Ragged
+from manydg.data.columns import Column, Ragged, as_ids_of, ids_of
 from manydg.data.info import CohortStep, DatasetInfo, TargetSpec
 from manydg.data.storage import DatasetWriter
 from manydg.errors import ConfigError, DataError, warn
@@ -27,9 +27,7 @@ from manydg.sources._tables import (
     CategoryMap,
     SampleIndex,
     Table,
-    as_ids_of,
     find_tables,
-    ids_of,
     limit_patients,
     open_table,
     table_names,

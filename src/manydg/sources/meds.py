@@ -24,7 +24,7 @@ from manydg.data.columns import encode_targets
 from manydg.data.info import DatasetInfo, TargetSpec
 from manydg.data.storage import DatasetWriter
 from manydg.errors import ConfigError, DataError, StorageError
-from manydg.files import Json, disk_errors
+from manydg.files import Json, check_unpacked_rows, disk_errors
 from manydg.jobs import Job
 from manydg.sources import NewSamples, Options, SamplePredictions, Source, SourceDocs, TrainedOn, option
 from manydg.sources._events import (
@@ -49,7 +49,7 @@ from manydg.sources._preparing import (
     with_provenance,
     work_folder,
 )
-from manydg.sources._tables import Array, CategoryMap, SampleIndex, check_unpacked_rows, limit_patients
+from manydg.sources._tables import Array, CategoryMap, SampleIndex, limit_patients
 
 BIRTH = "MEDS_BIRTH"
 OTHER = "<other>"

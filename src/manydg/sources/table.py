@@ -31,6 +31,7 @@ from manydg.data.columns import (
     FrameEncoding,
     check_finite,
     distinct,
+    ids_of,
     inputs_of,
     parse_numbers,
     plan_encoding,
@@ -39,7 +40,7 @@ from manydg.data.columns import (
 )
 from manydg.data.info import DatasetInfo, EventSpec, SourceFile
 from manydg.errors import ConfigError, DataError, StorageError, warn
-from manydg.files import Json, naming
+from manydg.files import Json, check_unpacked_rows, check_whole, naming
 from manydg.sources import KEEP_HELP, NewSamples, Options, RawArgument, Source, SourceDocs, TrainedOn, option
 from manydg.sources._preparing import (
     MISSING,
@@ -49,7 +50,6 @@ from manydg.sources._preparing import (
     with_provenance,
     write_dense,
 )
-from manydg.sources._tables import check_unpacked_rows, check_whole, ids_of
 
 _UNREADABLE = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError)
 _NULLS = ["", "NA", "N/A", "null", "NULL"]
