@@ -25,25 +25,28 @@ import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from scipy import stats
 
-from manydg.evaluation.statistics import PairedComparison, compare_paired, holm
+from manydg.data.dataset import DomainDataset, open_dataset
+from manydg.evaluation.statistics import PairedComparison, compare_paired, holm, wilcoxon_p
 from manydg.files import code_version, write_json
 from manydg.studies.figure_data import FIGURES, CellTable, Curve, FigureData, Similarity, parse_figure, read_figures
 from manydg.studies.paper_figures import paper_table
 from manydg.studies.records import read_results
 from manydg.studies.summary import Summary, row_name, summarize_folder
 from manydg.studies.summary_text import METRIC_NAMES
+from manydg.training.record import RunRecord
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = ROOT / "results", ROOT / "docs" / "results.md"
 VERSIONS, REFERENCE = RESULTS / "versions", ROOT / "tests" / "reference" / "reference.json"
 _COLUMNS_OF_A_CURVE = 7
+PersonsMetrics = Mapping[str, Mapping[str, float | None]]
 
 SLEEP = "--epochs 10 --batch-size 1024 --lr 1e-3 --backbone mlp"
 SLEEP_SEQUENCE = "--sequence gru --context offline --seeds 5 --epochs 20 --batch-size 3200 --lr 2e-3 --backbone mlp"
@@ -69,11 +72,12 @@ CONTROLS = "base,prototype,manydg-random-pairs,manydg"
 TUNED = "base,prototype,manydg-random-pairs,manydg,dann,irm,pcl,simd2,ema,coral,vrex,groupdro"
 
 TWINS = {
-    "twin-iiic": EEG,
-    "twin-sleep": "--epochs 12",
-    "twin-mimic3": "--epochs 100 --weight-decay 1e-7",
-    "twin-eicu": "--epochs 12",
+    "twin-iiic": (20, EEG),
+    "twin-sleep": (5, "--epochs 12"),
+    "twin-mimic3": (5, "--epochs 100 --weight-decay 1e-7"),
+    "twin-eicu": (5, "--epochs 12"),
 }
+"""Splits of the main comparison, and options. A split of 10 seizure patients moves kappa by .05, hence more of them."""
 
 DATASETS: dict[str, tuple[str, ...]] = {
     "sleep": (
@@ -114,7 +118,7 @@ class StudyPlan:
     """One study: its block on the page, its dataset, and the command that runs it.
 
     A study that is tuned has the search before it, on the same dataset and with the same options; it says how many
-    trials every algorithm gets on every split.
+    trials every algorithm gets on every split. With ``people``, every unseen person's own metrics are kept.
     """
 
     name: str
@@ -122,6 +126,7 @@ class StudyPlan:
     command: str
     reference: str = "base"
     trials: int = 0
+    people: bool = False
 
     @property
     def commands(self) -> tuple[str, ...]:
@@ -152,9 +157,10 @@ def of_the_claims(data: str, options: str) -> tuple[StudyPlan, ...]:
 
 STUDIES = (
     StudyPlan("sleep-rivals", "sleep",
-              f"experiment context-rivals sleep --algorithms {DENSE} --seeds 5 {SLEEP}", "base (no context)"),
+              f"experiment context-rivals sleep --algorithms {DENSE} --seeds 5 {SLEEP}", "base (no context)",
+              people=True),
     StudyPlan("sleep-sequence", "sleep",
-              f"compare sleep --algorithms base,ema,manydg {SLEEP_SEQUENCE}"),
+              f"compare sleep --algorithms base,ema,manydg {SLEEP_SEQUENCE}", people=True),
     StudyPlan("sleep-best", "sleep",
               f"compare sleep --algorithms best,ema {SLEEP_SEQUENCE}", "best"),
     StudyPlan("sleep-tuned", "sleep",
@@ -193,7 +199,7 @@ STUDIES = (
               f"experiment weights eegmat --seeds 5 {EEG}"),
     *of_the_claims("eegmat", EEG)[1:],
     StudyPlan("twin-iiic-weights", "twin-iiic",
-              "compare twin-iiic --algorithms base,manydg --seeds 5 --set manydg.mmd=0.2 "
+              "compare twin-iiic --algorithms base,manydg --seeds 20 --set manydg.mmd=0.2 "
               f"--set manydg.reconstruction=0.2 --set manydg.similarity=2 {EEG}"),
     StudyPlan("sleep-labels", "sleep",
               f"experiment personalise sleep --algorithms base,manydg --seeds 5 {SLEEP}"),
@@ -202,8 +208,8 @@ STUDIES = (
               f"--seeds 5 {KIDNEY}"),
     StudyPlan("eegmat-labels", "eegmat",
               f"experiment personalise eegmat --context offline --algorithms base,manydg --seeds 5 {EEG}"),
-    *(plan for name, options in TWINS.items() for plan in (
-        StudyPlan(name, name, f"compare {name} --algorithms {CONTROLS} --seeds 5 {options}"),
+    *(plan for name, (splits, options) in TWINS.items() for plan in (
+        StudyPlan(name, name, f"compare {name} --algorithms {CONTROLS} --seeds {splits} {options}"),
         *of_the_claims(name, options))),
 )  # fmt: skip
 
@@ -250,13 +256,16 @@ def collect(work: Path) -> list[Path]:
         if results.exists() and results.stat().st_size:
             RESULTS.mkdir(exist_ok=True)
             path = RESULTS / f"{plan.name}.json"
-            write_json(path, evidence(plan, folder))
+            write_json(path, evidence(plan, folder, work / plan.dataset))
             written.append(path)
     return written
 
 
-def evidence(plan: StudyPlan, folder: Path) -> dict[str, Any]:
-    """What a study found, small enough to be committed."""
+def evidence(plan: StudyPlan, folder: Path, dataset: Path | None = None) -> dict[str, Any]:
+    """What a study found, small enough to be committed.
+
+    - ``dataset``: Its folder, where people's own metrics are kept: they are known by their position in the dataset.
+    """
     records = [record for record in read_results(folder) if record.ok]
     summaries = summarize_folder(folder, plan.reference)
     figures = [figure for figure in read_figures(folder / FIGURES) if isinstance(figure.data, _SHOWN)]
@@ -270,6 +279,27 @@ def evidence(plan: StudyPlan, folder: Path) -> dict[str, Any]:
         "refused": _refused(folder),
         "summaries": [_summary_json(summary) for summary in summaries],
         "figures": [figure.to_json() for figure in figures],
+        **({"people": _people(records, open_dataset(dataset))} if plan.people and dataset is not None else {}),
+    }
+
+
+def _people(records: Sequence[RunRecord], dataset: DomainDataset) -> dict[str, PersonsMetrics]:
+    """Of each row and unseen person, by position in the dataset, the mean over splits of the person's own metrics."""
+    position = {alias: str(code) for code, alias in enumerate(dataset.pseudonyms())}
+    values: dict[str, dict[str, dict[str, list[float]]]] = {}
+    for record in records:
+        row = values.setdefault(row_name(record), {})
+        for alias, metrics in record.per_patient.items():
+            own = row.setdefault(position[alias], {})
+            for metric, value in metrics.items():
+                if metric != "samples" and value is not None:
+                    own.setdefault(metric, []).append(float(value))
+    return {
+        row: {
+            person: {metric: _rounded(statistics.fmean(each)) for metric, each in own.items()}
+            for person, own in sorted(people.items(), key=lambda item: int(item[0]))
+        }
+        for row, people in values.items()
     }
 
 
@@ -343,6 +373,7 @@ def page(text: str, found: dict[str, dict[str, Any]]) -> str:
     """The page with every block of results made anew; a block whose study was not run says so."""
     blocks = {plan.name: block(plan, found) for plan in STUDIES}
     blocks |= {"claims": claims(found), "twin-claims": twin_claims(found), "versions": versions(found)}
+    blocks["sleep-in-order"] = in_order(found)
 
     def replaced(match: re.Match[str]) -> str:
         name = match.group(1)
@@ -610,6 +641,48 @@ def _verdict(difference: float, p: float) -> str:
     if not p < 0.05:
         return "within chance"
     return "yes" if difference > 0 else "no, the reverse"
+
+
+def in_order(found: dict[str, dict[str, Any]]) -> str:
+    """The averaged network that reads nights in order against every row that reads epochs one by one."""
+    if not {"sleep-sequence", "sleep-rivals"} <= set(found):
+        return "Not run yet."
+    rivals, people = found["sleep-rivals"]["summaries"][0], found["sleep-rivals"].get("people", {})
+    one = found["sleep-sequence"]["summaries"][0]["rows"]["ema"]["metrics"]
+    own = found["sleep-sequence"].get("people", {}).get("ema", {})
+    ratio = rivals["patients"]["test"] / rivals["patients"]["train"]
+    told = []
+    for metric in ("kappa", "f1_macro"):
+        tests: list[PairedComparison] = []
+        spread: list[float] = []
+        for row in rivals["rows"].values():
+            other = row["metrics"][metric]["values"]
+            gaps = [one[metric]["values"][seed] - other[seed] for seed in other]
+            tests.append(compare_paired(gaps, [0.0] * len(gaps), ratio))
+            spread.append(statistics.stdev(gaps))
+        corrected, ahead = holm([test.corrected_p for test in tests]), [test.difference for test in tests]
+        splits = tests[0].pairs
+        needed = float(stats.t.ppf(1 - 0.025 / len(tests), splits - 1)) * math.sqrt(1 / splits + ratio)
+        told.append(
+            f"{METRIC_NAMES.get(metric, metric)}: ahead of each by {_number(min(ahead))} to {_number(max(ahead))}, "
+            f"beyond chance of {sum(p < 0.05 for p in corrected)} (largest p {max(corrected):.3f}). To be beyond it "
+            f"of the first of {len(tests)}, {splits} splits take a difference of "
+            f"{_number(needed * statistics.median(spread))} at the median spread of these differences."
+        )
+        if own and people:
+            each = holm([wilcoxon_p(_own_gaps(own, people[row], metric)) for row in rivals["rows"]])
+            told[-1] += (
+                f" Over {len(own)} people who were unseen in some split, each with the person's own metric "
+                f"(Wilcoxon): beyond chance of {sum(p < 0.05 for p in each)} (largest p {max(each):.3f})."
+            )
+    head = f"`ema` of this table against all {len(rivals['rows'])} rows of the table above, corrected by Holm."
+    return "\n".join([head, "", *(f"- {line}" for line in told)])
+
+
+def _own_gaps(one: PersonsMetrics, other: PersonsMetrics, metric: str) -> list[float]:
+    """What people gain in their own metric, of those who have it in both."""
+    pairs = [(values.get(metric), other.get(person, {}).get(metric)) for person, values in one.items()]
+    return [first - second for first, second in pairs if first is not None and second is not None]
 
 
 def _similarity(found: dict[str, dict[str, Any]], study: str) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tools.results import (
     DATASETS,
@@ -18,6 +20,8 @@ from tools.results import (
     StudyPlan,
     block,
     claims,
+    evidence,
+    in_order,
     located,
     page,
     predicted,
@@ -25,9 +29,15 @@ from tools.results import (
     twin_claims,
 )
 
-from manydg.evaluation.statistics import compare_paired
+from manydg.config import TrainingConfig
+from manydg.data.dataset import open_dataset
+from manydg.data.info import DatasetInfo, TargetSpec
+from manydg.data.storage import DatasetWriter
+from manydg.evaluation.statistics import compare_paired, holm
 from manydg.studies.catalogue.personalisation import COLUMNS
+from manydg.studies.conduct import compare
 from manydg.studies.figure_data import CellTable, FigureData
+from manydg.studies.records import read_results
 
 found = read_evidence()
 
@@ -119,7 +129,8 @@ def test_a_study_with_the_name_of_its_data_is_written_elsewhere() -> None:
 
 def test_every_study_has_its_block_on_the_page_and_its_dataset_a_recipe() -> None:
     blocks = re.findall(r"<!-- result: ([\w-]+) -->", PAGE.read_text(encoding="utf-8"))
-    assert sorted(blocks) == sorted([*(plan.name for plan in STUDIES), "claims", "twin-claims", "versions"])
+    others = ["claims", "twin-claims", "sleep-in-order", "versions"]
+    assert sorted(blocks) == sorted([*(plan.name for plan in STUDIES), *others])
     assert {plan.dataset for plan in STUDIES} <= set(DATASETS)
 
 
@@ -192,6 +203,55 @@ def test_claims_on_twins_compare_rows_of_their_own_studies(made_up: dict[str, di
     assert beats.startswith("| ManyDG beats Base |  | not run | yes: +0.100 ")
     assert "no, the reverse: -0.100 " in losses
     assert pairs.count("not run") == objectives.count("not run") == 4
+
+
+def test_nights_in_order_are_tested_against_every_row_over_splits_and_over_people(
+    made_up: dict[str, dict[str, Any]],
+) -> None:
+    rivals = made_up["sleep-rivals"]
+    rows = rivals["summaries"][0]["rows"]
+    for at, row in enumerate(rows.values()):
+        values = {str(seed): 0.7 + 0.01 * at + 0.002 * seed * at for seed in range(5)}
+        row["metrics"] = {metric: {"values": values} for metric in ("kappa", "f1_macro")}
+    ours = {metric: {"values": {str(seed): 0.75 for seed in range(5)}} for metric in ("kappa", "f1_macro")}
+    found = {**made_up, "sleep-sequence": {"summaries": [{"rows": {"ema": {"metrics": ours}}}]}}
+    gaps = [[0.05 - 0.01 * at - 0.002 * seed * at for seed in range(5)] for at in range(5)]
+    p = holm([compare_paired(each, [0.0] * 5, 8 / 62).corrected_p for each in gaps])
+    head, _, kappa, f1 = in_order(found).splitlines()
+    assert "all 5 rows" in head
+    assert kappa.startswith("- Kappa: ahead of each by -0.006 to 0.050, beyond chance of ")
+    assert f"beyond chance of {sum(each < 0.05 for each in p)} (largest p {max(p):.3f})" in kappa
+    assert "people" not in f1
+
+    found["sleep-sequence"]["people"] = {"ema": {str(person): {"f1_macro": 0.8} for person in range(12)}}
+    rivals["people"] = {row: {str(person): {"f1_macro": 0.7 + 0.001 * person} for person in range(11)} for row in rows}
+    for values in (found["sleep-sequence"]["people"], rivals["people"]):
+        for row in values.values():
+            row |= {person: {**metrics, "kappa": 0.5} for person, metrics in row.items()}
+    f1 = in_order(found).splitlines()[-1]
+    # Eleven people that both have, all better: two in 2 ** 11, five times.
+    assert "Over 12 people who were unseen in some split" in f1
+    assert f"beyond chance of 5 (largest p {5 * 2 / 2**11:.3f})" in f1
+
+
+def test_peoples_own_metrics_are_kept_by_their_position_in_the_dataset(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = np.arange(120)
+    with DatasetWriter(tmp_path / "data", TargetSpec("binary", ("no", "yes")), DatasetInfo()) as writer:
+        writer.append(
+            {"x": rng.normal(size=(120, 3)).astype(np.float32)}, rows % 2, [f"p{at // 10:02d}" for at in rows]
+        )
+    compare(tmp_path / "data", ["base"], 2, tmp_path / "study", options=TrainingConfig(epochs=1), device="cpu")
+    plan = StudyPlan("study", "data", "compare data --algorithms base", people=True)
+    people = evidence(plan, tmp_path / "study", tmp_path / "data")["people"]["base"]
+    records = [record for record in read_results(tmp_path / "study") if record.ok]
+    names = open_dataset(tmp_path / "data").pseudonyms()
+    own = {str(code): [record.per_patient[alias]["f1"] for record in records if alias in record.per_patient]
+           for code, alias in enumerate(names)}  # fmt: skip
+    assert {person: metrics["f1"] for person, metrics in people.items()} == {
+        person: pytest.approx(sum(values) / len(values), rel=1e-5) for person, values in own.items() if values
+    }
+    assert "people" not in evidence(replace(plan, people=False), tmp_path / "study", tmp_path / "data")
 
 
 def test_a_table_marks_the_best_and_shows_what_each_row_gains(made_up: dict[str, dict[str, Any]]) -> None:
