@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from sklearn.metrics import roc_auc_score
+from torch import Tensor
 
 from manydg.config import TrainingConfig
 from manydg.data.context import add_context, limit_context
-from manydg.data.dataset import DomainDataset, from_arrays
+from manydg.data.dataset import DomainDataset, from_arrays, open_dataset
 from manydg.data.info import DatasetInfo
+from manydg.data.timeline import ContextOptions
 from manydg.errors import ConfigError
+from manydg.evaluation.metrics import read_predictions
 from manydg.studies.catalogue import EXPERIMENTS
 from manydg.studies.catalogue.context_value import TimeBins, elapsed, scores_by_count, scores_by_elapsed
 from manydg.studies.catalogue.embeddings import retrieval_rates, sessions_apart, sessions_of
-from manydg.studies.conduct import fitting
+from manydg.studies.conduct import compare, fitting
 from manydg.studies.figure_data import parse_figure
+from manydg.studies.records import read_results
 from manydg.studies.settings import Options
 from manydg.studies.study import Request, Study
 from manydg.studies.summary import summarize_folder
-from manydg.training.run import Run, open_run, train
+from manydg.training import inference
+from manydg.training.run import PREDICTIONS, Run, draw_split, open_run, train
 
 # The age of a value that is new in every sample is always 0.
 pytestmark = pytest.mark.filterwarnings("ignore:.*constant in the training patients")
@@ -207,3 +212,70 @@ def test_rivals_run_with_and_without_context_and_are_tested_against_ours(nights:
     assert set(summary.rows) == {"base (no context)", "manydg (no context)", *with_context}
     assert summary.reference == "manydg-context (causal context)"
     assert summary.entries["base (no context)", "auprc"].difference is not None
+
+
+def made_contexts(monkeypatch: pytest.MonkeyPatch) -> list[ContextOptions]:
+    """The options of every context that is made from now on."""
+    made: list[ContextOptions] = []
+    original = inference.apply_context
+
+    def watching(dataset: DomainDataset, options: ContextOptions, *rest: Any) -> DomainDataset:
+        made.append(options)
+        return original(dataset, options, *rest)
+
+    monkeypatch.setattr(inference, "apply_context", watching)
+    return made
+
+
+def test_runs_of_one_split_make_their_context_once_and_predict_as_if_alone(
+    nights: DomainDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nights.save(tmp_path / "nights")
+    made = made_contexts(monkeypatch)
+    options = Options(TrainingConfig(epochs=2, batch_size=64, lr=1e-2, backbone="mlp", context="offline"))
+    compare(tmp_path / "nights", ["base", "prototype", "manydg"], 2, tmp_path / "out", options=options, device="cpu")
+    assert len(made) == 2  # one for each split
+    data = open_dataset(tmp_path / "nights")
+    for record in read_results(tmp_path / "out"):
+        alone = train(data, record.config, device="cpu")
+        file = tmp_path / "out" / str(record.folder) / PREDICTIONS
+        ours = read_predictions(file, "test", alone.algorithm.target).probabilities
+        test = data.select(draw_split(data, record.config).test)
+        np.testing.assert_array_equal(ours, alone.predict_proba(test))
+
+
+def test_context_is_made_anew_for_other_samples_options_and_training_patients(
+    nights: DomainDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, cpu = made_contexts(monkeypatch), torch.device("cpu")
+    offline, rows = TrainingConfig(context="offline", context_options={"strength": 2.0}), np.arange(480)
+    fewer = nights.select(np.arange(720))
+    moved = dataclasses.replace(fewer, times=cast("Tensor", fewer.times) * 2)
+    merged = dataclasses.replace(fewer, domains=fewer.domains // 2, patients=fewer.patients[::2])
+    other = offline.replace(context_options={"strength": 3.0})
+    causal = offline.replace(context="causal")
+    # Each differs from the one before it in one thing.
+    asked = [(nights, offline, rows), (nights, offline, rows[:240]), (fewer, offline, rows[:240]),
+             (merged, offline, rows[:240]), (fewer, offline, rows[:240]), (moved, offline, rows[:240]),
+             (moved, other, rows[:240]), (moved, causal, rows[:240])]  # fmt: skip
+    with inference.sharing_context(inference.ContextCache()):
+        for data, config, training in asked:
+            fresh = inference.with_context(data, config, cpu, training=training)
+            # Without context in between: what is kept stays.
+            assert inference.with_context(data, config.replace(context="none"), cpu) is data
+            assert inference.spared_seconds() == 0
+            again = inference.with_context(data, config, cpu, training=training)
+            assert again.columns["context"] is fresh.columns["context"]
+            assert inference.spared_seconds() > 0
+    assert len(made) == len(asked)
+    assert inference.with_context(nights, offline, cpu) is not inference.with_context(nights, offline, cpu)
+
+
+def test_a_run_is_charged_for_context_that_another_one_made(
+    nights: DomainDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = TrainingConfig("base", epochs=1, batch_size=64, backbone="mlp", context="offline")
+    with inference.sharing_context(inference.ContextCache()):
+        train(nights, config, device="cpu")
+        monkeypatch.setattr(inference._cache.get(), "_made", (*inference._cache.get()._made[:2], 1000.0))
+        assert train(nights, config.replace(seed=0, lr=2e-3), device="cpu").record.seconds > 1000

@@ -46,6 +46,7 @@ from manydg.studies.records import (
 )
 from manydg.studies.settings import Options, as_options, spelled_out
 from manydg.training.fit import Fitted, Reporter, fit, fit_further, trust_named
+from manydg.training.inference import ContextCache, sharing_context
 from manydg.training.record import CurvePoint, EpochEntry, RunRecord, Use, Variant
 from manydg.training.run import PREDICTIONS, draw_split, make_record, predict_held_out, sides_of, train, warm_up
 
@@ -253,6 +254,8 @@ def grid(
     return [PlannedRun(experiment, asked.of(name, seed)) for seed in seeds for name in names]
 
 
+CONTEXTS = ContextCache()
+"""Of this process: its runs of one split, one after the other, make the patients' context once."""
 _opened: dict[tuple[Path, int], DomainDataset] = {}
 
 
@@ -480,15 +483,11 @@ def train_on_fewer(task: RunTask) -> RunRecord:
 
 
 def _train(task: RunTask, split: Split | None) -> RunRecord:
-    run = train(
-        task.dataset,
-        task.config,
-        split=split,
-        out=task.folder,
-        device=task.device,
-        name=task.name,
-        reporter=task.reporter,
-    )
+    with sharing_context(CONTEXTS):
+        run = train(
+            task.dataset, task.config,
+            split=split, out=task.folder, device=task.device, name=task.name, reporter=task.reporter,
+        )  # fmt: skip
     return run.record
 
 

@@ -42,10 +42,10 @@ from manydg.files import (
 from manydg.jobs import Job, current_engine
 from manydg.studies.records import read_runs
 from manydg.studies.settings import Options, spelled_out
-from manydg.studies.study import open_once
+from manydg.studies.study import CONTEXTS, open_once
 from manydg.targets import oriented, target_of
 from manydg.training.fit import Silent, StoppedEarlyError, fit, trust_named
-from manydg.training.inference import predict_probabilities, with_context
+from manydg.training.inference import predict_probabilities, sharing_context, with_context
 from manydg.training.record import EpochEntry
 from manydg.training.run import draw_split
 
@@ -436,7 +436,8 @@ def validation_score(dataset: DomainDataset, config: TrainingConfig, device: str
     metric = config.selection or target.selection
     if oriented(metric, 1.0) < 0:
         raise ConfigError(f"a search looks for the highest value, and of {metric} the lowest is best: select by r2")
-    data = with_context(seen, config, chosen_device, None, train)
+    with sharing_context(CONTEXTS):
+        data = with_context(seen, config, chosen_device, None, train)
     sides = {"train": data.select(train), "val": data.select(val)}
     fitted = fit(config, sides["train"], sides["val"], chosen_device, reporter=reporter)
     if fitted.epoch and fitted.out_of_fold is None:

@@ -70,6 +70,7 @@ from manydg.training.inference import (
     read_calibration,
     rebuild,
     refuse_infinite,
+    spared_seconds,
     with_context,
     write_calibration,
 )
@@ -348,6 +349,7 @@ class _Training:
         target_of(self.dataset.target).check(self.dataset.targets)
         learned = self.dataset.learnable(self.split.train)
         data = with_context(self.dataset, self.config, self.device, self.backbone, learned)
+        start -= spared_seconds()
         sides = sides_of(data, self.split)
         fitted = fit(
             self.config, sides["train"], sides["val"], self.device,
