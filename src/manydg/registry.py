@@ -19,11 +19,19 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Generic, TypeVar, cast
+from types import ModuleType
+from typing import Any, Generic, TypeVar, cast
 
 from manydg.errors import ConfigError, unknown_name
 
 T = TypeVar("T")
+
+
+class LazyModule(ModuleType):
+    """A package that is imported when one of its names is first used, where most calls use none."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self.__name__), name)
 
 
 class Registry(Generic[T]):

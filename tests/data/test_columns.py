@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from manydg.data import columns
 from manydg.data.columns import Ragged, check_column, offsets_from_lengths, take
 from manydg.errors import DataError
 
@@ -116,3 +118,15 @@ def test_bad_inner_offsets_are_found_too() -> None:
     inner = Ragged(torch.zeros(3), torch.tensor([0, 2]))
     with pytest.raises(DataError, match="number of items \\(3\\)"):
         check_column("x", Ragged(inner, torch.tensor([0, 1])))
+
+
+@few
+@given(st.lists(st.integers(-5, 5) | st.integers(-(2**62), 2**62), max_size=40))
+def test_many_values_are_told_apart_as_few_are(listed: list[int]) -> None:
+    values = np.array(listed, np.int64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(columns, "_MANY_VALUES", -1)
+        many = columns.distinct(values)
+    for one, other in zip(columns.distinct(values), many, strict=True):
+        np.testing.assert_array_equal(one, other)
+        assert one.dtype == other.dtype

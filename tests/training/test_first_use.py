@@ -41,7 +41,8 @@ import sys
 from manydg.synthetic import make_demo_dataset
 from manydg.training.run import train
 train(make_demo_dataset(24, 8), algorithm="manydg", epochs=1, device="cpu", out=sys.argv[1])
-print([name for name in ("torch._dynamo", "sklearn", "scipy.stats", "pandas", "matplotlib") if name in sys.modules])
+unneeded = ("torch._dynamo", "sklearn", "scipy.stats", "pandas", "polars", "matplotlib")
+print([name for name in unneeded if name in sys.modules])
 """
 
 

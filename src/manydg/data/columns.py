@@ -10,20 +10,27 @@ import itertools
 import math
 import os
 import re
+import sys
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Union, cast
+from typing import TYPE_CHECKING, Any, Union, cast
 
 import numpy as np
 import numpy.typing as npt
-import polars as pl
 import torch
 from torch import Tensor
 
 from manydg.data.info import KINDS, TargetSpec
 from manydg.errors import DataError
 from manydg.files import Json
+from manydg.registry import LazyModule
+
+if TYPE_CHECKING:
+    import polars as pl
+else:
+    # Arrays and prepared datasets need no tables.
+    pl = LazyModule("polars")
 
 
 @dataclass(frozen=True, eq=False)
@@ -376,9 +383,12 @@ def encode_patients(patients: ArrayLike | Sequence[Any]) -> tuple[Tensor, npt.ND
     return torch.from_numpy(codes), names.astype(str)
 
 
+_MANY_VALUES = 1 << 20
+
+
 def distinct(values: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
     """The different values in order, and the position of each value among them; objects are compared as text."""
-    if values.dtype.kind in "iu" and values.dtype.isnative:
+    if values.dtype.kind in "iu" and values.dtype.isnative and len(values) > _MANY_VALUES:
         # Many rows and few different numbers: a hash table is several times as fast as sorting all of them.
         different = np.sort(pl.Series(values).unique().to_numpy())
         return different, np.searchsorted(different, values)
@@ -883,10 +893,11 @@ def times_in(column: pl.Series) -> npt.NDArray[np.float64]:
 
 def as_frame(table: Any) -> pl.DataFrame | None:
     """A polars or pandas frame as a polars one; ``None`` for anything else."""
-    if isinstance(table, pl.LazyFrame):
-        return table.collect()
-    if isinstance(table, pl.DataFrame):
-        return table
+    if sys.modules.get("polars") is not None:
+        if isinstance(table, pl.LazyFrame):
+            return table.collect()
+        if isinstance(table, pl.DataFrame):
+            return table
     if type(table).__module__.partition(".")[0] != "pandas" or not hasattr(table, "columns"):
         return None
     return pl.DataFrame([_from_pandas(str(name), table[name]) for name in table.columns])

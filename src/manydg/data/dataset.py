@@ -8,11 +8,10 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
-import polars as pl
 import torch
 from torch import Tensor
 
@@ -41,6 +40,9 @@ from manydg.data.info import DatasetInfo, Provenance, TargetSpec, combine_checks
 from manydg.data.storage import METADATA, DatasetWriter, Verify, offsets_file, read_arrays, read_description
 from manydg.errors import DataError, StorageError
 from manydg.files import ArrayFile, Json, ParsedJson
+
+if TYPE_CHECKING:
+    import polars as pl
 
 
 @dataclass(frozen=True)
