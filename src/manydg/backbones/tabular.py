@@ -55,7 +55,8 @@ class PiecewiseLinear(nn.Module):
 
     def forward(self, values: Tensor) -> Tensor:
         """Encodings ``(batch, features, bins)`` of values ``(batch, features)`` without NaN."""
-        return ((values.unsqueeze(-1) - self.start) * self.slope).clamp(0.0, 1.0)
+        # In place: these are the largest tensors of a step, and nothing before them has a gradient.
+        return (values.unsqueeze(-1) - self.start).mul_(self.slope).clamp_(0.0, 1.0)
 
     def fit(self, blocks: Iterable[Tensor]) -> list[int]:
         """Place the bins from values ``(rows, features)`` that come in blocks ``(rows, some features)``.
