@@ -7,7 +7,8 @@
 
 ``run`` prepares the datasets from raw files below ``--data`` and runs every study that is not done; it can be stopped
 and started again. ``collect`` writes what the studies found to ``results/NAME.json``. ``write`` makes the tables of
-docs/results.md from these files; a test compares the page with them. ``make results`` does all three.
+docs/results.md and docs/results/ from these files; a test compares the pages with them. ``make results`` does all
+three.
 
 Evidence counts as of one version of the code while every algorithm in it predicts the same, bit for bit, on the data
 of tests/reference with targets of its kind. ``version`` notes what the present code predicts, from the reference that
@@ -35,7 +36,16 @@ from scipy import stats
 from manydg.data.dataset import DomainDataset, open_dataset
 from manydg.evaluation.statistics import PairedComparison, compare_paired, holm, wilcoxon_p
 from manydg.files import code_version, write_json
-from manydg.studies.figure_data import FIGURES, CellTable, Curve, FigureData, Similarity, parse_figure, read_figures
+from manydg.studies.figure_data import (
+    FIGURES,
+    CellTable,
+    CosineTable,
+    Curve,
+    FigureData,
+    Similarity,
+    parse_figure,
+    read_figures,
+)
 from manydg.studies.paper_figures import paper_table
 from manydg.studies.records import read_results
 from manydg.studies.summary import Summary, row_name, summarize_folder
@@ -43,7 +53,8 @@ from manydg.studies.summary_text import METRIC_NAMES
 from manydg.training.record import RunRecord
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS, PAGE = ROOT / "results", ROOT / "docs" / "results.md"
+RESULTS, DOCS = ROOT / "results", ROOT / "docs"
+PAGES = (DOCS / "results.md", *sorted((DOCS / "results").glob("*.md")))
 VERSIONS, REFERENCE = RESULTS / "versions", ROOT / "tests" / "reference" / "reference.json"
 _COLUMNS_OF_A_CURVE = 7
 PersonsMetrics = Mapping[str, Mapping[str, float | None]]
@@ -356,9 +367,9 @@ def _bounds(interval: Any, *, negate: bool = False) -> list[float | None] | None
     return [_rounded(bound) for bound in bounds]
 
 
-# From results/NAME.json to the page.
+# From results/NAME.json to the pages.
 
-_SHOWN = (Similarity, CellTable, Curve)
+_SHOWN = (Similarity, CosineTable, CellTable, Curve)
 _NOT_APART = tuple(f"{metric}_{when}" for metric in ("f1", "kappa") for when in ("before", "after"))
 """What the page leaves out: before and after an event's onset, metrics of a threshold say little."""
 BEGIN, END = "<!-- result: {name} -->", "<!-- end of result -->"
@@ -370,9 +381,10 @@ def read_evidence() -> dict[str, dict[str, Any]]:
 
 
 def page(text: str, found: dict[str, dict[str, Any]]) -> str:
-    """The page with every block of results made anew; a block whose study was not run says so."""
+    """A page with every block of results made anew; a block whose study was not run says so."""
     blocks = {plan.name: block(plan, found) for plan in STUDIES}
-    blocks |= {"claims": claims(found), "twin-claims": twin_claims(found), "versions": versions(found)}
+    blocks |= {"headline": headline(found), "claims": claims(found), "twin-claims": twin_claims(found)}
+    blocks |= {"versions": versions(found)}
     blocks["sleep-in-order"] = in_order(found)
 
     def replaced(match: re.Match[str]) -> str:
@@ -387,9 +399,14 @@ def block(plan: StudyPlan, found: dict[str, dict[str, Any]]) -> str:
     command = "\n".join(["```", *plan.commands, "```"])
     if plan.name not in found:
         return f"{command}\n\nNot run yet."
-    tables = [_summary_table(summary) for summary in found[plan.name]["summaries"]]
-    figures = [parse_figure(figure) for figure in found[plan.name]["figures"]]
-    tables += [_labels_table(one) if one.experiment == "personalise" else _figure_table(one) for one in figures]
+    summaries = found[plan.name]["summaries"]
+    tables = [_summary_table(summary) for summary in summaries]
+    shown = {summary["primary"] for summary in summaries}
+    for figure in (parse_figure(figure) for figure in found[plan.name]["figures"]):
+        if figure.experiment == "personalise":
+            tables.append(_labels_tables(figure))
+        elif figure.experiment != "continual" or not isinstance(figure.data, Curve) or figure.data.y.label in shown:
+            tables.append(_figure_table(figure))
     refused = found[plan.name].get("refused", {})
     tables += [f"Cannot be used here: {row} ({reason})." for row, reason in refused.items()]
     unfinished = [text for summary in found[plan.name]["summaries"] for text in _unfinished(plan, summary)]
@@ -433,7 +450,8 @@ def _summary_table(summary: dict[str, Any]) -> str:
             entry = row["metrics"][metric]
             mean = _number(entry["mean"])
             mean = f"**{mean}**" if entry["mean"] == best[metric] else mean
-            cells.append(f"{mean} {_interval(entry['interval'])}".strip())
+            interval = _interval(entry["interval"]) if metric.startswith(primary) else ""
+            cells.append(f"{mean} {interval}".strip())
         if reference:
             entry = row["metrics"][primary]
             cells += [f"{_number(entry['gain'], sign=True)} {_interval(entry['gain_interval'], sign=True)}".strip()]
@@ -453,13 +471,20 @@ def _figure_table(figure: FigureData) -> str:
     if isinstance(data, Similarity):
         lines = _table_head([figure.title, "of one patient", "of two patients"], ["---", "---:", "---:"])
         lines += [_row([row.name, _number(row.within, 5), _number(row.across, 5)]) for row in data.rows]
+    elif isinstance(data, CosineTable):
+        head = ["cosine of the weights of two linear models", "here", "sd over splits", "the paper, same data"]
+        lines = _table_head(head, ["---", "---:", "---:", "---:"])
+        for row in data.rows:
+            numbers = (row.cosine, row.sd, row.paper)
+            lines.append(_row([f"{row.first}, {row.second}", *(_number(number) for number in numbers)]))
     elif isinstance(data, CellTable):
         lines = _table_head(list(data.columns), ["---"] * len(data.columns))
         lines += [_row([_number(cell) if isinstance(cell, float) else str(cell) for cell in row]) for row in data.rows]
     elif isinstance(data, Curve):
         step = max(1, math.ceil(len(data.x.values) / _COLUMNS_OF_A_CURVE))
         shown = range(0, len(data.x.values), step)
-        head = [f"{data.y.label}, by {data.x.label}", *(f"{data.x.values[at]:g}" for at in shown)]
+        label = METRIC_NAMES.get(data.y.label, data.y.label)
+        head = [f"{figure.title}: {label}, by {data.x.label}", *(f"{data.x.values[at]:g}" for at in shown)]
         lines = _table_head(head, ["---", *["---:"] * len(shown)])
         lines += [_row([line.name, *(_number(line.mean[at]) for at in shown)]) for line in data.series]
     else:
@@ -467,35 +492,72 @@ def _figure_table(figure: FigureData) -> str:
     return "\n".join(lines)
 
 
-_DRAWS = {"first": "the first in time", "drawn": "drawn at random", "spread": "drawn evenly over predicted classes"}
+_DRAWS = {
+    "first": "The first samples in time",
+    "drawn": "Samples drawn at random",
+    "spread": "Samples drawn evenly over the predicted classes",
+}
+_SHOWN_OF_A_METHOD = re.compile(r",? ?\(?(some labels of the patient|labels of earlier samples) known\)?")
 
 
-def _labels_table(figure: FigureData) -> str:
-    """What labels of a new patient are worth: by their number in one table, and other protocols in a second one."""
+def _labels_tables(figure: FigureData) -> str:
+    """What labels of a new patient are worth: a table for each way of choosing them, and one of other protocols."""
     if not isinstance(figure.data, CellTable):
         return ""  # A curve of what the table has.
     rows: list[dict[str, Any]] = [dict(zip(figure.data.columns, row, strict=True)) for row in figure.data.rows]
-    curves: dict[tuple[str, str, str], dict[int, str]] = {}
-    alone: dict[tuple[str, str, str], tuple[Any, Any]] = {}
-    others = _table_head(["method", "shown of the patient", "learner", "without", "with", "change", "p"], ["---"] * 7)
+    changes: dict[str, dict[tuple[str, str], dict[int, str]]] = {words: {} for words in _DRAWS.values()}
+    alone: dict[tuple[str, str, str], list[str]] = {}
+    others = _table_head(["Shown of the patient", "method", "learner", "without", "with", "change"],
+                         ["---"] * 3 + ["---:"] * 3)  # fmt: skip
     for row in rows:
-        bounds = None if row["low"] is None else [row["low"], row["high"]]
-        change = f"{_number(row['change'], sign=True)} {_interval(bounds, sign=True)}".strip()
-        p = "" if row["p"] is None else f"{row['p']:.3f}"
+        method = _SHOWN_OF_A_METHOD.sub("", row["method"])
+        method = method + ")" if "(" in method and ")" not in method else method
+        change = _number(row["change"], sign=True)
+        change = f"**{change}**" if row["p"] is not None and row["p"] < 0.05 else change
         if row["labels"]:
-            kind = next(words for name, words in _DRAWS.items() if f"_{name}_" in row["protocol"])
-            key = str(row["method"]), kind, str(row["learner"])
-            curves.setdefault(key, {})[row["labels"]] = f"{change}, p {p}" if p else change
-            alone.setdefault(key, (row["model alone"], row["no labels"]))
+            words = next(words for name, words in _DRAWS.items() if f"_{name}_" in row["protocol"])
+            changes[words].setdefault((method, row["learner"]), {})[row["labels"]] = change
+            values = [_number(row["model alone"]), _number(row["no labels"])]
+            alone.setdefault((words, method, row["learner"]), values)
         else:
-            cells = [row["method"], row["shown of the patient"], row["learner"], _number(row["no labels"])]
-            others.append(_row([*map(str, cells), _number(row["shown"]), change, p]))
-    counts = sorted({count for entries in curves.values() for count in entries})
-    head = ["method", "labelled samples", "learner", "model alone", "0 labels", *map(str, counts)]
-    lines = _table_head(head, ["---"] * len(head))
-    for key, entries in curves.items():
-        lines.append(_row([*key, *map(_number, alone[key]), *(entries.get(count, "") for count in counts)]))
-    return "\n\n".join(["\n".join(lines), "\n".join(others), figure.note])
+            numbers = [_number(row["no labels"]), _number(row["shown"]), change]
+            others.append(_row([row["shown of the patient"], method, row["learner"], *numbers]))
+    tables: list[str] = []
+    for words, methods in changes.items():
+        counts = sorted({count for cells in methods.values() for count in cells})
+        head = [words, "learner", "model alone", "0 labels", *map(str, counts)]
+        lines = _table_head(head, ["---", "---", *["---:"] * (len(head) - 2)])
+        for (method, learner), cells in methods.items():
+            numbers = [*alone[words, method, learner], *(cells.get(count, "") for count in counts)]
+            lines.append(_row([method, learner, *numbers]))
+        tables.append("\n".join(lines))
+    return "\n\n".join([*(table for table in tables if table.count("\n") > 1), "\n".join(others), figure.note])
+
+
+_HEADLINE = (
+    ("plain training", "rivals", "base (no context)"),
+    ("ManyDG as published", "rivals", "manydg (no context)"),
+    ("plain training, shown the patient's other samples", "rivals", "base ({} context)"),
+    ("boosting, shown them", "rivals", "lightgbm ({} context)"),
+    ("an averaged network that reads them in order", "sequence", "ema"),
+    ("`best`, which weighs all of these", "best", "best"),
+)
+
+
+def headline(found: dict[str, dict[str, Any]]) -> str:
+    """What to expect on the next patient: a few rows of the tables of real patients."""
+    columns, body = [""], [[name] for name, _, _ in _HEADLINE]
+    for data, name in _REAL.items():
+        rivals = found.get(f"{data}-rivals")
+        primary = rivals["summaries"][0]["primary"] if rivals else ""
+        columns.append(f"{name}: {METRIC_NAMES.get(primary, primary)}")
+        for cells, (_, study, row) in zip(body, _HEADLINE, strict=True):
+            summaries = found.get(f"{data}-{study}", {"summaries": []})["summaries"]
+            rows = summaries[0]["rows"] if summaries else {}
+            one = next((rows[key] for context in ("causal", "offline") if (key := row.format(context)) in rows), None)
+            entry = one["metrics"][primary] if one else None
+            cells.append(f"{_number(entry['mean'])} {_interval(entry['interval'])}".strip() if entry else "")
+    return "\n".join([*_table_head(columns, ["---", *["---:"] * len(_REAL)]), *map(_row, body)])
 
 
 @dataclass(frozen=True)
@@ -569,8 +631,9 @@ def _claims_table(found: dict[str, dict[str, Any]], columns: dict[str, str], ask
     table = paper_table("orthogonality")
     printed = [table.text(table.find(task="average", row=f"v labels, {part} labels")[0])
                for part in ("orthogonal", "parallel")]  # fmt: skip
-    lines.append(_row(["linear models read the label from v⊥z and the patient from v∥z (accuracy: label from v⊥z, v∥z; "
-                       "patient from v∥z, v⊥z)", f"cosine of weights with those of v: {', '.join(printed)}",
+    lines.append(_row(["linear models read the label from v⊥z and the patient from v∥z (cosine of the label's weights "
+                       "on v with those on v⊥z, v∥z; accuracy: label from v⊥z, v∥z; patient from v∥z, v⊥z)",
+                       f"cosine {', '.join(printed)} (average of four tasks)",
                        *(_probes(found.get(f"{data}-orthogonality")) for data in columns)]))  # fmt: skip
     return "\n".join(lines)
 
@@ -578,11 +641,19 @@ def _claims_table(found: dict[str, dict[str, Any]], columns: dict[str, str], ask
 def _probes(study: dict[str, Any] | None) -> str:
     if study is None:
         return "not run"
-    tables = (parse_figure(figure).data for figure in study["figures"])
-    rows = {row[0]: row[1] for table in tables if isinstance(table, CellTable) for row in table.rows}
+    rows: dict[str, Any] = {}
+    cosines: dict[tuple[str, str], float | None] = {}
+    for data in (parse_figure(figure).data for figure in study["figures"]):
+        if isinstance(data, CellTable):
+            rows |= {str(row[0]): row[1] for row in data.rows}
+        elif isinstance(data, CosineTable):
+            cosines |= {(row.first, row.second): row.cosine for row in data.rows}
+    pairs = [("v → labels", f"{part} → labels") for part in ("v⊥z", "v∥z")]
+    parts = [_number(cosines[pair]) for pair in pairs if pair in cosines]
     asked = ("v⊥z → labels", "v∥z → labels", "v∥z → patients", "v⊥z → patients")
-    found = [_number(float(str(rows[name]))) for name in asked]
-    return f"label {', '.join(found[:2])}; patient {', '.join(found[2:])}"
+    numbers = [_number(float(str(rows[name]))) for name in asked]
+    cosine = f"cosine {', '.join(parts)}; " if parts else ""
+    return f"{cosine}label {', '.join(numbers[:2])}; patient {', '.join(numbers[2:])}"
 
 
 def _printed(claim: Claim) -> str:
@@ -763,7 +834,8 @@ def main() -> None:
     if chosen.step == "version":
         print("wrote", note_version().relative_to(ROOT))
     if chosen.step in ("write", "all"):
-        PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), read_evidence()), encoding="utf-8")
+        for path in PAGES:
+            path.write_text(page(path.read_text(encoding="utf-8"), read_evidence()), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tools.results import (
     DATASETS,
-    PAGE,
+    PAGES,
     REFERENCE,
     STUDIES,
     VERSIONS,
@@ -21,6 +21,7 @@ from tools.results import (
     block,
     claims,
     evidence,
+    headline,
     in_order,
     located,
     page,
@@ -36,14 +37,15 @@ from manydg.data.storage import DatasetWriter
 from manydg.evaluation.statistics import compare_paired, holm
 from manydg.studies.catalogue.personalisation import COLUMNS
 from manydg.studies.conduct import compare
-from manydg.studies.figure_data import CellTable, FigureData
+from manydg.studies.figure_data import Axis, CellTable, CosineRow, CosineTable, Curve, FigureData, Line, XAxis
 from manydg.studies.records import read_results
 
 found = read_evidence()
 
 
-def test_the_page_is_what_the_records_make_of_it() -> None:
-    text = PAGE.read_text(encoding="utf-8")
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_a_page_is_what_the_records_make_of_it(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
     assert page(text, found) == text, "run python -m tools.results write"
 
 
@@ -77,7 +79,8 @@ def test_a_version_is_another_one_for_an_algorithm_that_predicts_otherwise() -> 
 
 def test_the_worth_of_labels_is_a_row_of_counts_with_its_test_and_the_verdict_below() -> None:
     def entry(protocol: str, labels: int | None, learner: str, change: float, p: float | None) -> list[Any]:
-        return ["base", protocol, "words", labels, learner, 0.7, 0.75, 0.75 + change, change, change - 0.01, 0.2, p]
+        method = "base (causal context, some labels of the patient known)"
+        return [method, protocol, "words", labels, learner, 0.7, 0.75, 0.75 + change, change, change - 0.01, 0.2, p]
 
     rows = [
         entry("train_and_target_labeled_drawn_1", 1, "markov", 0.001, None),
@@ -88,9 +91,10 @@ def test_the_worth_of_labels_is_a_row_of_counts_with_its_test_and_the_verdict_be
     figures = [FigureData("Labels", CellTable(list(COLUMNS), rows), "personalise", note=note).to_json()]
     plan = next(plan for plan in STUDIES if plan.name == "sleep-labels")
     text = block(plan, {"sleep-labels": {"summaries": [], "figures": figures}})
-    assert "| base | drawn at random | markov | 0.700 | 0.750 | +0.001 [-0.009, +0.200] | +0.031 [+0.021," in text
-    assert "+0.200], p 0.012 |" in text
-    assert "| base | words | markov | 0.750 | 0.850 | +0.100 [+0.090, +0.200] | 0.003 |" in text
+    assert "| Samples drawn at random | learner | model alone | 0 labels | 1 | 20 |" in text
+    assert "| base (causal context) | markov | 0.700 | 0.750 | +0.001 | **+0.031** |" in text
+    assert "| words | base (causal context) | markov | 0.750 | 0.850 | **+0.100** |" in text
+    assert "The first samples" not in text
     assert text.endswith(note)
 
 
@@ -128,14 +132,15 @@ def test_a_study_with_the_name_of_its_data_is_written_elsewhere() -> None:
 
 
 def test_every_study_has_its_block_on_the_page_and_its_dataset_a_recipe() -> None:
-    blocks = re.findall(r"<!-- result: ([\w-]+) -->", PAGE.read_text(encoding="utf-8"))
-    others = ["claims", "twin-claims", "sleep-in-order", "versions"]
+    blocks = re.findall(r"<!-- result: ([\w-]+) -->", "".join(path.read_text(encoding="utf-8") for path in PAGES))
+    others = ["headline", "claims", "twin-claims", "sleep-in-order", "versions"]
     assert sorted(blocks) == sorted([*(plan.name for plan in STUDIES), *others])
     assert {plan.dataset for plan in STUDIES} <= set(DATASETS)
 
 
-def test_outside_the_blocks_no_result_is_typed() -> None:
-    text = re.sub(r"<!-- result: .*?<!-- end of result -->", "", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_outside_the_blocks_no_result_is_typed(path: Path) -> None:
+    text = re.sub(r"<!-- result: .*?<!-- end of result -->", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
     assert re.findall(r"(?<![\w.])0?\.\d{2,}", text) == []
 
 
@@ -186,10 +191,12 @@ def test_claims_are_tested_over_the_splits_and_corrected_for_their_number(made_u
 def test_what_linear_models_read_from_the_parts_of_v_is_among_the_claims() -> None:
     accuracies = {"v∥z → labels": 0.2, "v⊥z → labels": 0.8, "v∥z → patients": 0.6, "v⊥z → patients": 0.4}
     table = CellTable(["linear model", "accuracy"], [[name, value] for name, value in accuracies.items()])
-    figure = FigureData("Probes", table, "orthogonality").to_json()
-    line = claims({"eegmat-orthogonality": {"summaries": [], "figures": [figure]}}).splitlines()[-1]
+    cosines = [CosineRow("v → labels", f"{part} → labels", value) for part, value in (("v∥z", 0.1), ("v⊥z", 0.7))]
+    figures = [FigureData("Cosines", CosineTable(cosines)), FigureData("Probes", table, "orthogonality")]
+    studies = {"eegmat-orthogonality": {"summaries": [], "figures": [figure.to_json() for figure in figures]}}
+    line = claims(studies).splitlines()[-1]
     assert "0.6845 ± 0.1729, 0.0785 ± 0.0229" in line
-    assert "| not run | label 0.800, 0.200; patient 0.600, 0.400 | not run |" in line
+    assert "| not run | cosine 0.700, 0.100; label 0.800, 0.200; patient 0.600, 0.400 | not run |" in line
 
 
 def test_claims_on_twins_compare_rows_of_their_own_studies(made_up: dict[str, dict[str, Any]]) -> None:
@@ -252,6 +259,27 @@ def test_peoples_own_metrics_are_kept_by_their_position_in_the_dataset(tmp_path:
         person: pytest.approx(sum(values) / len(values), rel=1e-5) for person, values in own.items() if values
     }
     assert "people" not in evidence(replace(plan, people=False), tmp_path / "study", tmp_path / "data")
+
+
+def test_what_to_expect_is_of_the_tables_below(made_up: dict[str, dict[str, Any]]) -> None:
+    lines = headline(made_up).splitlines()
+    assert lines[0] == "|  | sleep, 78 people: Kappa | raw EEG, 36 people:  | kidney injury, 1,549 patients:  |"
+    assert "| plain training | 0.700 [0.650, 0.750] |  |  |" in lines
+    assert "| plain training, shown the patient's other samples | 0.810 [0.760, 0.860] |  |  |" in lines
+
+
+def test_of_continual_learning_the_main_metric_is_shown_by_step_under_its_title(
+    made_up: dict[str, dict[str, Any]],
+) -> None:
+    curves = {
+        metric: Curve(XAxis("patients seen", [10, 20]), Axis(metric), [Line("base", [value, 0.5])])
+        for metric, value in (("kappa", 0.25), ("accuracy", 0.75))
+    }
+    figures = [FigureData("Without replay", curve, "continual").to_json() for curve in curves.values()]
+    text = block(STUDIES[0], {"sleep-rivals": {**made_up["sleep-rivals"], "figures": figures}})
+    assert "| Without replay: Kappa, by patients seen | 10 | 20 |" in text
+    assert "| base | 0.250 | 0.500 |" in text
+    assert "0.750" not in text.partition("Without replay")[2]
 
 
 def test_a_table_marks_the_best_and_shows_what_each_row_gains(made_up: dict[str, dict[str, Any]]) -> None:
