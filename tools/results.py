@@ -370,8 +370,6 @@ def _bounds(interval: Any, *, negate: bool = False) -> list[float | None] | None
 # From results/NAME.json to the pages.
 
 _SHOWN = (Similarity, CosineTable, CellTable, Curve)
-_NOT_APART = tuple(f"{metric}_{when}" for metric in ("f1", "kappa") for when in ("before", "after"))
-"""What the page leaves out: before and after an event's onset, metrics of a threshold say little."""
 BEGIN, END = "<!-- result: {name} -->", "<!-- end of result -->"
 
 
@@ -434,7 +432,10 @@ def _unfinished(plan: StudyPlan, summary: dict[str, Any]) -> list[str]:
 
 def _summary_table(summary: dict[str, Any]) -> str:
     reference, primary = summary["reference"], summary["primary"]
-    shown = [metric for metric in summary["metrics"] if not metric.startswith(_NOT_APART)]
+    shown = summary["metrics"]
+    if any(metric.endswith("_before") for metric in shown):
+        # Before and after an event's onset apart: a table that fits the page.
+        shown = [metric for metric in shown if metric.startswith(primary) or metric == "auroc"]
     names = [METRIC_NAMES.get(metric, metric) for metric in shown]
     gain = [f"{METRIC_NAMES.get(primary, primary)} minus {reference}", "p"] if reference else []
     lines = _table_head(["", *names, *gain], ["---", *["---:"] * (len(names) + len(gain))])
