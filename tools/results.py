@@ -34,6 +34,7 @@ from typing import Any
 from scipy import stats
 
 from manydg.data.dataset import DomainDataset, open_dataset
+from manydg.evaluation.probes import ROWS
 from manydg.evaluation.statistics import PairedComparison, compare_paired, holm, wilcoxon_p
 from manydg.files import code_version, write_json
 from manydg.studies.figure_data import (
@@ -473,11 +474,12 @@ def _figure_table(figure: FigureData) -> str:
         lines = _table_head([figure.title, "of one patient", "of two patients"], ["---", "---:", "---:"])
         lines += [_row([row.name, _number(row.within, 5), _number(row.across, 5)]) for row in data.rows]
     elif isinstance(data, CosineTable):
-        head = ["cosine of the weights of two linear models", "here", "sd over splits", "the paper, same data"]
-        lines = _table_head(head, ["---", "---:", "---:", "---:"])
-        for row in data.rows:
-            numbers = (row.cosine, row.sd, row.paper)
-            lines.append(_row([f"{row.first}, {row.second}", *(_number(number) for number in numbers)]))
+        head = ["weights of two linear models", "cosine", "sd over splits", "mean absolute cosine", "the paper"]
+        lines = _table_head(head, ["---", *["---:"] * 4])
+        for row, printed in zip(data.rows, ROWS, strict=True):
+            cells = [_number(number) for number in (row.cosine, row.sd, row.absolute)]
+            lines.append(_row([f"{row.first}, {row.second}", *cells, _paper_cosine(printed)]))
+        lines += ["", f"{figure.note} The paper's column is its average of four tasks."]
     elif isinstance(data, CellTable):
         lines = _table_head(list(data.columns), ["---"] * len(data.columns))
         lines += [_row([_number(cell) if isinstance(cell, float) else str(cell) for cell in row]) for row in data.rows]
@@ -629,9 +631,7 @@ def _claims_table(found: dict[str, dict[str, Any]], columns: dict[str, str], ask
     printed = [table.text(table.find(task="average", row=row)[0]) for row in ("within", "across")]
     lines.append(_row(["z differs between patients more than within them (cosine within, across)",
                        f"{', '.join(printed)} (average of four tasks)", *similar]))  # fmt: skip
-    table = paper_table("orthogonality")
-    printed = [table.text(table.find(task="average", row=f"v labels, {part} labels")[0])
-               for part in ("orthogonal", "parallel")]  # fmt: skip
+    printed = [_paper_cosine(f"v labels, {part} labels") for part in ("orthogonal", "parallel")]
     lines.append(_row(["linear models read the label from v⊥z and the patient from v∥z (cosine of the label's weights "
                        "on v with those on v⊥z, v∥z; accuracy: label from v⊥z, v∥z; patient from v∥z, v⊥z)",
                        f"cosine {', '.join(printed)} (average of four tasks)",
@@ -655,6 +655,11 @@ def _probes(study: dict[str, Any] | None) -> str:
     numbers = [_number(float(str(rows[name]))) for name in asked]
     cosine = f"cosine {', '.join(parts)}; " if parts else ""
     return f"{cosine}label {', '.join(numbers[:2])}; patient {', '.join(numbers[2:])}"
+
+
+def _paper_cosine(row: str) -> str:
+    table = paper_table("orthogonality")
+    return table.text(table.find(task="average", row=row)[0])
 
 
 def _printed(claim: Claim) -> str:
