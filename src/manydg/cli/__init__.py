@@ -13,7 +13,8 @@ import typer
 from manydg import __version__
 from manydg.cli import data, studies, train
 from manydg.cli._options import command
-from manydg.errors import QUIET, ManyDGError, printable, warn_plainly
+from manydg.errors import ManyDGError
+from manydg.files import QUIET, printable, warn_plainly
 
 _INTERRUPTED = 130
 _LONGEST_MESSAGE = 900

@@ -34,7 +34,8 @@ from manydg.cli._options import (
     show_line,
     show_table,
 )
-from manydg.errors import ManyDGWarning, printable
+from manydg.errors import ManyDGWarning
+from manydg.files import printable
 from manydg.sources import (
     SOURCES,
     TWINS,

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 from manydg.errors import DataError
-from manydg.files import ArrayFile, Json, ParsedJson
+from manydg.files import Json, ParsedJson
 
 CLASSES = ("classes", "votes", "binary", "multilabel")
 """Kinds of target with classes or labels."""
@@ -267,6 +267,23 @@ class DatasetInfo:
             **self.other,
         }
         return {key: value for key, value in content.items() if value or key in always}
+
+
+@dataclass(frozen=True)
+class ArrayFile:
+    """What is recorded of a ``.npy`` file: its size, type and shape and, where it was hashed, its checksum."""
+
+    bytes: int
+    dtype: str
+    shape: tuple[int, ...]
+    checksum: str | None = None
+
+    @staticmethod
+    def from_json(value: ParsedJson) -> ArrayFile:
+        return ArrayFile(int(value["bytes"]), str(value["dtype"]), tuple(value["shape"]), value["checksum"])
+
+    def to_json(self) -> dict[str, Json]:
+        return {"bytes": self.bytes, "dtype": self.dtype, "shape": list(self.shape), "checksum": self.checksum}
 
 
 @dataclass(frozen=True)

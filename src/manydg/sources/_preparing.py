@@ -35,13 +35,13 @@ from torch import Tensor
 from manydg.data.columns import CATEGORIES, PositionName, check_finite, encode_patients, encode_targets
 from manydg.data.info import CohortStep, DatasetInfo, Provenance, SourceFile, TargetSpec
 from manydg.data.storage import DatasetWriter, link_refused
-from manydg.errors import QUIET, ConfigError, DataError, ManyDGError, StorageError, warn
+from manydg.errors import ConfigError, DataError, ManyDGError, StorageError, warn
 from manydg.files import (
+    QUIET,
     Json,
     disk_errors,
     naming,
     prefetch_map,
-    read_ahead,
     reading_errors,
     recover_folder,
     write_json,
@@ -181,7 +181,8 @@ def map_whole(path: Path) -> npt.NDArray[np.uint8]:
     """All bytes of a file, ``(bytes,)``, mapped into memory; the disk begins to read them at once."""
     try:
         with path.open("rb") as file:
-            read_ahead(file.fileno(), 0, 0)
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
             return np.memmap(file, np.uint8, "r")
     except (OSError, ValueError) as error:
         raise StorageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error

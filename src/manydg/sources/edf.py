@@ -27,8 +27,8 @@ import torch
 
 from manydg.data.info import DatasetInfo, SourceFile, TargetSpec
 from manydg.data.storage import DatasetWriter
-from manydg.errors import ConfigError, DataError, StorageError, csv_text, warn
-from manydg.files import Json, disk_error, reading_errors
+from manydg.errors import ConfigError, DataError, StorageError, warn
+from manydg.files import Json, csv_text, disk_error, reading_errors
 from manydg.jobs import Job, in_this_process
 from manydg.sources import (
     KEEP_HELP,
