@@ -78,8 +78,6 @@ class Tally:
 class Predictor:
     """Predictions of a model for samples as they arrive.
 
-    Notes
-    -----
     Where the model has causal context of measurements, a state of fixed size is kept of each patient
     (:class:`~manydg.data.timeline.PatientState`). Where it uses a patient's other samples in another way, those
     that arrived earlier are kept and shown to it again. A model that does not keeps nothing.

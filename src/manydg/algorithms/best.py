@@ -59,10 +59,8 @@ _ROWS_OF_A_TREE = 60_000
 class Candidate:
     """A learner, and which columns of a dataset it reads.
 
-    Parameters
-    ----------
-    options : frozenset of {"large-leaves", "context", "sequence"}
-        ``context`` and ``sequence``: it reads the columns of patient context, and samples in order.
+    - ``options`` {"large-leaves", "context", "sequence"}: With ``context`` and ``sequence`` it reads the columns of
+      patient context, and samples in order.
     """
 
     algorithm: str
@@ -127,13 +125,7 @@ def candidates(schema: InputSchema) -> list[Candidate]:
 
 
 class Member(nn.Module):
-    """A trained candidate within a model.
-
-    Parameters
-    ----------
-    weight : float
-        What its log-probabilities are multiplied by.
-    """
+    """A trained candidate within a model, and the ``weight`` that its log-probabilities are multiplied by."""
 
     weight: Tensor
 
@@ -204,14 +196,10 @@ def _normalised(target: Target, logits: Tensor) -> Tensor:
 class Stack:
     """Weights of candidates.
 
-    Attributes
-    ----------
-    weights : Tensor ``(candidates,)`` float64
-        Fitted on all validation patients; their sum is one over a temperature.
-    out_of_fold : Tensor ``(rows, K)``
-        Logits of each validation patient with weights that were chosen and fitted on other patients.
-    reason : str
-        Why it is a mixture, or one candidate alone.
+    - ``weights`` ``(candidates,)`` float64: Fitted on all validation patients; their sum is one over a temperature.
+    - ``out_of_fold`` ``(rows, K)``: Logits of each validation patient with weights that were chosen and fitted on other
+      patients.
+    - ``reason``: Why it is a mixture, or one candidate alone.
     """
 
     weights: Tensor

@@ -162,12 +162,7 @@ class DatasetWriter:
     ) -> None:  # fmt: skip
         """Add a whole dataset whose patients are encoded already, and whose pseudonyms are to stay the same.
 
-        Parameters
-        ----------
-        codes : array ``(rows,)``
-            Positions in ``patients``.
-        patients : array of str
-        pseudonym_key : str
+        - ``codes`` ``(rows,)``: Positions in ``patients``.
         """
         self._codes = {name: code for code, name in enumerate(patients.tolist())}
         self._pseudonym_key = pseudonym_key
@@ -318,11 +313,9 @@ def _check_header(path: Path, expected: ArrayFile) -> None:
 
 
 def _check_content(path: Path, expected: ArrayFile) -> None:
-    digest = hashlib.blake2b(digest_size=16)
     with reading_errors(path), path.open("rb") as file:
         file.seek(HEADER_BYTES)
-        while chunk := file.read(1 << 22):
-            digest.update(chunk)
+        digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
     if digest.hexdigest() != expected.checksum:
         raise StorageError(f"{path} does not match its checksum: it is damaged, prepare the dataset again")
 

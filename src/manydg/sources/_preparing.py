@@ -56,7 +56,6 @@ if TYPE_CHECKING:
 A = TypeVar("A")
 R = TypeVar("R", bound="DataclassInstance")
 
-_CHUNK = 1 << 22
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -149,21 +148,13 @@ def _version() -> str:
 # Reading and checksums
 
 
-def file_checksum(path: str | Path) -> str:
-    """The SHA-256 checksum of a file, read as a stream; PhysioNet's ``SHA256SUMS.txt`` lists the same."""
-    digest = hashlib.sha256()
-    with reading_errors(path), Path(path).open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
 def describe_files(paths: Iterable[str | Path]) -> list[SourceFile]:
-    """Name, size and checksum of each file, in memory of one chunk; folders' names are left out."""
+    """Name, size and SHA-256 checksum of each file, as PhysioNet's ``SHA256SUMS.txt`` lists it; no folders' names."""
     entries = []
     for path in map(Path, paths):
-        checksum = file_checksum(path)
-        entries.append(SourceFile(path.name, path.stat().st_size, checksum))
+        with reading_errors(path), path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256")
+        entries.append(SourceFile(path.name, path.stat().st_size, digest.hexdigest()))
     return entries
 
 
