@@ -37,13 +37,6 @@ def test_provenance_is_json_and_names_no_folder(tmp_path: Path) -> None:
     assert info.cohort_flow == (CohortStep("found", {"patients": 2}),)
 
 
-def test_the_flow_handed_out_is_a_copy() -> None:
-    flow = CohortFlow()
-    flow.add("found", patients=2)
-    flow.to_json()[0]["patients"] = 99
-    assert flow.to_json()[0]["patients"] == 2
-
-
 def test_progress_is_silent_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with Progress("reading", total=3) as progress:
         progress.advance()

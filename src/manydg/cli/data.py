@@ -103,11 +103,12 @@ class _PrepareGroup(_RegistryGroup):
 
         def run(raw: Path, out: Path, overwrite: bool, as_json: bool, workers: int = 1, engine: str = "local",
                 address: str | None = None, context: typer.Context | None = None, **values: Any) -> None:  # fmt: skip
-            from manydg.files import claimed
+            from manydg.files import claimed, warn_plainly
             from manydg.jobs import engine_named, using
 
             options = _options(source.options_class, values, context.args if context else [])
             with claimed(out), using(engine_named(engine, address)), warnings.catch_warnings():
+                warn_plainly()
                 warnings.simplefilter("always", ManyDGWarning)
                 source.prepare(raw, out, options, workers=workers, overwrite=overwrite)
             _show_prepared(source, out, as_json=as_json)
@@ -391,10 +392,10 @@ def inspect_dataset(
     if json:
         from json import dumps
 
-        flow = [step.to_json() for step in summary.cohort_flow]
-        typer.echo(dumps(asdict(summary) | {"cohort_flow": flow}, indent=1))
-        return
+        from manydg.files import fields_as_json
 
+        typer.echo(dumps(fields_as_json(summary), indent=1))
+        return
     _show(PlainConsole(soft_wrap=True), summary)
 
 

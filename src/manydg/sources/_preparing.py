@@ -70,8 +70,8 @@ class CohortFlow:
     >>> flow = CohortFlow()
     >>> flow.add("recordings found", patients=3, recordings=5)
     >>> flow.add("epochs with a stage", patients=3, samples=120)
-    >>> flow.to_json()[1]
-    {'step': 'epochs with a stage', 'patients': 3, 'samples': 120}
+    >>> flow.steps()[1]
+    CohortStep(step='epochs with a stage', counts={'patients': 3, 'samples': 120})
     """
 
     def __init__(self) -> None:
@@ -91,10 +91,6 @@ class CohortFlow:
 
     def steps(self) -> tuple[CohortStep, ...]:
         return tuple(self._steps)
-
-    def to_json(self) -> list[dict[str, Json]]:
-        """The steps as JSON values, in order."""
-        return [step.to_json() for step in self._steps]
 
 
 SYNTHETIC = "synthetic.json"
