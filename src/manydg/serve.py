@@ -165,8 +165,7 @@ class Predictor:
         """The rows with their patient as text under one name, checked."""
         if not 0 < len(rows) <= self.limits.request:
             raise DataError(f"a request holds 1 to {self.limits.request:,} samples; this one has {len(rows):,}")
-        found = {PATIENT: self.patient, TIME: self.time}
-        for usual, name in found.items():
+        for usual, name in {PATIENT: self.patient, TIME: self.time}.items():
             if name not in rows.columns and usual in rows.columns:
                 rows = rows.rename({usual: name})
         if self.patient not in rows.columns:
