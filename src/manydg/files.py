@@ -1,10 +1,11 @@
-"""The only place that writes files: atomic, checksummed where it matters, and with errors a user can act on.
+"""How files are written: atomic, checksummed where it matters, and with errors a user can act on.
 
 A file or folder is written under a hidden temporary name beside its final one (``.NAME.partial-PID``), flushed to the
 disk and then renamed, so that whatever has its final name is complete. :func:`remove_partial_files` and
 :func:`recover_folder` clean up after processes that were killed in between. :func:`locked` keeps two processes from
 writing one output, and :func:`code_version` says which code made what was written. Of tables that others wrote,
-:func:`check_whole` says whether they were cut short.
+:func:`check_whole` says whether they were cut short. Text of strangers, such as names of patients, is made safe for
+terminals (:func:`printable`) and for spreadsheets (:func:`csv_text`).
 """
 
 from __future__ import annotations
@@ -20,24 +21,22 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import sys
-import tokenize
+import unicodedata
+import warnings
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar, Union, cast
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeVar, Union, cast
 
 import manydg
-from manydg.errors import DataError, StorageError, warn
+from manydg.errors import DataError, ManyDGWarning, StorageError, warn
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -340,6 +339,76 @@ def broken_file(path: Path, error: BaseException) -> DataError | StorageError:
     return StorageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}")
 
 
+# What is shown: text of strangers made safe, warnings and progress
+
+
+def printable(text: object) -> str:
+    """Text as it may go to a terminal: what a terminal would act on is shown as an escape sequence.
+
+    Names of classes, columns, patients and files are a stranger's. Control characters, line ends, marks that change the
+    direction of writing and bytes that are no text could move the cursor, hide a line or forge one.
+
+    Examples
+    --------
+    >>> print(printable("N1 " + chr(27) + "[31mred" + chr(10) + "REM"))
+    N1 \\x1b[31mred\\nREM
+    """
+    shown = str(text)
+    if shown.isprintable():
+        return shown
+    return "".join(map(_shown, shown))
+
+
+def _shown(character: str) -> str:
+    if character.isprintable() or unicodedata.category(character) == "Zs":
+        return character
+    return character.encode("unicode_escape").decode("ascii")
+
+
+_PLAIN_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+
+
+def csv_text(text: str) -> str:
+    """Text as a cell of a CSV file that spreadsheets show and never compute.
+
+    A spreadsheet runs a cell that begins with ``=``, ``+``, ``-``, ``@``, a tab or a line end as a formula, quoted or
+    not; an apostrophe before it keeps it text. Numbers stay as they are.
+
+    Examples
+    --------
+    >>> [csv_text(text) for text in ("N2", "-1.5", "=1+1", "@SUM(A1)", "-2+cmd")]
+    ['N2', '-1.5', "'=1+1", "'@SUM(A1)", "'-2+cmd"]
+    """
+    dangerous = text.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) and not _PLAIN_NUMBER.fullmatch(text)
+    return f"'{text}" if dangerous else text
+
+
+QUIET = "MANYDG_QUIET"
+"""The environment variable that silences progress, whatever its value."""
+
+
+def warn_plainly() -> None:
+    """Show our warnings as one line each from now on, without the source line that Python adds."""
+    show_others = warnings.showwarning
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if issubclass(category, ManyDGWarning):
+            print(printable(f"manydg: warning: {' '.join(str(message).split())}"), file=file or sys.stderr)
+        else:
+            # Other libraries' own, of several lines, may repeat a name.
+            lines = "\n".join(map(printable, str(message).split("\n")))
+            show_others(lines, category, filename, lineno, file, line)
+
+    warnings.showwarning = show
+
+
 # Locks on outputs
 
 
@@ -544,125 +613,6 @@ def is_running(process: int) -> bool:
     except OSError:
         return True
     return True
-
-
-# Arrays
-
-
-HEADER_BYTES = 256
-DAMAGED_NPY = (
-    ValueError,
-    EOFError,
-    SyntaxError,
-    TypeError,
-    LookupError,
-    OverflowError,
-    MemoryError,
-    RecursionError,
-    tokenize.TokenError,
-)
-"""What NumPy raises for a header that is cut or garbled, found by fuzzing it."""
-LARGE_FILE = 1 << 31
-"""Bytes from which a file is kept out of the page cache while it is read or written once from end to end."""
-_CACHE_STEP = 1 << 25
-
-
-@dataclass(frozen=True)
-class ArrayFile:
-    """What is recorded of a ``.npy`` file: its size, type and shape and, where it was hashed, its checksum."""
-
-    bytes: int
-    dtype: str
-    shape: tuple[int, ...]
-    checksum: str | None = None
-
-    @staticmethod
-    def from_json(value: ParsedJson) -> ArrayFile:
-        return ArrayFile(int(value["bytes"]), str(value["dtype"]), tuple(value["shape"]), value["checksum"])
-
-    def to_json(self) -> dict[str, Json]:
-        return {"bytes": self.bytes, "dtype": self.dtype, "shape": list(self.shape), "checksum": self.checksum}
-
-
-class NpyStream:
-    """A ``.npy`` file that grows by rows; its header is completed when it is closed."""
-
-    def __init__(self, path: Path, dtype: np.dtype[Any], row_shape: tuple[int, ...]) -> None:
-        self.path, self.dtype, self.row_shape, self.rows = path, dtype, row_shape, 0
-        self._file: IO[bytes] = open(path, "wb", opener=private)  # noqa: SIM115 - closed by close() or abandon()
-        self._written = self._file.write(b"\0" * HEADER_BYTES)
-        self._next_drop = LARGE_FILE
-
-    def append(self, array: npt.NDArray[Any]) -> None:
-        if array.shape[1:] != self.row_shape:
-            raise DataError(f"'{self.path.stem}': rows of shape {array.shape[1:]} after rows of {self.row_shape}")
-        if not np.can_cast(array.dtype, self.dtype, "same_kind"):
-            raise DataError(f"'{self.path.stem}': values of type {array.dtype} after values of {self.dtype}")
-        self._write(np.ascontiguousarray(array, dtype=self.dtype).reshape(-1).view(np.uint8).data)
-        self.rows += len(array)
-
-    def _write(self, data: memoryview) -> None:
-        self._written += self._file.write(data)
-        if self._written >= self._next_drop:
-            self._next_drop = self._written + _CACHE_STEP
-            drop_from_cache(self._file.fileno(), max(0, self._written - 8 * _CACHE_STEP), self._written)
-
-    def close(self) -> ArrayFile:
-        """Write the header and flush the file to the disk."""
-        self._file.seek(0)
-        self._file.write(npy_header(self.dtype.str, (self.rows, *self.row_shape)))
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        return ArrayFile(self.path.stat().st_size, self.dtype.str, (self.rows, *self.row_shape))
-
-    def abandon(self) -> None:
-        """Close the file without completing it."""
-        # Closing writes what is buffered, which fails once more where the disk is full.
-        with contextlib.suppress(OSError):
-            self._file.close()
-
-
-class HashedNpyStream(NpyStream):
-    """A :class:`NpyStream` that knows its checksum when closed.
-
-    Rows are hashed in a background thread while others are written: an array that was appended must not change until
-    ``hashing.wait()`` returns.
-    """
-
-    def __init__(self, path: Path, dtype: np.dtype[Any], row_shape: tuple[int, ...], hashing: HashingThread) -> None:
-        super().__init__(path, dtype, row_shape)
-        self._digest, self._hashing = hashlib.blake2b(digest_size=16), hashing
-
-    def _write(self, data: memoryview) -> None:
-        self._hashing.update(self._digest, data)
-        super()._write(data)
-
-    def close(self) -> ArrayFile:
-        entry = super().close()
-        self._hashing.wait()
-        return ArrayFile(entry.bytes, entry.dtype, entry.shape, self._digest.hexdigest())
-
-
-def npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
-    """The header of a ``.npy`` file, of a fixed length."""
-    text = repr({"descr": dtype, "fortran_order": False, "shape": shape}).encode("latin1")
-    return b"\x93NUMPY\x01\x00" + (HEADER_BYTES - 10).to_bytes(2, "little") + text.ljust(HEADER_BYTES - 11) + b"\n"
-
-
-def drop_from_cache(file: int, start: int, stop: int) -> None:
-    """Drop a range of an open file from the page cache, where the system can.
-
-    Otherwise a file of many gigabytes evicts everything else from memory, only to be evicted by its own end.
-    """
-    if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(file, start, stop - start, os.POSIX_FADV_DONTNEED)
-
-
-def read_ahead(file: int, start: int, length: int) -> None:
-    """Have a range of an open file (all of it for length 0) read into the page cache, where the system can."""
-    if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(file, start, length, os.POSIX_FADV_WILLNEED)
 
 
 # Background threads

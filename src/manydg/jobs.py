@@ -27,8 +27,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from manydg.errors import ConfigError, ManyDGError, unknown_name, warn_plainly
-from manydg.files import code_version, source_digest
+from manydg.errors import ConfigError, ManyDGError, unknown_name
+from manydg.files import code_version, source_digest, warn_plainly
 
 A = TypeVar("A")
 R = TypeVar("R")

@@ -512,11 +512,7 @@ def _percent(value: float) -> int:
 
 
 def _novelty(
-    run: Run,
-    data: DomainDataset,
-    calibration: Calibration,
-    failed: npt.NDArray[np.bool_],
-    earlier: Earlier | None,
+    run: Run, data: DomainDataset, calibration: Calibration, failed: npt.NDArray[np.bool_], earlier: Earlier | None
 ) -> Columns:
     if calibration.reference is None:
         return {}

@@ -78,8 +78,6 @@ class Tally:
 class Predictor:
     """Predictions of a model for samples as they arrive.
 
-    Notes
-    -----
     Where the model has causal context of measurements, a state of fixed size is kept of each patient
     (:class:`~manydg.data.timeline.PatientState`). Where it uses a patient's other samples in another way, those
     that arrived earlier are kept and shown to it again. A model that does not keeps nothing.
@@ -167,8 +165,7 @@ class Predictor:
         """The rows with their patient as text under one name, checked."""
         if not 0 < len(rows) <= self.limits.request:
             raise DataError(f"a request holds 1 to {self.limits.request:,} samples; this one has {len(rows):,}")
-        found = {PATIENT: self.patient, TIME: self.time}
-        for usual, name in found.items():
+        for usual, name in {PATIENT: self.patient, TIME: self.time}.items():
             if name not in rows.columns and usual in rows.columns:
                 rows = rows.rename({usual: name})
         if self.patient not in rows.columns:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import manydg
 from manydg.data.dataset import from_arrays
-from manydg.errors import csv_text, printable
+from manydg.files import csv_text, printable
 from manydg.predict import joined_names
 from manydg.sources.edf import epoch_table, plot_hypnogram
 from manydg.studies.catalogue import EXPERIMENTS

@@ -76,8 +76,8 @@ def test_a_buffer_may_be_used_again_once_its_rows_are_appended(tmp_path: Path) -
 
 
 def test_a_file_so_large_that_memory_lets_go_of_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("manydg.files.LARGE_FILE", 100_000)
-    monkeypatch.setattr("manydg.files._CACHE_STEP", 10_000)
+    monkeypatch.setattr("manydg.data.storage.LARGE_FILE", 100_000)
+    monkeypatch.setattr("manydg.data.storage._CACHE_STEP", 10_000)
     whole = np.arange(400_000, dtype=np.float32).reshape(-1, 40)
     with DatasetWriter(tmp_path / "data", TargetSpec("binary", ("0", "1"))) as writer:
         for start in range(0, len(whole), 100):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from manydg.algorithms import Algorithm, Hyperparameters, Optimizers, Rounds, Sampling, setting
-from manydg.backbones import Backbone, Inputs, Levels, TableBackbone, feature_names, note_left_out
+from manydg.backbones import Backbone, Inputs, Levels, TableBackbone, feature_names, join, note_left_out
 from manydg.data.columns import CATEGORIES, Ragged
 from manydg.data.dataset import TRUST, Batch, DomainDataset, InputSchema
 from manydg.errors import ConfigError, DataError
@@ -391,8 +391,7 @@ class _DenseInputs(Backbone):
         ragged = sorted(name for name, column in inputs.items() if isinstance(column, Ragged))
         if ragged:
             raise ConfigError(f"Boosting takes dense inputs only; {ragged} have rows of different lengths")
-        columns = [inputs[name] for name in sorted(inputs) if name != TRUST]
-        return torch.cat([column.flatten(1).to(torch.float32) for column in columns if isinstance(column, Tensor)], 1)
+        return join(inputs, sorted(inputs.keys() - {TRUST}))
 
 
 def _codes_in(train: DomainDataset, inputs: Backbone) -> dict[int, int]:

@@ -59,10 +59,8 @@ _ROWS_OF_A_TREE = 60_000
 class Candidate:
     """A learner, and which columns of a dataset it reads.
 
-    Parameters
-    ----------
-    options : frozenset of {"large-leaves", "context", "sequence"}
-        ``context`` and ``sequence``: it reads the columns of patient context, and samples in order.
+    - ``options`` {"large-leaves", "context", "sequence"}: With ``context`` and ``sequence`` it reads the columns of
+      patient context, and samples in order.
     """
 
     algorithm: str
@@ -118,22 +116,16 @@ def candidates(schema: InputSchema) -> list[Candidate]:
     sequence = schema.settings.get("sequence")
     read = isinstance(sequence, Mapping) and sequence["kind"] != CHAIN
     orders = [frozenset(("sequence",)), frozenset()] if read else [frozenset[str]()]
-    found = [Candidate("ema", context | order) for order, context in itertools.product(orders, contexts)]
+    learners = [Candidate("ema", context | order) for order, context in itertools.product(orders, contexts)]
     if no_table(Candidate("").schema(schema)) is None:
         trees = "boosting" if ALGORITHMS.get("lightgbm").lacks() else "lightgbm"
         leaves = (frozenset(("large-leaves",)), frozenset[str]())
-        found += [Candidate(trees, context | size) for context, size in itertools.product(contexts, leaves)]
-    return found[:1] + sorted(found[1:], key=lambda one: one.label not in PLAIN)
+        learners += [Candidate(trees, context | size) for context, size in itertools.product(contexts, leaves)]
+    return learners[:1] + sorted(learners[1:], key=lambda one: one.label not in PLAIN)
 
 
 class Member(nn.Module):
-    """A trained candidate within a model.
-
-    Parameters
-    ----------
-    weight : float
-        What its log-probabilities are multiplied by.
-    """
+    """A trained candidate within a model, and the ``weight`` that its log-probabilities are multiplied by."""
 
     weight: Tensor
 
@@ -204,14 +196,10 @@ def _normalised(target: Target, logits: Tensor) -> Tensor:
 class Stack:
     """Weights of candidates.
 
-    Attributes
-    ----------
-    weights : Tensor ``(candidates,)`` float64
-        Fitted on all validation patients; their sum is one over a temperature.
-    out_of_fold : Tensor ``(rows, K)``
-        Logits of each validation patient with weights that were chosen and fitted on other patients.
-    reason : str
-        Why it is a mixture, or one candidate alone.
+    - ``weights`` ``(candidates,)`` float64: Fitted on all validation patients; their sum is one over a temperature.
+    - ``out_of_fold`` ``(rows, K)``: Logits of each validation patient with weights that were chosen and fitted on other
+      patients.
+    - ``reason``: Why it is a mixture, or one candidate alone.
     """
 
     weights: Tensor
@@ -330,7 +318,7 @@ def _choose(start: _Option, single: Sequence[_Option], mixed: Sequence[_Option],
 
     - ``start``: What few patients choose in doubt.
     """
-    count, told = len(torch.unique(rows.patients)), []
+    count, compared = len(torch.unique(rows.patients)), []
     if not mixed or len(torch.unique(rows.fold)) < 2:
         return start.even(rows), f"{start.name}: nothing to compare"
     losses = {option: option.losses(rows) for option in {start, *single, *mixed}}
@@ -340,12 +328,12 @@ def _choose(start: _Option, single: Sequence[_Option], mixed: Sequence[_Option],
         if rival == best:
             continue
         gain, error = _gain(losses[rival], losses[best], len(rows.targets))
-        told.append(f"{rival.name} minus {best.name} {-gain:+.3g} ± {error:.2g}")
+        compared.append(f"{rival.name} minus {best.name} {-gain:+.3g} ± {error:.2g}")
         if gain > max(error, _LEAST_GAIN):
             best = rival
     # A single one is used as it is: its temperature is fitted after training, as that of any algorithm.
     weights = best.fit(rows) if len(best.members) > 1 else best.even(rows)
-    return weights, f"{best.name}, by the loss out of fold of {count} validation patients: {', '.join(told)}"
+    return weights, f"{best.name}, by the loss out of fold of {count} validation patients: {', '.join(compared)}"
 
 
 def _gain(new: Tensor, old: Tensor, samples: int) -> tuple[float, float]:

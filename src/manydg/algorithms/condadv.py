@@ -90,11 +90,7 @@ class CondAdv(Base):
     def train_discriminator(self, features: Tensor, logits: Tensor, domains: Tensor, optimizer: Optimizer) -> int:
         """Train while the loss is above the entropy of the batch's patients; returns the number of steps taken.
 
-        Parameters
-        ----------
-        features : Tensor ``(batch, width)``, detached
-        logits : Tensor ``(batch, K)``, detached
-        domains : Tensor ``(batch,)``
+        - ``features`` ``(batch, width)``, ``logits`` ``(batch, K)``: Detached.
         """
         bound = domain_entropy(domains)
         for taken in range(self.settings.inner_steps):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from manydg.algorithms import Rounds
 from manydg.algorithms._forest import Array, BoostedTrees, LeafwiseSettings, RoundsOfTrees, Table, Watch
-from manydg.algorithms.lightgbm import trees_of
+from manydg.algorithms.lightgbm import leafwise_options, trees_of
 from manydg.backbones import Backbone
 from manydg.data.dataset import DomainDataset
 from manydg.targets import Target
@@ -60,18 +60,7 @@ class GPBoost(BoostedTrees):
         effects = gpboost.GPModel(group_data=self._patients, likelihood="bernoulli_logit")
         categories: Any = {"categorical_feature": list(table.categorical)} if table.categorical else {}
         data = gpboost.Dataset(table.values, table.classes.astype(np.float64), params={"verbosity": -1}, **categories)
-        options = {
-            "learning_rate": self.settings.learning_rate,
-            "num_leaves": max(2, self.settings.leaves),
-            "min_data_in_leaf": self.settings.leaf_samples,
-            "lambda_l2": self.settings.l2,
-            "feature_fraction_bynode": self.settings.feature_share,
-            "seed": seed,
-            "deterministic": True,
-            "force_col_wise": True,
-            "num_threads": torch.get_num_threads(),
-            "verbosity": -1,
-        }
+        options = dict(leafwise_options(self.settings, seed, torch.get_num_threads()))
         model = gpboost.train(options, data, gp_model=effects, num_boost_round=self.settings.rounds)
         self.intercept_variance.fill_(float(np.asarray(effects.get_cov_pars()).ravel()[0]))
         return trees_of(model, 1, 0, table.categorical), np.zeros(1)

@@ -69,19 +69,26 @@ class LightGBM(BoostedTrees):
             "objective": of_values.get(table.loss) or ("multiclass" if several else "binary"),
             **({"num_class": table.n_classes} if several else {}),
             **({"alpha": 1.0} if table.loss == "huber" else {}),
-            "learning_rate": self.settings.learning_rate,
-            "num_leaves": max(2, self.settings.leaves),
-            "min_data_in_leaf": self.settings.leaf_samples,
-            "lambda_l2": self.settings.l2,
-            "feature_fraction_bynode": self.settings.feature_share,
+            **leafwise_options(self.settings, seed, threads_of_trees()),
             "bagging_fraction": self.settings.sample_share,
             "bagging_freq": int(self.settings.sample_share < 1),
-            "seed": seed,
-            "deterministic": True,
-            "force_col_wise": True,
-            "num_threads": threads_of_trees(),
-            "verbosity": -1,
         }
+
+
+def leafwise_options(settings: LeafwiseSettings, seed: int, threads: int) -> JsonObject:
+    """What LightGBM and GPBoost call the settings of their trees."""
+    return {
+        "learning_rate": settings.learning_rate,
+        "num_leaves": max(2, settings.leaves),
+        "min_data_in_leaf": settings.leaf_samples,
+        "lambda_l2": settings.l2,
+        "feature_fraction_bynode": settings.feature_share,
+        "seed": seed,
+        "deterministic": True,
+        "force_col_wise": True,
+        "num_threads": threads,
+        "verbosity": -1,
+    }
 
 
 def trees_of(model: Any, outputs: int, first: int, sizes: Mapping[int, int]) -> RoundsOfTrees:

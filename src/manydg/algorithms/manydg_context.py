@@ -37,13 +37,7 @@ class ManyDGContextSettings(EMASettings):
 
 
 class TwoViews(Backbone):
-    """The features of samples with their context, joined with those of the samples alone from a second network.
-
-    Parameters
-    ----------
-    backbone : Backbone
-        For samples with context; a second one like it is for samples alone.
-    """
+    """The features of samples with their context, joined with those of the samples alone from a second network."""
 
     def __init__(self, backbone: Backbone) -> None:
         super().__init__()

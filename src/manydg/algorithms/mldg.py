@@ -77,12 +77,8 @@ class MLDG(Base):
     def fast_weights(self, slow_loss: Tensor, train: Batch) -> Weights:
         """The weights after the inner steps, as functions of the slow ones.
 
-        Parameters
-        ----------
-        slow_loss : Tensor
-            F(Theta), whose gradient is the first step's.
-        train : Batch
-            The meta-train rows.
+        - ``slow_loss``: F(Theta), whose gradient is the first step's.
+        - ``train``: The meta-train rows.
         """
         fast: Weights = {name: weight for name, weight in self.named_parameters() if weight.requires_grad}
         loss = slow_loss

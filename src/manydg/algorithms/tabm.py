@@ -73,10 +73,7 @@ class TabM(Algorithm):
 class SharedLinear(nn.Module):
     """A linear layer of all members: ``(batch, members, wide)`` to ``(batch, members, narrow)``.
 
-    Parameters
-    ----------
-    signs : bool
-        Whether the scales of the inputs start as random signs instead of 1.
+    - ``signs``: Whether the scales of the inputs start as random signs instead of 1.
     """
 
     def __init__(self, members: int, wide: int, narrow: int, *, signs: bool) -> None:

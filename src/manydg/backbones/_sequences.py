@@ -539,12 +539,7 @@ class Chain:
     sharpness: float = 0.5
 
     def read(
-        self,
-        sessions: Sequence[Array],
-        pauses: Sequence[Array],
-        labels: Sequence[Array] | None = None,
-        *,
-        causal: bool,
+        self, sessions: Sequence[Array], pauses: Sequence[Array], labels: Sequence[Array] | None = None, *, causal: bool
     ) -> list[Array]:
         """Log probabilities of the classes by the forward-backward algorithm, or by its first half alone if ``causal``.
 

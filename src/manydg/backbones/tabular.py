@@ -36,10 +36,6 @@ class PiecewiseLinear(nn.Module):
     A missing value (NaN) has an encoding of zeros. A feature with few distinct values has one bin between each two, and
     a constant one has none: its encoding is zero. A feature that no training patient has counts as missing everywhere:
     its slopes are -1.
-
-    Parameters
-    ----------
-    features, bins : int
     """
 
     start: Tensor
@@ -61,12 +57,8 @@ class PiecewiseLinear(nn.Module):
     def fit(self, blocks: Iterable[Tensor]) -> list[int]:
         """Place the bins from values ``(rows, features)`` that come in blocks ``(rows, some features)``.
 
-        NaN is passed over; see :func:`rows_for_quantiles` for how many rows are enough.
-
-        Returns
-        -------
-        list of int
-            The features without a value.
+        NaN is passed over; see :func:`rows_for_quantiles` for how many rows are enough. Returns the features without a
+        value.
         """
         start, slope = np.zeros((self.features, self.bins)), np.zeros((self.features, self.bins))
         constant: list[int] = []

@@ -13,7 +13,8 @@ import typer
 from manydg import __version__
 from manydg.cli import data, studies, train
 from manydg.cli._options import command
-from manydg.errors import QUIET, ManyDGError, printable, warn_plainly
+from manydg.errors import ManyDGError
+from manydg.files import QUIET, printable, warn_plainly
 
 _INTERRUPTED = 130
 _LONGEST_MESSAGE = 900
@@ -76,8 +77,8 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:
-        place = f" ({error.filename})" if error.filename else ""
-        _fail(f"the operating system refused: {error.strerror or error}{place}")
+        file = f" ({error.filename})" if error.filename else ""
+        _fail(f"the operating system refused: {error.strerror or error}{file}")
     except SystemExit:
         raise
     except BaseException as error:  # noqa: BLE001 - a bug of ours or of a library, such as a panic of polars

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 from rich.console import Console
 
-from manydg.errors import QUIET, ConfigError, printable
+from manydg.errors import ConfigError
+from manydg.files import QUIET, printable
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -344,7 +345,7 @@ _WIDTH_OF_FILES = 130
 class PlainConsole(Console):
     """A console that shows text as it is: brackets are no markup, and nothing in a name moves the cursor.
 
-    Strings are escaped (:func:`manydg.errors.printable`), so that each is one line; whoever builds a table escapes its
+    Strings are escaped (:func:`manydg.files.printable`), so that each is one line; whoever builds a table escapes its
     cells.
     """
 

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import inspect
 import json
-import sys
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -34,7 +32,7 @@ from manydg.cli._options import (
     show_line,
     show_table,
 )
-from manydg.errors import ManyDGWarning, printable
+from manydg.errors import ManyDGWarning
 from manydg.sources import (
     SOURCES,
     TWINS,
@@ -53,7 +51,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from manydg.data.dataset import ColumnSchema, DomainDataset
-    from manydg.data.info import CohortStep
+    from manydg.data.info import CohortStep, TargetSpec
     from manydg.files import Json
     from manydg.registry import Registry
 
@@ -105,11 +103,13 @@ class _PrepareGroup(_RegistryGroup):
 
         def run(raw: Path, out: Path, overwrite: bool, as_json: bool, workers: int = 1, engine: str = "local",
                 address: str | None = None, context: typer.Context | None = None, **values: Any) -> None:  # fmt: skip
-            from manydg.files import claimed
+            from manydg.files import claimed, warn_plainly
             from manydg.jobs import engine_named, using
 
             options = _options(source.options_class, values, context.args if context else [])
-            with claimed(out), using(engine_named(engine, address)), _plain_warnings():
+            with claimed(out), using(engine_named(engine, address)), warnings.catch_warnings():
+                warn_plainly()
+                warnings.simplefilter("always", ManyDGWarning)
                 source.prepare(raw, out, options, workers=workers, overwrite=overwrite)
             _show_prepared(source, out, as_json=as_json)
 
@@ -134,11 +134,11 @@ class _SynthesizeGroup(_RegistryGroup):
             options = _options(twin.options_class, values)
             with claimed(out):
                 folder = twin.create(out, options)
-            told = twin.describe(folder, options)
+            about = twin.describe(folder, options)
             if as_json:
-                show_json({"twin": name, "out": str(folder), "about": told})
+                show_json({"twin": name, "out": str(folder), "about": about})
             else:
-                show_line(told)
+                show_line(about)
 
         folder = Annotated[Path, typer.Option(help="New folder for the raw files.", show_default=False)]
         parameters = [keyword("out", folder), *_parameters(twin.options_class)]
@@ -330,23 +330,6 @@ def _show_prepared(source: AnySource, out: Path, *, as_json: bool) -> None:
         show_line(line)
 
 
-@contextmanager
-def _plain_warnings() -> Iterator[None]:
-    """Print our warnings as plain lines."""
-    with warnings.catch_warnings():
-        show: Callable[..., None] = warnings.showwarning
-
-        def plain(message: Warning | str, category: type[Warning], *rest: object) -> None:
-            if issubclass(category, ManyDGWarning):
-                print(printable(f"manydg: warning: {message}"), file=sys.stderr)
-            else:
-                show(message, category, *rest)
-
-        warnings.simplefilter("always", ManyDGWarning)
-        warnings.showwarning = plain  # type: ignore[assignment]
-        yield
-
-
 def describe_dataset(source: AnySource, out: Path) -> list[str]:
     """Lines about a new dataset: what was left after each step, what it holds, and what can be done next."""
     from manydg.data.storage import read_description
@@ -409,10 +392,10 @@ def inspect_dataset(
     if json:
         from json import dumps
 
-        flow = [step.to_json() for step in summary.cohort_flow]
-        typer.echo(dumps(asdict(summary) | {"cohort_flow": flow}, indent=1))
-        return
+        from manydg.files import fields_as_json
 
+        typer.echo(dumps(fields_as_json(summary), indent=1))
+        return
     _show(PlainConsole(soft_wrap=True), summary)
 
 
@@ -487,14 +470,6 @@ class AgainstPaper:
 
 
 @dataclass(frozen=True)
-class TargetSummary:
-    """The kind of target, and its classes or labels."""
-
-    kind: str
-    names: list[str]
-
-
-@dataclass(frozen=True)
 class DatasetSummary:
     """Everything that ``manydg inspect --json`` prints; synthetic patients are not held against the paper's."""
 
@@ -507,7 +482,7 @@ class DatasetSummary:
     sites: int
     inputs: Mapping[str, ColumnSchema]
     vocabularies: dict[str, int]
-    target: TargetSummary
+    target: TargetSpec
     labels: list[LabelRow]
     labels_per_sample: LabelsPerSample | None
     values: ValueSummary | None
@@ -540,7 +515,7 @@ def summarize(folder: str | Path) -> DatasetSummary:
         sites=len(set(data.info.sites.values())),
         inputs=InputSchema.of(data).columns,
         vocabularies=sizes,
-        target=TargetSummary(data.target.kind, list(data.target.names)),
+        target=data.target,
         labels=label_table(data, published.shares if published else {}),
         labels_per_sample=labels_per_sample(data),
         values=value_summary(data),

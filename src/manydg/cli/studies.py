@@ -167,7 +167,6 @@ def _show_searches(dataset: Path, names: Sequence[str], trials: int, seeds: int,
 
 def _show_chosen(tuning: Tuning, names: Sequence[str]) -> None:
     """Print what every search chose, by how much it is better than the defaults, and what it cost."""
-
     for search in (each for each in tuning.searches if each.algorithm in names):
         if (best := search.chosen) is None:
             show_line(f"{search.name}: no trial was complete; see the errors above")
@@ -237,8 +236,8 @@ def _conduct(
         kept = tuple(algorithm for algorithm in request.algorithms if algorithm in used)
         request = fitting(replace(request, algorithms=kept), console.print)
     if tuned is not None:
-        found = with_tuned(options, tuned, request.dataset, request.algorithms, range(seeds))
-        request = replace(request, options=found)
+        chosen = with_tuned(options, tuned, request.dataset, request.algorithms, range(seeds))
+        request = replace(request, options=chosen)
     if dry_run:
         if note := scaled_down(name, request):
             show_line(f"{name}: {note}")
@@ -255,7 +254,6 @@ def _conduct(
 
 def _show_json(out: Path, summaries: Sequence[Summary], files: Sequence[Path]) -> None:
     """Print the numbers of a results folder."""
-
     show_json([_summary_json(summary) for summary in summaries])
 
 

@@ -239,12 +239,12 @@ def audit(
     from manydg.training.run import SPLIT, open_run
 
     opened, data = open_run(run, backbone=backbone, algorithm=algorithm), open_dataset(dataset)
-    found = audit_run(opened, data, load_split(run / SPLIT, data))
+    result = audit_run(opened, data, load_split(run / SPLIT, data))
     if json:
-        typer.echo(dumps(found.to_json(), indent=1))
+        typer.echo(dumps(result.to_json(), indent=1))
         return
-    console.print(f"{found.algorithm} on {opened.record.dataset}:")
-    for sentence in found.words:
+    console.print(f"{result.algorithm} on {opened.record.dataset}:")
+    for sentence in result.words:
         show_line(sentence)
 
 
@@ -276,13 +276,13 @@ def evaluate(
     if out is not None and out.suffix not in (endings := (".md", ".html", ".json")):
         raise unknown_name("kind of page", out.suffix or out.name, endings)
     opened = open_run(run, backbone=backbone, algorithm=algorithm)
-    found = evaluate_run(opened, open_dataset(dataset), dataset.resolve().name)
+    result = evaluate_run(opened, open_dataset(dataset), dataset.resolve().name)
     if json:
-        show_json(found.to_json())
+        show_json(result.to_json())
     else:
-        for sentence in found.words:
+        for sentence in result.words:
             show_line(sentence)
     if out is not None:
-        pages = {".md": found.to_markdown(), ".html": found.to_html(), ".json": dumps(found.to_json(), indent=1)}
+        pages = {".md": result.to_markdown(), ".html": result.to_html(), ".json": dumps(result.to_json(), indent=1)}
         write_atomically(out, pages[out.suffix].encode())
         console.print(f"wrote {out}")

@@ -36,10 +36,10 @@ from manydg.data.columns import (
     times_in,
     unnest,
 )
-from manydg.data.info import DatasetInfo, Provenance, TargetSpec, combine_checksums
+from manydg.data.info import ArrayFile, DatasetInfo, Provenance, TargetSpec, combine_checksums
 from manydg.data.storage import METADATA, DatasetWriter, Verify, offsets_file, read_arrays, read_description
 from manydg.errors import DataError, StorageError
-from manydg.files import ArrayFile, Json, ParsedJson
+from manydg.files import Json, ParsedJson
 
 if TYPE_CHECKING:
     import polars as pl

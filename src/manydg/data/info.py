@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 from manydg.errors import DataError
-from manydg.files import ArrayFile, Json, ParsedJson
+from manydg.files import Json, ParsedJson, as_json, fields_as_json
 
 CLASSES = ("classes", "votes", "binary", "multilabel")
 """Kinds of target with classes or labels."""
@@ -110,9 +110,6 @@ class SourceFile:
     def from_json(value: ParsedJson) -> SourceFile:
         return SourceFile(str(value["name"]), int(value["bytes"]), str(value["checksum"]))
 
-    def to_json(self) -> dict[str, Json]:
-        return {"name": self.name, "bytes": self.bytes, "checksum": self.checksum}
-
 
 @dataclass(frozen=True)
 class Provenance:
@@ -138,9 +135,7 @@ class Provenance:
         return Provenance(str(value["source"]), program, files, options, bool(value.get("synthetic", False)))
 
     def to_json(self) -> dict[str, Json]:
-        files = [file.to_json() for file in self.files]
-        marked: dict[str, Json] = {"synthetic": True} if self.synthetic else {}
-        return {"source": self.source, "program": self.program, "files": files, "options": dict(self.options), **marked}
+        return fields_as_json(self, "synthetic")
 
 
 @dataclass(frozen=True)
@@ -270,6 +265,20 @@ class DatasetInfo:
 
 
 @dataclass(frozen=True)
+class ArrayFile:
+    """What is recorded of a ``.npy`` file: its size, type and shape and, where it was hashed, its checksum."""
+
+    bytes: int
+    dtype: str
+    shape: tuple[int, ...]
+    checksum: str | None = None
+
+    @staticmethod
+    def from_json(value: ParsedJson) -> ArrayFile:
+        return ArrayFile(int(value["bytes"]), str(value["dtype"]), tuple(value["shape"]), value["checksum"])
+
+
+@dataclass(frozen=True)
 class DatasetDescription:
     """The content of ``dataset.json``.
 
@@ -314,7 +323,7 @@ class DatasetDescription:
             "columns": dict(self.columns),
             "content_hash": self.content_hash,
             "pseudonym_key": self.pseudonym_key,
-            "files": {key: file.to_json() for key, file in self.files.items()},
+            "files": as_json(self.files),
             "info": self.info.to_json(),
         }
 

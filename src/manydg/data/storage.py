@@ -6,32 +6,32 @@ records every file's size and checksum. :func:`manydg.open_dataset` opens a fold
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 import secrets
 import shutil
+import tokenize
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
 from manydg.data.columns import Column, Ragged, as_stored, encode_patients, unnest
-from manydg.data.info import DatasetDescription, DatasetInfo, TargetSpec
+from manydg.data.info import ArrayFile, DatasetDescription, DatasetInfo, TargetSpec
 from manydg.errors import DataError, StorageError
 from manydg.files import (
-    HEADER_BYTES,
-    ArrayFile,
-    HashedNpyStream,
     HashingThread,
     ParsedJson,
     disk_errors,
     make_folder,
-    npy_header,
     partial_name,
+    private,
     read_json,
     reading_errors,
     recover_folder,
@@ -47,6 +47,23 @@ METADATA = "metadata."
 """The prefix of the files with a dataset's metadata."""
 VERIFY_CONTENT_BELOW = 1 << 30
 """Bytes up to which a folder's content is checked whenever it is opened."""
+
+HEADER_BYTES = 256
+DAMAGED_NPY = (
+    ValueError,
+    EOFError,
+    SyntaxError,
+    TypeError,
+    LookupError,
+    OverflowError,
+    MemoryError,
+    RecursionError,
+    tokenize.TokenError,
+)
+"""What NumPy raises for a header that is cut or garbled, found by fuzzing it."""
+LARGE_FILE = 1 << 31
+"""Bytes from which a file is kept out of the page cache while it is read or written once from end to end."""
+_CACHE_STEP = 1 << 25
 
 Array = npt.NDArray[Any]
 Values = Tensor | Array
@@ -145,12 +162,7 @@ class DatasetWriter:
     ) -> None:  # fmt: skip
         """Add a whole dataset whose patients are encoded already, and whose pseudonyms are to stay the same.
 
-        Parameters
-        ----------
-        codes : array ``(rows,)``
-            Positions in ``patients``.
-        patients : array of str
-        pseudonym_key : str
+        - ``codes`` ``(rows,)``: Positions in ``patients``.
         """
         self._codes = {name: code for code, name in enumerate(patients.tolist())}
         self._pseudonym_key = pseudonym_key
@@ -301,10 +313,86 @@ def _check_header(path: Path, expected: ArrayFile) -> None:
 
 
 def _check_content(path: Path, expected: ArrayFile) -> None:
-    digest = hashlib.blake2b(digest_size=16)
     with reading_errors(path), path.open("rb") as file:
         file.seek(HEADER_BYTES)
-        while chunk := file.read(1 << 22):
-            digest.update(chunk)
+        digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
     if digest.hexdigest() != expected.checksum:
         raise StorageError(f"{path} does not match its checksum: it is damaged, prepare the dataset again")
+
+
+# Its files: arrays that grow by rows
+
+
+class NpyStream:
+    """A ``.npy`` file that grows by rows; its header is completed when it is closed."""
+
+    def __init__(self, path: Path, dtype: np.dtype[Any], row_shape: tuple[int, ...]) -> None:
+        self.path, self.dtype, self.row_shape, self.rows = path, dtype, row_shape, 0
+        self._file: IO[bytes] = open(path, "wb", opener=private)  # noqa: SIM115 - closed by close() or abandon()
+        self._written = self._file.write(b"\0" * HEADER_BYTES)
+        self._next_drop = LARGE_FILE
+
+    def append(self, array: npt.NDArray[Any]) -> None:
+        if array.shape[1:] != self.row_shape:
+            raise DataError(f"'{self.path.stem}': rows of shape {array.shape[1:]} after rows of {self.row_shape}")
+        if not np.can_cast(array.dtype, self.dtype, "same_kind"):
+            raise DataError(f"'{self.path.stem}': values of type {array.dtype} after values of {self.dtype}")
+        self._write(np.ascontiguousarray(array, dtype=self.dtype).reshape(-1).view(np.uint8).data)
+        self.rows += len(array)
+
+    def _write(self, data: memoryview) -> None:
+        self._written += self._file.write(data)
+        if self._written >= self._next_drop:
+            self._next_drop = self._written + _CACHE_STEP
+            drop_from_cache(self._file.fileno(), max(0, self._written - 8 * _CACHE_STEP), self._written)
+
+    def close(self) -> ArrayFile:
+        """Write the header and flush the file to the disk."""
+        self._file.seek(0)
+        self._file.write(npy_header(self.dtype.str, (self.rows, *self.row_shape)))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        return ArrayFile(self.path.stat().st_size, self.dtype.str, (self.rows, *self.row_shape))
+
+    def abandon(self) -> None:
+        """Close the file without completing it."""
+        # Closing writes what is buffered, which fails once more where the disk is full.
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+
+class HashedNpyStream(NpyStream):
+    """A :class:`NpyStream` that knows its checksum when closed.
+
+    Rows are hashed in a background thread while others are written: an array that was appended must not change until
+    ``hashing.wait()`` returns.
+    """
+
+    def __init__(self, path: Path, dtype: np.dtype[Any], row_shape: tuple[int, ...], hashing: HashingThread) -> None:
+        super().__init__(path, dtype, row_shape)
+        self._digest, self._hashing = hashlib.blake2b(digest_size=16), hashing
+
+    def _write(self, data: memoryview) -> None:
+        self._hashing.update(self._digest, data)
+        super()._write(data)
+
+    def close(self) -> ArrayFile:
+        entry = super().close()
+        self._hashing.wait()
+        return ArrayFile(entry.bytes, entry.dtype, entry.shape, self._digest.hexdigest())
+
+
+def npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    """The header of a ``.npy`` file, of a fixed length."""
+    text = repr({"descr": dtype, "fortran_order": False, "shape": shape}).encode("latin1")
+    return b"\x93NUMPY\x01\x00" + (HEADER_BYTES - 10).to_bytes(2, "little") + text.ljust(HEADER_BYTES - 11) + b"\n"
+
+
+def drop_from_cache(file: int, start: int, stop: int) -> None:
+    """Drop a range of an open file from the page cache, where the system can.
+
+    Otherwise a file of many gigabytes evicts everything else from memory, only to be evicted by its own end.
+    """
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(file, start, stop - start, os.POSIX_FADV_DONTNEED)

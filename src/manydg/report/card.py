@@ -89,8 +89,8 @@ class Facts:
     @cached_property
     def predictions(self) -> Predictions | None:
         """Test predictions the run is judged by; None where the file is gone."""
-        found = load_predictions(self.folder, self.record.replace(folder="."))
-        return None if found is None else found.scored()
+        whole = load_predictions(self.folder, self.record.replace(folder="."))
+        return None if whole is None else whole.scored()
 
     @cached_property
     def intervals(self) -> Mapping[str, Interval]:

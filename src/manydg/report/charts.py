@@ -415,8 +415,8 @@ def rank_diagram(title: str, names: Sequence[str], ranks: Sequence[float], joine
             axes.annotate(f"{rank:.2f}", (rank, row), (6, 0), textcoords="offset points", va="center", fontsize=8)
         step = 0.05 * (right - 0.8)
         for position, (first, last) in enumerate(joined):
-            place = right + (4.5 + 1.2 * position) * step
-            axes.vlines(place, first - 0.18, last + 0.18, color=INK, lw=3.2)
+            x = right + (4.5 + 1.2 * position) * step
+            axes.vlines(x, first - 0.18, last + 0.18, color=INK, lw=3.2)
         axes.set(xlim=(0.8, right + (5.5 + 1.2 * len(joined)) * step), xlabel="mean rank (1 is best)")
         _name_rows(axes, names)
         axes.set_xticks([tick for tick in range(1, len(names) + 1) if tick <= right + 0.5])

@@ -182,15 +182,15 @@ def listed(items: Sequence[str], last: str = "and") -> str:
     return f"{', '.join(items[:-1])} {last} {items[-1]}"
 
 
-def plural(amount: int, one: str, many: str | None = None) -> str:
+def plural(amount: int, one: str) -> str:
     """An amount with its noun.
 
     Examples
     --------
-    >>> plural(1, "patient"), plural(2, "patient"), plural(2, "study", "studies")
-    ('1 patient', '2 patients', '2 studies')
+    >>> plural(1, "patient"), plural(2, "patient")
+    ('1 patient', '2 patients')
     """
-    return f"{count(amount)} {one if amount == 1 else many or one + 's'}"
+    return f"{count(amount)} {one if amount == 1 else one + 's'}"
 
 
 def sentence(text: str) -> str:

@@ -20,7 +20,8 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from manydg.errors import ConfigError, DataError, ManyDGError, csv_text, unknown_name
+from manydg.errors import ConfigError, DataError, ManyDGError, unknown_name
+from manydg.files import Json, csv_text
 from manydg.registry import Registry
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
     from manydg.data.columns import Column
     from manydg.data.info import TargetSpec
-    from manydg.files import Json
 
 Reporter = Callable[[str], None]
 """Shows a line to the user."""
@@ -509,7 +509,7 @@ def write_prediction_table(
     """Write a table of predictions, a line per sample.
 
     Its columns are those of :func:`prediction_table`. Text that a spreadsheet would compute is kept text
-    (:func:`manydg.errors.csv_text`).
+    (:func:`manydg.files.csv_text`).
     """
     import polars as pl
 

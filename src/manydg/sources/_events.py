@@ -6,6 +6,7 @@ that the whole of a large database fits in about 16 bytes a row and is sorted on
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,9 @@ import polars as pl
 import torch
 
 from manydg.data.columns import Column, Ragged
+from manydg.data.storage import DatasetWriter
 from manydg.errors import DataError
-from manydg.files import Json, disk_errors, prefetch_map
+from manydg.files import disk_errors, prefetch_map
 
 # Rows of events packed into sortable keys, and small tools for ragged layouts.
 
@@ -156,9 +158,6 @@ class CodeField:
     start: int
     stop: int
 
-    def to_json(self) -> dict[str, Json]:
-        return {"name": self.name, "kind": self.kind, "start": self.start, "stop": self.stop}
-
 
 @dataclass(frozen=True)
 class Vocabulary:
@@ -280,6 +279,29 @@ class EventBlock:
     samples: npt.NDArray[np.int64]
     columns: dict[str, Column]
     counts: dict[str, int]
+
+
+def write_blocks(
+    writer: DatasetWriter,
+    blocks: Iterable[EventBlock],
+    static: npt.NDArray[np.float32],
+    targets: Array,
+    patients: Array,
+    times: Array,
+) -> tuple[npt.NDArray[np.int64], Counter[str]]:
+    """Write the samples of all blocks; the other arrays have a row for every sample there is.
+
+    - returns: The numbers of the samples written, and the blocks' counts.
+    """
+    counts: Counter[str] = Counter()
+    kept = [np.zeros(0, np.int64)]
+    for block in blocks:
+        counts.update(block.counts)
+        if len(rows := block.samples):
+            columns = block.columns | {"static": static[rows]}
+            writer.append_immutable(columns, targets[rows], patients[rows], times[rows])
+            kept.append(rows)
+    return np.concatenate(kept), counts
 
 
 def join_blocks(blocks: Iterable[EventBlock]) -> tuple[npt.NDArray[np.int64], dict[str, Column]]:

@@ -35,13 +35,13 @@ from torch import Tensor
 from manydg.data.columns import CATEGORIES, PositionName, check_finite, encode_patients, encode_targets
 from manydg.data.info import CohortStep, DatasetInfo, Provenance, SourceFile, TargetSpec
 from manydg.data.storage import DatasetWriter, link_refused
-from manydg.errors import QUIET, ConfigError, DataError, ManyDGError, StorageError, warn
+from manydg.errors import ConfigError, DataError, ManyDGError, StorageError, warn
 from manydg.files import (
+    QUIET,
     Json,
     disk_errors,
     naming,
     prefetch_map,
-    read_ahead,
     reading_errors,
     recover_folder,
     write_json,
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
 A = TypeVar("A")
 R = TypeVar("R", bound="DataclassInstance")
 
-_CHUNK = 1 << 22
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -71,8 +70,8 @@ class CohortFlow:
     >>> flow = CohortFlow()
     >>> flow.add("recordings found", patients=3, recordings=5)
     >>> flow.add("epochs with a stage", patients=3, samples=120)
-    >>> flow.to_json()[1]
-    {'step': 'epochs with a stage', 'patients': 3, 'samples': 120}
+    >>> flow.steps()[1]
+    CohortStep(step='epochs with a stage', counts={'patients': 3, 'samples': 120})
     """
 
     def __init__(self) -> None:
@@ -92,10 +91,6 @@ class CohortFlow:
 
     def steps(self) -> tuple[CohortStep, ...]:
         return tuple(self._steps)
-
-    def to_json(self) -> list[dict[str, Json]]:
-        """The steps as JSON values, in order."""
-        return [step.to_json() for step in self._steps]
 
 
 SYNTHETIC = "synthetic.json"
@@ -149,21 +144,13 @@ def _version() -> str:
 # Reading and checksums
 
 
-def file_checksum(path: str | Path) -> str:
-    """The SHA-256 checksum of a file, read as a stream; PhysioNet's ``SHA256SUMS.txt`` lists the same."""
-    digest = hashlib.sha256()
-    with reading_errors(path), Path(path).open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
 def describe_files(paths: Iterable[str | Path]) -> list[SourceFile]:
-    """Name, size and checksum of each file, in memory of one chunk; folders' names are left out."""
+    """Name, size and SHA-256 checksum of each file, as PhysioNet's ``SHA256SUMS.txt`` lists it; no folders' names."""
     entries = []
     for path in map(Path, paths):
-        checksum = file_checksum(path)
-        entries.append(SourceFile(path.name, path.stat().st_size, checksum))
+        with reading_errors(path), path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256")
+        entries.append(SourceFile(path.name, path.stat().st_size, digest.hexdigest()))
     return entries
 
 
@@ -181,7 +168,8 @@ def map_whole(path: Path) -> npt.NDArray[np.uint8]:
     """All bytes of a file, ``(bytes,)``, mapped into memory; the disk begins to read them at once."""
     try:
         with path.open("rb") as file:
-            read_ahead(file.fileno(), 0, 0)
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
             return np.memmap(file, np.uint8, "r")
     except (OSError, ValueError) as error:
         raise StorageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error

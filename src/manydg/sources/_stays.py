@@ -19,12 +19,11 @@ from manydg.data.columns import parse_numbers, sites_of_patients
 from manydg.data.info import DatasetInfo, TargetSpec
 from manydg.data.storage import DatasetWriter
 from manydg.errors import ConfigError, DataError, unknown_name
-from manydg.files import Json
+from manydg.files import Json, as_json
 from manydg.jobs import Job
 from manydg.sources import NewSamples, Options, TrainedOn, option
 from manydg.sources._events import (
     BLOCK,
-    EventBlock,
     EventStore,
     Field,
     SavedEvents,
@@ -32,6 +31,7 @@ from manydg.sources._events import (
     join_blocks,
     load_events,
     save_events,
+    write_blocks,
 )
 from manydg.sources._preparing import CohortFlow, WorkFolder, describe_files, run_jobs, with_provenance, work_folder
 from manydg.sources._tables import Array, CategoryMap, SampleIndex, Table, limit_patients
@@ -319,7 +319,9 @@ class StayCohort:
             target = TargetSpec("binary", ("not readmitted", "readmitted"))
             with DatasetWriter(out, target, info, overwrite=overwrite) as writer:
                 blocks = store.blocks(vocabulary, min_events=options.min_events, max_events=options.max_events)
-                kept = _write_blocks(writer, blocks, stays, labels, flow, options.min_events)
+                beside = static_features(stays), labels, stays["patient"].to_numpy(), stays["time"].to_numpy()
+                kept, counts = write_blocks(writer, blocks, *beside)
+                _add_written(flow, stays[kept], labels[kept], counts, options.min_events)
                 if len(there := np.unique(labels[kept])) < 2:
                     raise DataError(
                         f"{'every' if there[0] else 'no'} unit stay is followed by another: there is nothing to learn; "
@@ -371,7 +373,7 @@ class StayCohort:
 def _settings(reader: type[EventReader], vocabulary: Vocabulary, options: StayOptions) -> dict[str, Json]:
     return {
         "event_kinds": list(reader.kinds),
-        "code_fields": [field.to_json() for field in vocabulary.fields if field.stop > field.start],
+        "code_fields": as_json([field for field in vocabulary.fields if field.stop > field.start]),
         "static_names": list(STATIC_NAMES),
         "without": list(options.without),
         "min_events": options.min_events,
@@ -379,35 +381,19 @@ def _settings(reader: type[EventReader], vocabulary: Vocabulary, options: StayOp
     }
 
 
-def _write_blocks(
-    writer: DatasetWriter,
-    blocks: Iterator[EventBlock],
-    stays: pl.DataFrame,
-    labels: npt.NDArray[np.int64],
-    flow: CohortFlow,
-    min_events: int,
-) -> npt.NDArray[np.int64]:
-    """Write the blocks; returns the numbers of the stays written."""
-    static, times, patients = static_features(stays), stays["time"].to_numpy(), stays["patient"].to_numpy()
-    counts: Counter[str] = Counter()
-    kept = []
-    for block in blocks:
-        counts.update(block.counts)
-        if len(block.samples):
-            rows = block.samples
-            writer.append_immutable(block.columns | {"static": static[rows]}, labels[rows], patients[rows], times[rows])
-            kept.append(rows)
-    chosen = np.concatenate(kept) if kept else np.zeros(0, np.int64)
-    if not len(chosen):
+def _add_written(
+    flow: CohortFlow, stays: pl.DataFrame, labels: npt.NDArray[np.int64], counts: Counter[str], min_events: int
+) -> None:
+    """Add the stays that were written to the cohort flow."""
+    if stays.is_empty():
         raise DataError(f"no unit stay has {min_events} or more events: there is nothing to learn from")
     flow.add(
         f"unit stays with {min_events} or more events",
-        patients=stays[chosen]["patient"].n_unique(),
-        samples=len(chosen),
+        patients=stays["patient"].n_unique(),
+        samples=stays.height,
         left_out_samples=counts["short_samples"],
-        readmitted=int(labels[chosen].sum()),
+        readmitted=int(labels.sum()),
         events=counts["events"],
         left_out_events_beyond_limit=counts["events_beyond_limit"],
         left_out_repeated_rows=counts["repeated_rows"],
     )
-    return chosen

@@ -42,6 +42,7 @@ _NDC_COLUMNS = ("ndc", "ndc11", "ndc_code")
 _BATCH = 250_000
 _PIECE = 20_000
 _NO_ID = -(1 << 62)
+_SIDE_EFFECTS = 40
 _KEYS = ["subject_id", "hadm_id"]
 _TIME_FORMATS = ("%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M", "%Y-%m-%d")
 
@@ -482,17 +483,16 @@ def read_ndc_map(path: str | Path) -> pl.DataFrame:
     return frame
 
 
-def read_interactions(
-    path: str | Path, drugs: list[str], *, compounds: str | Path | None = None, side_effects: int = 40
-) -> list[list[int]]:
+def read_interactions(path: str | Path, drugs: list[str], *, compounds: str | Path | None = None) -> list[list[int]]:
     """Read which pairs of drugs interact.
+
+    Where the table names side effects, only pairs with one of the 40 rarest of them count: nearly any two drugs share a
+    common one.
 
     - ``path``: Either a CSV file with the columns ``atc_1`` and ``atc_2``, or a table of STITCH compound pairs with the
       columns ``stitch 1`` and ``stitch 2`` (as TWOSIDES is distributed), which needs ``compounds``.
     - ``drugs``: The dataset's drugs, four characters each, in label order.
     - ``compounds``: A CSV file without header: a STITCH compound, then its ATC codes.
-    - ``side_effects``: Where the table names side effects, only pairs with one of this many rarest of them count:
-      nearly any two drugs share a common one.
     - returns: Pairs of label indices, the smaller first, sorted.
     """
     table = _open_map(path, "drug-interaction table")
@@ -503,7 +503,7 @@ def read_interactions(
     elif "stitch 1" in table.columns:
         if compounds is None:
             raise DataError(f"{path} names STITCH compounds: name the table that gives their ATC codes too (--ddi-atc)")
-        pairs = _compound_pairs(table, Path(compounds), side_effects)
+        pairs = _compound_pairs(table, Path(compounds))
     else:
         raise DataError(f"{path} has neither the columns atc_1, atc_2 nor STITCH 1, STITCH 2: see the docs on --ddi")
     index = pl.DataFrame({"atc": drugs, "label": range(len(drugs))}, schema={"atc": pl.String, "label": pl.Int64})
@@ -529,14 +529,14 @@ def _column(table: Table, names: tuple[str, ...]) -> str:
     return known
 
 
-def _compound_pairs(table: Table, compounds: Path, side_effects: int) -> pl.DataFrame:
+def _compound_pairs(table: Table, compounds: Path) -> pl.DataFrame:
     atc = _read_compounds(compounds)
     texts = ["stitch 1", "stitch 2"]
     with table.reading():
         if "side effect name" in table.columns:
             rows = table.scan(texts=[*texts, "side effect name"]).collect(engine="streaming")
             effect = pl.col("side effect name")
-            rarest = rows.group_by(effect).len().sort("len", "side effect name").head(side_effects)
+            rarest = rows.group_by(effect).len().sort("len", "side effect name").head(_SIDE_EFFECTS)
             rows = rows.join(rarest.select(effect), on="side effect name", how="semi")
         else:
             rows = table.scan(texts=texts).collect(engine="streaming")

@@ -16,8 +16,9 @@ import torch
 
 from manydg.data.columns import check_finite, signal_settings
 from manydg.data.info import DatasetInfo
+from manydg.data.storage import DAMAGED_NPY
 from manydg.errors import ConfigError, DataError, StorageError
-from manydg.files import DAMAGED_NPY, Json, naming, unpacked_limit
+from manydg.files import Json, naming, unpacked_limit
 from manydg.sources import KEEP_HELP, NewSamples, Options, RawArgument, Source, SourceDocs, TrainedOn, option
 from manydg.sources._preparing import MISSING, CohortFlow, with_provenance, write_dense
 

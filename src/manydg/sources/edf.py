@@ -27,8 +27,8 @@ import torch
 
 from manydg.data.info import DatasetInfo, SourceFile, TargetSpec
 from manydg.data.storage import DatasetWriter
-from manydg.errors import ConfigError, DataError, StorageError, csv_text, warn
-from manydg.files import Json, disk_error, reading_errors
+from manydg.errors import ConfigError, DataError, StorageError, warn
+from manydg.files import Json, csv_text, disk_error, reading_errors
 from manydg.jobs import Job, in_this_process
 from manydg.sources import (
     KEEP_HELP,
@@ -610,26 +610,19 @@ def limit(recordings: Sequence[RawRecording], patients: int | None) -> tuple[Raw
 class Survey:
     """The labels of a recording as its files have them, or why it cannot be used."""
 
-    onsets: list[float]
-    durations: list[float]
-    texts: list[str]
+    notes: list[Annotation]
     problem: str = ""
-
-    @property
-    def notes(self) -> list[Annotation]:
-        return [Annotation(*note) for note in zip(self.onsets, self.durations, self.texts, strict=True)]
 
 
 def survey(argument: tuple[RawRecording, ScoringFormat, bool]) -> Survey:
     """Check a recording and read its labels."""
     recording, format, skip = argument
     try:
-        notes = _read_labels(recording, format)
+        return Survey(_read_labels(recording, format))
     except DataError as error:
         if not skip:
             raise
-        return Survey([], [], [], str(error))
-    return Survey([note.onset for note in notes], [note.duration for note in notes], [note.text for note in notes])
+        return Survey([], str(error))
 
 
 def _read_labels(recording: RawRecording, format: ScoringFormat) -> list[Annotation]:
@@ -811,7 +804,7 @@ def _plan(
     usable = [(recording, result) for recording, result in surveyed if not result.problem]
     if not usable:
         raise DataError("not one recording has labels; the lines above say why")
-    texts = Counter(text for _, result in usable for text in result.texts)
+    texts = Counter(note.text for _, result in usable for note in result.notes)
     suggested = None if options.label else suggest_preset(texts)
     labels = LabelMap.of(options.label, {"auto": suggested, "none": None}.get(options.labels, options.labels))
     format = _format([headers[recording.path] for recording, _ in usable], options)

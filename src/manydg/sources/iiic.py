@@ -24,9 +24,9 @@ import polars as pl
 import torch
 
 from manydg.data.info import DatasetInfo, SourceFile, TargetSpec
-from manydg.data.storage import DatasetWriter
+from manydg.data.storage import DAMAGED_NPY, LARGE_FILE, DatasetWriter, drop_from_cache
 from manydg.errors import ConfigError, DataError, StorageError, warn
-from manydg.files import DAMAGED_NPY, LARGE_FILE, HashingThread, Json, drop_from_cache, reading_errors
+from manydg.files import HashingThread, Json, reading_errors
 from manydg.sources import NewSamples, Options, PublishedCounts, Source, SourceDocs, TrainedOn, option
 from manydg.sources._preparing import (
     CohortFlow,

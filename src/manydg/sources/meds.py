@@ -24,11 +24,10 @@ from manydg.data.columns import encode_targets
 from manydg.data.info import DatasetInfo, TargetSpec
 from manydg.data.storage import DatasetWriter
 from manydg.errors import ConfigError, DataError, StorageError
-from manydg.files import Json, check_unpacked_rows, disk_errors
+from manydg.files import Json, as_json, check_unpacked_rows, disk_errors
 from manydg.jobs import Job
 from manydg.sources import NewSamples, Options, SamplePredictions, Source, SourceDocs, TrainedOn, option
 from manydg.sources._events import (
-    EventBlock,
     EventStore,
     Field,
     SavedEvents,
@@ -37,6 +36,7 @@ from manydg.sources._events import (
     load_events,
     ranges,
     save_events,
+    write_blocks,
 )
 from manydg.sources._preparing import (
     CohortFlow,
@@ -145,7 +145,9 @@ class Meds(Source[MedsOptions, TimesOptions]):
                 blocks = store.blocks(
                     vocabulary, min_events=options.min_events, max_events=options.max_events, ticks_per_minute=60
                 )
-                _write(writer, blocks, samples, codes, clock, flow, options.min_events)
+                patients = samples["subject_id"].to_numpy()
+                kept, _ = write_blocks(writer, blocks, clock.static, codes, patients, clock.hours)
+                _add_written(flow, patients[kept], options.min_events)
                 writer.info = with_provenance(
                     writer.info, self.name, described.result(), options.to_json(), flow, raw=raw
                 )
@@ -191,7 +193,7 @@ class Meds(Source[MedsOptions, TimesOptions]):
 def _settings(vocabulary: Vocabulary, options: MedsOptions) -> dict[str, Json]:
     return {
         "event_kinds": [field.name for field in vocabulary.fields],
-        "code_fields": [field.to_json() for field in vocabulary.fields],
+        "code_fields": as_json(vocabulary.fields),
         "static_names": list(STATIC_NAMES),
         "kinds": options.kinds,
         "min_events": options.min_events,
@@ -539,27 +541,12 @@ def _fields(counts: dict[str, int], kinds: str) -> list[Field]:
 # The dataset folder
 
 
-def _write(
-    writer: DatasetWriter,
-    blocks: Iterator[EventBlock],
-    samples: pl.DataFrame,
-    codes: npt.NDArray[np.int64],
-    clock: Clock,
-    flow: CohortFlow,
-    min_events: int,
-) -> None:
-    patients, hours, static = samples["subject_id"].to_numpy(), clock.hours, clock.static
-    kept: list[npt.NDArray[np.int64]] = []
-    for block in blocks:
-        rows = block.samples
-        if len(rows):
-            writer.append_immutable(block.columns | {"static": static[rows]}, codes[rows], patients[rows], hours[rows])
-        kept.append(rows)
-    chosen = np.concatenate(kept)
-    if not len(chosen):
+def _add_written(flow: CohortFlow, patients: npt.NDArray[np.int64], min_events: int) -> None:
+    """Add the samples that were written to the cohort flow, by their patients ``(samples,)``."""
+    if not len(patients):
         raise DataError(f"no label has {min_events} or more events before it: is it the label file of these data?")
     step = f"samples with {min_events} or more events up to the prediction time"
-    flow.add(step, patients=len(np.unique(patients[chosen])), samples=len(chosen))
+    flow.add(step, patients=len(np.unique(patients)), samples=len(patients))
 
 
 def _encode(labels: pl.Series) -> tuple[TargetSpec, npt.NDArray[Any]]:

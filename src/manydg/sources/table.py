@@ -42,14 +42,7 @@ from manydg.data.info import DatasetInfo, EventSpec, SourceFile
 from manydg.errors import ConfigError, DataError, StorageError, warn
 from manydg.files import Json, check_unpacked_rows, check_whole, naming
 from manydg.sources import KEEP_HELP, NewSamples, Options, RawArgument, Source, SourceDocs, TrainedOn, option
-from manydg.sources._preparing import (
-    MISSING,
-    CohortFlow,
-    describe_files,
-    natural,
-    with_provenance,
-    write_dense,
-)
+from manydg.sources._preparing import MISSING, CohortFlow, describe_files, natural, with_provenance, write_dense
 
 _UNREADABLE = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError)
 _NULLS = ["", "NA", "N/A", "null", "NULL"]

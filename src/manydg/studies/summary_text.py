@@ -14,8 +14,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from manydg.errors import csv_text, printable
 from manydg.evaluation.statistics import Interval
+from manydg.files import csv_text, printable
 from manydg.targets import oriented
 
 if TYPE_CHECKING:

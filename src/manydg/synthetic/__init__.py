@@ -76,8 +76,8 @@ class DemoPatients:
         shift = rng.normal(size=(LATENT, SIGNAL)) * 0.8
         signal = pattern[label] + np.einsum("nl,nls->ns", factor[who], turn[label]) + factor[who] @ shift
         signal += rng.normal(size=signal.shape) * NOISE
-        told = np.where(is_new[:, None], rng.dirichlet(np.full(len(CLASSES), 1.5), size=patients), priors)
-        spurious = (told @ rng.normal(size=(len(CLASSES), SPURIOUS)))[who]
+        shown = np.where(is_new[:, None], rng.dirichlet(np.full(len(CLASSES), 1.5), size=patients), priors)
+        spurious = (shown @ rng.normal(size=(len(CLASSES), SPURIOUS)))[who]
         spurious += rng.normal(size=(len(who), SPURIOUS)) * 0.3
         return DemoPatients(who, label, signal, spurious, is_new, factor, priors, pattern, turn + shift)
 

@@ -12,8 +12,9 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from manydg.data.storage import NpyStream
 from manydg.errors import ConfigError
-from manydg.files import Json, NpyStream, write_json
+from manydg.files import Json, write_json
 from manydg.sources import Options, Twin, option
 from manydg.sources._preparing import Progress
 from manydg.synthetic._twins import PatientFactors, check_request, draw_factors, draw_signals, spectra, synthetic_folder

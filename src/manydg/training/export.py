@@ -337,12 +337,12 @@ def _difference(model: Deployed, loaded: _Runs, rows: int) -> float:
     for _ in range(_SAMPLES_CHECKED):
         with torch.inference_mode():
             expected = _arrays(model(*given))
-        found = loaded(given)
-        differences.append(float(np.abs(expected[0] - found[0]).max()))
+        computed = loaded(given)
+        differences.append(float(np.abs(expected[0] - computed[0]).max()))
         if not isinstance(model, DeployedStream):
             break
         *columns, times, _ = given
-        given = (*(each.roll(1, 0) for each in columns), times + 1.0, torch.from_numpy(found[1]))
+        given = (*(each.roll(1, 0) for each in columns), times + 1.0, torch.from_numpy(computed[1]))
     return float(np.max(differences))
 
 

@@ -143,8 +143,8 @@ def fit(
     target = target_of(train.target, config.loss)
     check_training_labels(target, train)
     target.fit(train.targets)
-    if told := lengths_tell(target, train):
-        warnings.warn(f"{told}. Cut recordings into sessions of one length before you prepare them", ManyDGWarning, 2)
+    if leak := lengths_tell(target, train):
+        warnings.warn(f"{leak}. Cut recordings into sessions of one length before you prepare them", ManyDGWarning, 2)
     metric = selection_metric(config, target)
     untrained = copy.deepcopy(backbone)
     algorithm = _build(config, target, train, backbone)

@@ -400,11 +400,8 @@ def looks_ahead(config: TrainingConfig, dataset: DomainDataset) -> str | None:
 class ContextCache:
     """The last dataset with context, for runs one after the other on the same samples: a study's on one split.
 
-    Attributes
-    ----------
-    spared : float
-        Seconds that the last request did not take because another run had made the context: a run's own seconds
-        include them, so that the first run of a split is not the only one that is charged.
+    - ``spared``: Seconds that the last request did not take because another run had made the context: a run's own
+      seconds include them, so that the first run of a split is not the only one that is charged.
     """
 
     def __init__(self) -> None:
@@ -492,10 +489,10 @@ def with_context(
     ordered = add_order(data, sequence, None if training is None else torch.from_numpy(training))
     if config.sequence != NO_SEQUENCE:
         return ordered
-    told = lengths_tell(target_of(dataset.target), ordered if training is None else ordered.select(training))
-    if told is None:
+    leak = lengths_tell(target_of(dataset.target), ordered if training is None else ordered.select(training))
+    if leak is None:
         return ordered
-    warnings.warn(f"{told}. best leaves sequence models out", ManyDGWarning, stacklevel=2)
+    warnings.warn(f"{leak}. best leaves sequence models out", ManyDGWarning, stacklevel=2)
     known = cast("Mapping[str, Json]", ordered.info.settings["sequence"])
     settings = {**ordered.info.settings, "sequence": {**known, "kind": CHAIN}}
     return dataclasses.replace(ordered, info=dataclasses.replace(ordered.info, settings=settings))

@@ -106,9 +106,6 @@ class Counts:
     def total(self) -> int:
         return self.train + self.val + self.test
 
-    def to_json(self) -> dict[str, Json]:
-        return {"train": self.train, "val": self.val, "test": self.test}
-
     @staticmethod
     def from_json(value: Mapping[str, int]) -> Counts:
         return Counts(*(int(value.get(side) or 0) for side in ("train", "val", "test")))
@@ -121,9 +118,6 @@ class MemberEntry:
     name: str
     share: float
     val: Metrics
-
-    def to_json(self) -> dict[str, Json]:
-        return {"name": self.name, "share": self.share, "val": self.val}
 
     @staticmethod
     def from_json(value: Any) -> MemberEntry:
@@ -138,7 +132,7 @@ class Use:
     variant: Variant = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Json]:
-        return {"experiment": self.experiment, "variant": dict(self.variant)}
+        return fields_as_json(self)
 
     @staticmethod
     def from_json(value: Any) -> Use:
