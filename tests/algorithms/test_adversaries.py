@@ -147,6 +147,23 @@ def test_sagnet_s_losses_each_move_their_own_part(
     assert moved["adversarial"] == {"extractor": True, "content": False, "head": False, "style": False}
 
 
+def test_sagnet_s_extractor_answers_for_its_own_style_and_not_for_the_content_of_others(
+    small_conv: Callable[[], Backbone], dataset_of: Callable[..., DomainDataset], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached = []
+
+    def noted(maps: Tensor, others: Tensor) -> Tensor:
+        reached.append((maps.requires_grad, others.requires_grad))
+        return randomise_content(maps, others)
+
+    monkeypatch.setattr("manydg.algorithms.sagnet.randomise_content", noted)
+    dataset = dataset_of()
+    model = SagNet(small_conv(), target_of(dataset.target), dataset.n_patients)
+    model.losses(dataset.take(torch.arange(0, 96, 3)))
+    # For the style network's own loss, and for the adversarial one.
+    assert reached == [(False, False), (True, False)]
+
+
 def test_sagnet_s_adversarial_pass_leaves_the_style_network_s_statistics_alone(
     small_conv: Callable[[], Backbone],
 ) -> None:

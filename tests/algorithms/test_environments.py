@@ -131,6 +131,19 @@ def test_the_penalty_sets_in_once_with_a_fresh_adam(given: Given) -> None:
     assert bool(again.annealed)
 
 
+def test_the_penalty_sets_in_anew_where_training_goes_on_with_other_patients(given: Given) -> None:
+    data = patients_with_effects(4, 10)
+    model = IRM(given(3), target_of(data.target), 4, IRMSettings(weight=50.0, anneal=0.4))
+    batch, steps = data.take(torch.arange(40)), []
+    for _ in ("first", "further"):
+        optimizers = model.optimizers(1e-3, 0.0)
+        for progress in (0.0, 0.3, 0.4, 0.9):
+            model.progress.fill_(progress)
+            model.step(batch, optimizers)
+            steps.append(max(float(state["step"]) for state in optimizers["main"].state.values()))
+    assert steps == 2 * [1, 2, 1, 2]
+
+
 def test_a_fresh_adam_takes_the_step_that_a_new_one_would(given: Given) -> None:
     data = patients_with_effects(4, 10)
     model = IRM(given(3), target_of(data.target), 4, IRMSettings(weight=50.0, anneal=0.4))

@@ -72,6 +72,13 @@ def test_without_two_samples_of_anyone_nothing_is_erased() -> None:
     assert torch.equal(erased(x, torch.arange(len(x)), label, 4), x)
 
 
+def test_what_samples_of_one_patient_do_not_share_is_not_the_patient_s() -> None:
+    """Two samples of each patient that are each other's opposite: patients are alike, however far their samples lie."""
+    half = torch.from_numpy(np.random.default_rng(0).normal(size=(40, DIM)))
+    x, who = torch.cat([half, -half]), torch.arange(40).repeat(2)
+    assert torch.equal(erased(x, who, who % 2, 4), x)
+
+
 def test_one_sample_more_of_others_changes_nothing_but_the_whitening() -> None:
     x, who, label = made_up()
     lone = torch.arange(PATIENTS, PATIENTS + 5)
@@ -96,3 +103,16 @@ def test_training_fits_the_erasure_to_training_patients_and_predicts_without_the
     model.train().epoch_ended(data)
     assert model.training
     torch.testing.assert_close(model.erased(x.float()), erased(x, who, label, 2).float(), atol=1e-3, rtol=1e-3)
+
+
+def test_the_head_is_refitted_to_features_that_have_lost_other_directions(given: Callable[[int], Backbone]) -> None:
+    x, who, label = made_up()
+    data = from_arrays(x.float(), label, who, kind="binary")
+    model = Erasure(given(DIM), target_of(data.target), PATIENTS, ErasureSettings(directions=2)).train()
+    head = {name: weight.clone() for name, weight in model.head.named_parameters()}
+    model.epoch_ended(data)
+    features = model.erased(x.float())
+    refitted = model.target.loss(model.head(features), label)
+    before = model.target.loss(torch.func.functional_call(model.head, head, (features,)), label)
+    assert refitted.item() < 0.9 * before.item()
+    assert all(weight.grad is None for weight in model.parameters())

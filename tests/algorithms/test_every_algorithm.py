@@ -185,3 +185,25 @@ def test_the_page_of_rivals_has_every_rival() -> None:
     page = (Path(__file__).parents[2] / "docs" / "rivals.md").read_text(encoding="utf-8")
     rivals = {name for name in ALGORITHMS.names() if not name.startswith("manydg") and name not in controls()}
     assert {name for name in rivals if f"`{name}`" not in page.partition("## From papers")[2]} == set()
+
+
+def test_weights_are_searched_wherever_domainbed_searches_them() -> None:
+    """The ranges of its ``hparams_registry.py``; what is a number of steps there is a share of its 5,000 steps here."""
+    import dataclasses
+
+    theirs = {
+        ("irm", "weight"): (1e-1, 1e5),
+        ("vrex", "weight"): (1e-1, 1e5),
+        ("coral", "weight"): (1e-1, 1e1),
+        ("groupdro", "speed"): (1e-3, 1e-1),
+        ("mldg", "weight"): (1e-1, 1e1),
+        ("sagnet", "weight"): (1e-2, 1e1),
+        ("eqrm", "alpha"): (0.5, 0.99),
+        ("eqrm", "burn_in"): (10**2.5 / 5000, 10**3.5 / 5000),
+        ("eqrm", "late_lr"): (1e-7 / 5e-5, 1e-5 / 5e-5),
+    }
+    for (name, setting), (low, high) in theirs.items():
+        fields = {field.name: field for field in dataclasses.fields(ALGORITHMS.get(name).Settings)}
+        searched = fields[setting].metadata[SEARCHED]
+        assert searched.low <= low * 1.01, f"{name}.{setting}"
+        assert searched.high >= high * 0.99, f"{name}.{setting}"

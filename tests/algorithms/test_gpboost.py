@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy.optimize import minimize_scalar
 
-from manydg.algorithms import ALGORITHMS
+from manydg.algorithms import ALGORITHMS, Rounds
 from manydg.backbones import build_backbone
 from manydg.data.dataset import DomainDataset, InputSchema, from_arrays
 from manydg.data.info import TargetSpec
@@ -56,6 +56,22 @@ def test_without_labels_a_new_patient_gets_what_the_librarys_trees_say() -> None
         float(np.asarray(effects.get_cov_pars()).ravel()[0]), rel=1e-6
     )
     assert float(ours.intercept_variance) > 0.2
+
+
+def test_the_variance_is_that_beside_the_trees_that_are_kept() -> None:
+    class TheFirst(Rounds):
+        def kept(self, total: int) -> int:
+            return 5
+
+    def variance(rounds: int, follows: Rounds | None = None) -> float:
+        settings = ALGORITHMS.get("gpboost").settings_from({"rounds": rounds})
+        network = build_backbone("tabular", InputSchema.of(people()), {})
+        algorithm = ALGORITHMS.get("gpboost")(network, target_of(people().target), 40, settings)
+        algorithm.fit_whole(people(), 0, follows)
+        return float(algorithm.intercept_variance)  # type: ignore[arg-type]
+
+    assert variance(60, TheFirst()) == pytest.approx(variance(5), rel=1e-6)
+    assert variance(60) != pytest.approx(variance(5), rel=0.01)
 
 
 def test_with_labels_the_intercept_is_at_the_mode_of_its_posterior(run: Run) -> None:

@@ -87,6 +87,13 @@ def test_an_environment_of_a_single_row_has_no_penalty(given: Callable[[int], Ba
     assert isinstance(x, Tensor)
     lone = Batch({"x": x[rows]}, batch.targets[rows], batch.domains[rows])
     assert model.losses(lone)["penalty"].item() == 0.0
+    # Nor does it count among the environments that the penalty is averaged over.
+    without, beside = torch.arange(14), torch.arange(15)
+    domains = torch.where(beside < 14, batch.domains, 20)
+    both = [
+        model.losses(Batch({"x": x[rows]}, batch.targets[rows], domains[rows]))["penalty"] for rows in (without, beside)
+    ]
+    torch.testing.assert_close(*both)
 
 
 class TwoLayers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -94,11 +95,30 @@ def test_groupdro_finds_patients_that_look_alike(given: Given) -> None:
     x = 10 * np.eye(3)[kind][who] + rng.normal(size=(240, 3))
     dataset = from_arrays(x.astype(np.float32), rng.integers(0, 3, 240), who, kind="classes")
     model = GroupDRO(given(3), TARGET, 12, GroupDROSettings(groups=3))
-    model.fit_inputs(dataset)
+    model.domains_of(dataset)
     alike = model.group[:, None] == model.group[None, :]
     order = np.array([int(name) for name in dataset.patients]) // 4
     assert torch.equal(alike, torch.from_numpy(order[:, None] == order[None, :]))
     assert patient_means(given(3), dataset, torch.device("cpu")).shape == (12, 3)
+
+
+def test_groupdro_groups_the_patients_that_training_goes_on_with(given: Given) -> None:
+    rng = np.random.default_rng(0)
+    who, kind = np.repeat(np.arange(24), 10), np.arange(24) % 3
+    x = (10 + 10 * np.eye(3)[kind][who] + rng.normal(size=(240, 3))).astype(np.float32)
+    whole = from_arrays(x, rng.integers(0, 3, 240), [f"p{code:02d}" for code in who], kind="classes")
+    model = GroupDRO(given(3), TARGET, 24, GroupDROSettings(groups=3))
+    for patients in (np.arange(12), np.arange(12, 24)):
+        rows = np.flatnonzero(np.isin(who, patients))
+        part = whole.select(rows)
+        # Under the codes that they have among all patients, as in continual learning.
+        part = replace(part, domains=whole.domains[torch.from_numpy(rows)], patients=whole.patients)
+        model.emphasis.copy_(torch.tensor([0.8, 0.1, 0.1]))
+        assert torch.equal(model.domains_of(part), part.domains)
+        groups, kinds = model.group[patients], kind[patients]
+        alike = torch.from_numpy(kinds[:, None] == kinds[None, :])
+        assert torch.equal(groups[:, None] == groups[None, :], alike)
+        torch.testing.assert_close(model.emphasis, torch.full((3,), 1 / 3))
 
 
 def test_no_feature_decides_the_clusters_by_its_unit() -> None:

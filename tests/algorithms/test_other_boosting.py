@@ -86,6 +86,29 @@ def test_classes_score_as_the_library_does_missing_values_included(name: str) ->
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_votes_enter_once_per_class_of_the_label_set_with_its_share(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    top = labels(inputs(), 3)
+    votes = 8 * np.eye(3)[top]
+    shared = np.arange(ROWS) % 4 == 0
+    votes[shared] += 5 * np.eye(3)[(top[shared] + 1) % 3]
+    library, kind = (catboost, "Pool") if name == "catboost" else (lightgbm, "Dataset")
+    given, make = [], getattr(library, kind)
+
+    def noted(values: Array, classes: Array, *, weight: Array, **options: Any) -> Any:
+        given.append((values, classes, weight))
+        return make(values, classes, weight=weight, **options)
+
+    monkeypatch.setattr(library, kind, noted)
+    fitted(name, votes, "votes")
+    values, classes, weights = given[0]
+    rows = np.repeat(np.arange(ROWS), np.where(shared, 2, 1))
+    np.testing.assert_array_equal(values, inputs()[rows])
+    np.testing.assert_array_equal(weights, np.where(shared, 0.5, 1.0)[rows])
+    held = votes > 4
+    np.testing.assert_array_equal(classes, np.nonzero(held)[1])
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_two_classes_have_the_logits_0_and_the_library_s_score(name: str) -> None:
     y, new = labels(inputs(), 2), inputs(1)
     found = scores(fitted(name, y, "binary"), new)

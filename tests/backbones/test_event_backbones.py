@@ -217,6 +217,14 @@ def test_positions_count_back_from_the_last_event(make: Make) -> None:
     places = np.arange(300)[:, None] / 10000 ** (np.arange(0, 128, 2) / 128)
     np.testing.assert_allclose(table[:, 0::2], np.sin(places), atol=1e-4)
     np.testing.assert_allclose(table[:, 1::2], np.cos(places), atol=1e-4)
+    assert isinstance(backbone, EventTransformer)
+    placed: list[Tensor] = []
+    backbone.dropout.register_forward_pre_hook(lambda _module, given: placed.append(given[0]))
+    inputs = stay([0, 1, 2], [[1], [11], [17]])
+    with torch.no_grad():
+        backbone(inputs)
+        vectors, _ = backbone.steps(inputs)
+        torch.testing.assert_close(placed[0], vectors + backbone.position(table[[2, 1, 0]]))
 
 
 def test_events_without_named_kinds_and_without_static_are_taken(make: Make) -> None:

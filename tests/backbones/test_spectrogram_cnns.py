@@ -271,3 +271,10 @@ def test_maps_that_were_filled_up_to_eight_channels_can_be_differentiated_twice(
         (slope,) = torch.autograd.grad(network(maps).square().sum(), weight, create_graph=True)
         found.append(torch.autograd.grad(slope.square().sum(), weight)[0])
     torch.testing.assert_close(found[1], found[0])
+
+
+def test_the_maps_of_a_block_are_dropped_out_after_the_pool() -> None:
+    block = ResidualBlock(2, 4, nn.MaxPool2d(2), 0.5).train()
+    dropped = block(torch.randn(64, 2, 16, 16)) == 0
+    # The largest of four values of which some were zero would be zero less often.
+    assert dropped.double().mean().item() == pytest.approx(0.5, abs=0.05)

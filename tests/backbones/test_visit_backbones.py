@@ -12,6 +12,8 @@ from torch import Tensor
 
 from manydg.backbones import Backbone, build_backbone
 from manydg.backbones.gamenet import GAMENet
+from manydg.backbones.gru import GRU
+from manydg.backbones.retain import Retain
 from manydg.data.columns import Column, Ragged
 from manydg.data.dataset import DomainDataset, InputSchema
 from manydg.errors import ConfigError, DataError
@@ -186,6 +188,31 @@ def test_attention_of_retain_sums_to_one_over_the_visits(make: Make) -> None:
     assert len(first) == 3
     assert sum(first) == pytest.approx(1.0)
     assert second == [1.0]
+
+
+def test_retain_weighs_visits_by_what_networks_read_from_the_last_to_the_first(make: Make) -> None:
+    backbone, summed = built("retain", make("visits")), []
+    assert isinstance(backbone, Retain)
+    backbone.patient.register_forward_pre_hook(lambda _module, given: summed.append(given[0]))
+    with torch.no_grad():
+        backbone(sample())
+        vectors = backbone.steps(sample())[0][:3]
+        # The first sample's three visits, one network at a time.
+        of_weights, of_gates = (
+            network(vectors.flip(0)[None])[0][0].flip(0) for network in (backbone.weight_states, backbone.gate_states)
+        )
+        weights, gates = backbone.weight(of_weights).softmax(dim=0), backbone.gate(of_gates).tanh()
+    torch.testing.assert_close(summed[0][0], (weights * gates * vectors).sum(dim=0))
+
+
+def test_the_gru_s_features_are_its_state_after_the_last_visit(make: Make) -> None:
+    backbone, read = built("gru", make("visits")), []
+    assert isinstance(backbone, GRU)
+    backbone.patient.register_forward_pre_hook(lambda _module, given: read.append(given[0]))
+    with torch.no_grad():
+        backbone(sample())
+        states, _ = backbone.recurrent(backbone.steps(sample())[0][None, :3])
+    torch.testing.assert_close(read[0][0], states[0, -1])
 
 
 @pytest.mark.parametrize("pairs", [[[0, 6]], [[-1, 2]], [[0, 1, 2]]])

@@ -190,7 +190,8 @@ class Annealed(OverEnvironments):
         """One update, from a fresh Adam at the first step after the annealing."""
         over = self.progress >= anneal
         reset_adam(optimizers["main"], over & ~self.annealed)
-        self.annealed.logical_or_(over)
+        # Where training goes on with other patients, the schedule begins anew.
+        self.annealed.copy_(over)
         return super().step(batch, optimizers)
 
 

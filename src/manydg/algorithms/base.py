@@ -20,7 +20,7 @@ class Base(Algorithm):
     """Empirical risk minimisation: what every other method is measured against."""
 
     title, order = "Base", 0
-    summary = "Empirical risk minimisation: the backbone and a linear head."
+    summary = "Empirical risk minimisation: the backbone and a head with one hidden layer."
     in_paper = True
 
     Settings = BaseSettings

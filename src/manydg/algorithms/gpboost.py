@@ -28,7 +28,7 @@ class GPBoost(BoostedTrees):
     Attributes
     ----------
     intercept_variance : Tensor
-        Of the patients' intercepts, a scalar.
+        Of the patients' intercepts beside the trees that are kept, a scalar.
     """
 
     title, order = "GPBoost", 203
@@ -49,10 +49,14 @@ class GPBoost(BoostedTrees):
         super().build()
         self.register_buffer("intercept_variance", torch.zeros(()))
         self._patients: Array = np.zeros(0, np.int64)
+        self._variances: list[float] = []
 
     def fit_whole(self, train: DomainDataset, seed: int, rounds: Rounds | None = None) -> None:
-        self._patients = train.domains.cpu().numpy()
+        self._patients, self._variances = train.domains.cpu().numpy(), []
         super().fit_whole(train, seed, rounds)
+        # Beside more trees, which fit the training patients better and better, the intercepts are others.
+        kept = len(self.forest.roots)
+        self.intercept_variance.fill_(self._variances[kept - 1] if kept else 0.0)
 
     def grow(self, table: Table, seed: int, watch: Watch) -> tuple[RoundsOfTrees, Array]:
         import gpboost
@@ -61,6 +65,11 @@ class GPBoost(BoostedTrees):
         categories: Any = {"categorical_feature": list(table.categorical)} if table.categorical else {}
         data = gpboost.Dataset(table.values, table.classes.astype(np.float64), params={"verbosity": -1}, **categories)
         options = dict(leafwise_options(self.settings, seed, torch.get_num_threads()))
-        model = gpboost.train(options, data, gp_model=effects, num_boost_round=self.settings.rounds)
-        self.intercept_variance.fill_(float(np.asarray(effects.get_cov_pars()).ravel()[0]))
+
+        def note_variance(_: Any) -> None:
+            self._variances.append(float(np.asarray(effects.get_cov_pars()).ravel()[0]))
+
+        model = gpboost.train(
+            options, data, gp_model=effects, num_boost_round=self.settings.rounds, callbacks=[note_variance]
+        )
         return trees_of(model, 1, 0, table.categorical), np.zeros(1)

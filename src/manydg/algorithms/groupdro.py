@@ -53,9 +53,13 @@ class GroupDRO(Base):
         self.register_buffer("group", torch.arange(self.n_domains) % self.n_groups)
         self.register_buffer("emphasis", torch.full((self.n_groups,), 1 / self.n_groups))
 
-    def fit_inputs(self, train: DomainDataset) -> None:
-        super().fit_inputs(train)
-        self.group.copy_(cluster_patients(patient_means(self.backbone, train, self.progress.device), self.n_groups))
+    def domains_of(self, train: DomainDataset) -> Tensor:
+        # Of the patients that have samples: where training goes on with others, the groups are theirs.
+        met = torch.unique(train.domains.cpu())
+        means = patient_means(self.backbone, train, self.progress.device)[met]
+        self.group[met] = cluster_patients(means, self.n_groups).to(self.group.device)
+        self.emphasis.fill_(1 / self.n_groups)
+        return train.domains
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         each = self.target.loss_per_sample(self.predict(batch.inputs), batch.targets)

@@ -13,6 +13,9 @@ w_k                     ``predictor.prototypes``: one vector per class
 v_||z, v_perp z         ``parallel``, ``orthogonal``: the parts of v along z and at right angles to it (step 3)
 g, tau                  ``predictor``: similarity of the orthogonal part to the prototypes, over the temperature
 x', y', v', z'          the partner: another sample of the same patient; row ``i`` and row ``i + pairs`` of a batch
+S                       the classes of a sample of expert votes, over which L_sup is averaged
+                        (:class:`~manydg.targets.Votes`); the decoder gets the mean of their prototypes
+sg                      ``detach``, of the scale of L_MMD and of nothing else: every loss reaches all that it is made of
 ======================  =====================================================================================
 
 The paper's labels are classes. Where the label is a measured value, g is linear and the decoder gets a learned

@@ -47,7 +47,7 @@ class WithMaps(Protocol):
 
 @dataclass(frozen=True)
 class SagNetSettings(BaseSettings):
-    weight: float = setting(0.1, 0.01, 1.0, "weight lambda_adv of the adversarial loss")
+    weight: float = setting(0.1, 0.01, 10.0, "weight lambda_adv of the adversarial loss")
 
 
 class SagNet(Base):
