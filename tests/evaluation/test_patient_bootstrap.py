@@ -150,6 +150,15 @@ def test_the_paired_difference_of_a_model_with_itself_is_nothing() -> None:
     assert (interval.estimate, interval.low, interval.high) == (0.0, 0.0, 0.0)
 
 
+def test_a_run_in_which_one_model_has_no_value_is_left_out_of_the_paired_difference() -> None:
+    """Without a positive the F1 of a model that raises no alarm is undefined, and of one that does it is zero."""
+    who, none, some = np.array(list("abcdefgh")), np.zeros(8, int), np.array([1, 0] * 4)
+    target, always = _target("binary"), np.eye(2)[np.ones(8, int)]
+    quiet, loud = (Predictions(target, none, np.eye(2)[[code] * 8], who) for code in (0, 1))
+    right, wrong = (Predictions(target, some, each, np.char.add(who, "2")) for each in (np.eye(2)[some], always))
+    assert patient_difference([quiet, right], [loud, wrong])["f1"].estimate == pytest.approx(1 - 2 / 3)
+
+
 def test_the_paired_difference_is_tighter_than_the_difference_of_two_intervals() -> None:
     better = _predictions("classes", patients=20, rows=400, skill=1.2)
     worse_probabilities = better.probabilities.copy()

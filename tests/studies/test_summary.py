@@ -269,6 +269,29 @@ def test_one_seed_has_no_deviation_and_no_test_but_a_table(tmp_path: Path) -> No
     assert "fewer than two seeds" in entry.comparison.note
 
 
+def test_a_seed_at_which_one_row_has_no_value_counts_in_neither_difference(tmp_path: Path) -> None:
+    """At seed 0 nobody is positive: F1 is undefined for the row without an alarm and zero for the other."""
+    records = []
+    for algorithm, chosen in (("manydg", 0), ("base", 1)):
+        for seed in range(3):
+            record = write_run(tmp_path, algorithm, seed, "binary")
+            if seed == 0:
+                file = tmp_path / record.folder / "predictions.npz"
+                arrays = dict(np.load(file))
+                arrays["truth"][:], arrays["probabilities"][:] = 0, np.eye(2)[chosen]
+                np.savez(file, **arrays)
+                test = score(target_of(record.target), arrays["truth"], arrays["probabilities"])
+                record = record.replace(test=as_json(test))
+                record.write(tmp_path / record.folder / "run.json")
+            records.append(record)
+    predictions = {record.run: load_predictions(tmp_path, record) for record in records}
+    entry = summarize(records, predictions).entries["base", "f1"]
+    assert entry.comparison is not None
+    assert entry.comparison.pairs == 2
+    assert entry.difference is not None
+    assert entry.difference.estimate == pytest.approx(entry.comparison.difference)
+
+
 def test_an_undefined_metric_is_an_empty_cell_and_not_a_crash(tmp_path: Path) -> None:
     records = [r.replace(test={**r.test, "auroc": None}) for r in write_study(tmp_path, "binary", seeds=2)]
     summary = summarize(records)

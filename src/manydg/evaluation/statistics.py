@@ -157,15 +157,26 @@ def patient_difference(
     seed: int = 0,
     level: float = 0.95,
 ) -> dict[str, Interval]:
-    """Interval of the mean difference of two models' metrics, both on the same resampled patients (paired)."""
+    """Interval of the mean difference of two models' metrics, run by run and both on the same resampled patients."""
     plan = PatientResampling(_people([*runs, *others]), resamples=resamples, seed=seed)
-    ours, theirs = (mean_over_runs([plan.evaluate(run) for run in each]) for each in (runs, others))
-    return {name: plan.interval(ours[name] - theirs[name], level) for name in ours}
+    ours, theirs = ([plan.evaluate(run) for run in each] for each in (runs, others))
+    return {name: plan.interval(values, level) for name, values in mean_difference(ours, theirs).items()}
 
 
 def mean_over_runs(runs: Sequence[Mapping[str, FloatArray]]) -> dict[str, FloatArray]:
     """Mean of each metric over several runs' values ``(resamples,)``; runs without a value are left out."""
     return {name: _mean_of_known(np.stack([values[name] for values in runs])) for name in runs[0]}
+
+
+def mean_difference(
+    runs: Sequence[Mapping[str, FloatArray]], others: Sequence[Mapping[str, FloatArray]]
+) -> dict[str, FloatArray]:
+    """Mean over runs of each metric's difference from another model's run, ``(resamples,)``.
+
+    A run in which either has no value is left out of the draw: two means over different runs are not paired.
+    """
+    pairs = list(zip(runs, others, strict=True))
+    return mean_over_runs([{name: one[name] - other[name] for name in one} for one, other in pairs])
 
 
 def _mean_of_known(values: FloatArray) -> FloatArray:

@@ -28,6 +28,7 @@ from manydg.evaluation.statistics import (
     PatientResampling,
     compare_paired,
     holm,
+    mean_difference,
     mean_over_runs,
     shared_patient_values,
 )
@@ -398,10 +399,18 @@ class Draws:
 
     def mean(self, records: Sequence[Record], metric: str) -> FloatArray | None:
         """Mean over runs, or None where one of them has no such values."""
+        values = self._of(records, metric)
+        return mean_over_runs(values)[metric] if values else None
+
+    def difference(self, records: Sequence[Record], others: Sequence[Record], metric: str) -> FloatArray | None:
+        """Mean over pairs of runs of the first minus the second, or None where one of them has no such values."""
+        ours, theirs = self._of(records, metric), self._of(others, metric)
+        return mean_difference(ours, theirs)[metric] if ours and theirs else None
+
+    def _of(self, records: Sequence[Record], metric: str) -> list[dict[str, FloatArray]]:
+        """One metric of each run; none at all where one of them lacks it."""
         values = [self.runs.get(record.run, {}) for record in records]
-        if not values or any(metric not in each for each in values):
-            return None
-        return mean_over_runs([{metric: each[metric]} for each in values])[metric]
+        return [{metric: each[metric]} for each in values] if all(metric in each for each in values) else []
 
 
 def resample_runs(
@@ -637,8 +646,9 @@ def _difference(
 ) -> Interval | None:
     if draws is None or not seeds:
         return None
-    ours, theirs = (draws.mean([chosen.rows[name][s] for s in seeds], metric) for name in (reference, row))
-    return draws.plan.interval(ours - theirs) if ours is not None and theirs is not None else None
+    ours, theirs = ([chosen.rows[name][seed] for seed in seeds] for name in (reference, row))
+    values = draws.difference(ours, theirs, metric)
+    return None if values is None else draws.plan.interval(values)
 
 
 def _test_share(runs: Mapping[int, Record]) -> float | None:
