@@ -285,6 +285,30 @@ def test_a_test_of_groups_that_do_not_differ_rejects_rarely() -> None:
     assert np.mean(np.array(p) < 0.05) <= 0.15
 
 
+def test_a_group_of_one_or_two_patients_has_no_interval_and_no_p() -> None:
+    """Drawn again and again, one patient is always the same: nothing would be surer than a group of one."""
+    run = grouped()
+    few = np.where(run.groups >= 58, "few", "many")
+    plan = PatientResampling(run.names, resamples=50)
+    small, _ = compare_groups([replace(run, subgroups={"g": few})], "g", plan)
+    assert (small.group, small.patients) == ("few", 2)
+    for interval in (small.values["auroc"], small.differences["auroc"], small.values["calibration"]):
+        assert math.isfinite(interval.estimate)
+        assert math.isnan(interval.low)
+        assert interval.note == "no interval: 2 patients"
+    assert all(math.isnan(p) for p in small.p.values())
+
+
+def test_groups_are_compared_on_the_runs_that_tested_both() -> None:
+    """The small group is tested in the first run alone, and in the second the large one is easier."""
+    run = grouped()
+    large = run.select(run.subgroups["g"] == "large")
+    easy = replace(large, probabilities=np.eye(2)[large.truth])
+    alone = compare_groups([run], "g", PatientResampling(run.names, resamples=20))[1]
+    both = compare_groups([run, easy], "g", PatientResampling(run.names, resamples=20))[1]
+    assert both.differences["auroc"].estimate == pytest.approx(alone.differences["auroc"].estimate)
+
+
 def test_calibration_of_a_patient_is_the_mean_probability_minus_what_came_true() -> None:
     run = Predictions(
         BINARY, np.array([1, 0, 1]), np.array([[0.2, 0.8], [0.6, 0.4], [0.5, 0.5]]), np.array(["a", "a", "b"])

@@ -19,7 +19,14 @@ from manydg.config import DecisionRule
 from manydg.data.info import EventSpec
 from manydg.errors import DataError
 from manydg.evaluation.metrics import Predictions, Timing, divide, group_sums
-from manydg.evaluation.statistics import Interval, PatientResampling, holm, mean_over_runs
+from manydg.evaluation.statistics import (
+    MIN_PATIENTS,
+    Interval,
+    PatientResampling,
+    holm,
+    mean_difference,
+    mean_over_runs,
+)
 from manydg.evaluation.trust import statements
 from manydg.files import Json, fields_as_json
 
@@ -348,7 +355,7 @@ class GroupResult:
     - ``positive``: Share of positive samples of a binary target; NaN for others.
     - ``values``: Each metric, and ``calibration``: mean probability minus the share that came true.
     - ``differences``: The same, minus that of the largest group; empty for that group.
-    - ``p``: Two-sided, of no difference, corrected for the number of groups (Holm).
+    - ``p``: Two-sided, of no difference, corrected for the number of groups (Holm); NaN where no test can be made.
     """
 
     group: str
@@ -361,25 +368,34 @@ class GroupResult:
 
 
 def compare_groups(runs: Sequence[Predictions], column: str, plan: PatientResampling) -> list[GroupResult]:
-    """Every group of a column, against the one with most patients, on the same resampled patients."""
+    """Every group of a column, against the one with most patients, on the same runs and resampled patients.
+
+    A group of fewer than three patients has neither intervals nor p: its draws say nothing of other patients.
+    """
     counted = [run.scored() for run in runs]
     names = sorted({str(name) for run in counted for name in run.subgroups[column].tolist()}, key=_group_order)
     parts = {name: [run.select(run.subgroups[column] == name) for run in counted] for name in names}
-    parts = {name: [part for part in group if len(part.truth)] for name, group in parts.items()}
     people = {name: {str(who) for part in group for who in part.names} for name, group in parts.items()}
     largest = max(names, key=lambda name: len(people[name]))
-    draws = {name: mean_over_runs([_group_values(part, plan) for part in group]) for name, group in parts.items()}
-    gaps = {name: {key: draws[name][key] - draws[largest][key] for key in draws[name]} for name in names}
+    by_run = {name: [_group_values(part, plan) for part in group] for name, group in parts.items()}
+    draws = {name: mean_over_runs(group) for name, group in by_run.items()}
+    gaps = {name: mean_difference(group, by_run[largest]) for name, group in by_run.items()}
     others = [name for name in names if name != largest]
-    p = {key: holm([_bootstrap_p(gaps[name][key], plan) for name in others]) for key in draws[largest]}
+    few = {name for name in names if len(people[name]) < MIN_PATIENTS}
+    p = {
+        key: holm([math.nan if name in few else _bootstrap_p(gaps[name][key], plan) for name in others])
+        for key in draws[largest]
+    }
     return [
         GroupResult(
             name,
             len(people[name]),
             sum(len(part.truth) for part in parts[name]),
             _positive(parts[name]),
-            {key: plan.interval(values) for key, values in draws[name].items()},
-            {key: plan.interval(values) for key, values in gaps[name].items()} if name != largest else {},
+            {key: plan.interval(values, units=len(people[name])) for key, values in draws[name].items()},
+            {key: plan.interval(values, units=len(people[name])) for key, values in gaps[name].items()}
+            if name != largest
+            else {},
             {key: each[others.index(name)] for key, each in p.items()} if name != largest else {},
         )
         for name in names
@@ -398,6 +414,8 @@ def _group_order(name: str) -> tuple[bool, bool, float, str]:
 
 
 def _group_values(part: Predictions, plan: PatientResampling) -> Values:
+    if not len(part.truth):
+        return dict.fromkeys([*part.target.metrics, "calibration"], np.full(len(plan.weights), math.nan))
     gap, rows = (_weights_of(part, plan) @ _calibration_sums(part)).T
     return {**plan.evaluate(part), "calibration": divide(gap, rows)}
 

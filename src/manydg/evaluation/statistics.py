@@ -97,11 +97,14 @@ class PatientResampling:
         """Each metric of a run under every row of ``weights``."""
         return PatientMetrics(run).weighted(self.weights[:, np.searchsorted(self.names, run.names)])
 
-    def interval(self, values: FloatArray, level: float = 0.95) -> Interval:
-        """BCa interval from one statistic's value under every row of ``weights``."""
-        estimate = float(values[0])
-        if self.units < MIN_PATIENTS:
-            note = f"no interval: {self.units} {self.unit}{'s' if self.units > 1 else ''}"
+    def interval(self, values: FloatArray, level: float = 0.95, units: int | None = None) -> Interval:
+        """BCa interval from one statistic's value under every row of ``weights``.
+
+        - ``units``: How many of the patients (sites) the statistic is of; all of them by default.
+        """
+        estimate, number = float(values[0]), self.units if units is None else units
+        if number < MIN_PATIENTS:
+            note = f"no interval: {number} {self.unit}{'s' if number > 1 else ''}"
             return Interval(estimate, math.nan, math.nan, level, note)
         return bca_interval(values[1 : 1 + self.resamples], estimate, values[1 + self.resamples :], level)
 
