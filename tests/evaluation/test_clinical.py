@@ -178,6 +178,11 @@ def test_the_threshold_keeps_the_rule_on_validation_patients_at_the_least_cost(
     assert kept(VAL.truth, decided) >= DecisionRule.parse(rule).value
 
 
+def test_of_thresholds_with_equal_sensitivity_a_precision_takes_the_one_with_the_fewest_false_positives() -> None:
+    chosen, _ = threshold_for(DecisionRule.parse("precision=.3"), simple([0.9, 0.2, 0.1], [1, 0, 0]))
+    assert chosen == pytest.approx(0.55)
+
+
 def test_a_rule_that_no_threshold_keeps_is_said() -> None:
     val = simple([0.9, 0.8, 0.7], [0, 1, 0])
     chosen, why = threshold_for(DecisionRule.parse("precision=.9"), val)

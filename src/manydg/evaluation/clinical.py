@@ -224,7 +224,8 @@ def threshold_for(rule: DecisionRule, val: Predictions, silence: float | None = 
     reached = sensitivity if rule.kind == "sensitivity" else precision
     kept = np.flatnonzero(reached >= rule.value - _ROUNDING)
     if len(kept):
-        best = kept[-1] if rule.kind == "sensitivity" else kept[np.argmax(sensitivity[kept])]
+        # With as many positives found, fewer false ones: the highest of the thresholds with the highest sensitivity.
+        best = kept[-1] if rule.kind == "sensitivity" else kept[sensitivity[kept] == sensitivity[kept].max()][-1]
         return _just_below(cuts, best), f"{rule.text} on validation patients"
     best = int(np.argmax(reached))
     words = f"{rule.text} is not reached on validation patients: the threshold with the highest {rule.kind} there"
