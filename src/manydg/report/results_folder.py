@@ -33,7 +33,7 @@ from manydg.studies.records import (
     read_results,
     views,
 )
-from manydg.studies.summary import Entry, Summary, check_reference, load_predictions, summarize
+from manydg.studies.summary import Entry, Summary, check_reference, counted, load_predictions, summarize
 from manydg.studies.tuning import Tuning, kept_tuning
 from manydg.targets import Target, oriented, target_of
 from manydg.training.record import EpochEntry, RunRecord
@@ -332,15 +332,16 @@ class Chapter:
         return self.comparison or self._compared("context-rivals")
 
     def _compared(self, experiment: str) -> Comparison | None:
-        runs = self.runs(experiment)
+        # All of them: the summary says which it leaves out.
+        runs = [record for record in self.uses() if record.experiment == experiment]
         if not runs:
             return None
         predictions = {run.run: each for run in runs if (each := self.whole_predictions(run)) is not None}
         return Comparison.of(summarize(runs, predictions, self.reference))
 
     def runs(self, experiment: str) -> list[RunRecord]:
-        """Finished runs of an experiment."""
-        return [record for record in self.uses() if record.experiment == experiment]
+        """Finished runs of an experiment that its table counts."""
+        return counted([record for record in self.uses() if record.experiment == experiment])
 
     def compared(self) -> list[RunRecord]:
         """Finished runs of the main comparison, or of those with context, or of ``manydg train``."""

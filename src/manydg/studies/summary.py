@@ -238,6 +238,16 @@ def select(records: Sequence[Record]) -> Selection:
     return Selection(experiment, dataset, _target(kept[-1]), rows, seeds, tuple(notes))
 
 
+def counted(finished: Sequence[Record]) -> list[Record]:
+    """Those of the finished runs of one experiment that its table counts, in their order.
+
+    Of a row and a seed it is the last run, and all are on the last run's version of the dataset.
+    """
+    kept, _ = _of_one_dataset_version(finished) if finished else ([], [])
+    last = {(row_name(record), record.seed): record.run for record in kept}
+    return [record for record in kept if last[row_name(record), record.seed] == record.run]
+
+
 def _target(record: Record) -> Target:
     if record.target is None:
         raise DataError(f"the record of run {record.run} does not say what its target is: run it again")
@@ -323,6 +333,8 @@ def clinical_results(
 ) -> dict[str, ClinicalResult]:
     """Alarms, decisions and groups of each model of a run folder or a results folder, on its test patients.
 
+    A model's runs are those that the first table with the model counts; on each of several datasets it is another.
+
     - ``at``: Choose each run's threshold anew on its validation patients, as ``sensitivity=.9``; by default it is the
       run's.
     - ``silence``: After an alarm, such as ``6h``; by default the run's.
@@ -334,7 +346,7 @@ def clinical_results(
     models: dict[str, list[Predictions]] = {}
     rules: dict[str, str] = {}
     quiet: float | None = None
-    for record in (each for each in records if each.ok):
+    for name, record in _of_models([each for each in records if each.ok]):
         run, val = (load_predictions(path, record, side) for side in ("test", "val"))
         if run is None or val is None:
             continue
@@ -342,13 +354,23 @@ def clinical_results(
         config = record.config.replace(**changes)
         quiet = silence_of(config, record.event)
         threshold, rule = (record.threshold, record.threshold_rule) if at is None else decide_threshold(config, val)
-        for name in {row_name(view) for view in views([record])}:
-            models.setdefault(name, []).append(replace(run, threshold=threshold))
-            rules[name] = rule
+        models.setdefault(name, []).append(replace(run, threshold=threshold))
+        rules[name] = rule
     if not models:
         raise DataError(f"{folder} has no predictions of a finished run: name a run folder or a results folder")
     results = {name: evaluate(runs, silence=quiet, resamples=resamples) for name, runs in models.items()}
     return {name: replace(result, rule=rules[name]) for name, result in results.items()}
+
+
+def _of_models(finished: Sequence[Record]) -> list[tuple[str, Record]]:
+    """Each model's name and run, one for a split."""
+    several = len({record.dataset for record in finished}) > 1
+    runs: dict[tuple[str, int], Record] = {}
+    for (_, dataset), records in group_records(finished).items():
+        for record in counted(records):
+            name = row_name(record) + (f" on {dataset}" if several else "")
+            runs.setdefault((name, record.seed), record)
+    return [(name, record) for (name, _), record in runs.items()]
 
 
 FloatArray = npt.NDArray[np.float64]
