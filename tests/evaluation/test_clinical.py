@@ -30,6 +30,7 @@ from manydg.evaluation.clinical import (
 )
 from manydg.evaluation.metrics import Predictions, Timing, read_predictions, write_predictions
 from manydg.evaluation.statistics import PatientResampling
+from manydg.files import Json
 from manydg.targets import target_of
 
 BINARY = target_of(TargetSpec("binary", ("no", "yes")))
@@ -302,6 +303,19 @@ def test_a_group_of_one_or_two_patients_has_no_interval_and_no_p() -> None:
         assert math.isnan(interval.low)
         assert interval.note == "no interval: 2 patients"
     assert all(math.isnan(p) for p in small.p.values())
+
+
+def test_where_sites_were_split_they_are_drawn_first_here_too() -> None:
+    run = grouped()
+    places: dict[str, Json] = {name: f"site {number // 20}" for number, name in enumerate(run.names.tolist())}
+    by_patient, by_site = (evaluate([run], resamples=60, places=each) for each in (None, places))
+    few = evaluate([run], resamples=60, places=dict.fromkeys(places, "one site"))
+    whole = PatientResampling.of(run.names, places, resamples=60)
+    assert (whole.unit, whole.units) == ("site", 3)
+    assert by_site.at_threshold["sensitivity"] != by_patient.at_threshold["sensitivity"]
+    assert few.at_threshold["sensitivity"].note == "no interval: 1 site"
+    # Two of the three sites are of the large group, one of the small.
+    assert by_site.subgroups["g"][1].values["auroc"].note == "no interval: 1 site"
 
 
 def test_groups_are_compared_on_the_runs_that_tested_both() -> None:

@@ -371,7 +371,8 @@ class GroupResult:
 def compare_groups(runs: Sequence[Predictions], column: str, plan: PatientResampling) -> list[GroupResult]:
     """Every group of a column, against the one with most patients, on the same runs and resampled patients.
 
-    A group of fewer than three patients has neither intervals nor p: its draws say nothing of other patients.
+    A group of fewer than three patients, or sites where these are drawn, has neither intervals nor p: its draws say
+    nothing of others.
     """
     counted = [run.scored() for run in runs]
     names = sorted({str(name) for run in counted for name in run.subgroups[column].tolist()}, key=_group_order)
@@ -382,7 +383,8 @@ def compare_groups(runs: Sequence[Predictions], column: str, plan: PatientResamp
     draws = {name: mean_over_runs(group) for name, group in by_run.items()}
     gaps = {name: mean_difference(group, by_run[largest]) for name, group in by_run.items()}
     others = [name for name in names if name != largest]
-    few = {name for name in names if len(people[name]) < MIN_PATIENTS}
+    units = {name: plan.units_of(np.array(sorted(people[name]))) for name in names}
+    few = {name for name in names if units[name] < MIN_PATIENTS}
     p = {
         key: holm([math.nan if name in few else _bootstrap_p(gaps[name][key], plan) for name in others])
         for key in draws[largest]
@@ -393,8 +395,8 @@ def compare_groups(runs: Sequence[Predictions], column: str, plan: PatientResamp
             len(people[name]),
             sum(len(part.truth) for part in parts[name]),
             _positive(parts[name]),
-            {key: plan.interval(values, units=len(people[name])) for key, values in draws[name].items()},
-            {key: plan.interval(values, units=len(people[name])) for key, values in gaps[name].items()}
+            {key: plan.interval(values, units=units[name]) for key, values in draws[name].items()},
+            {key: plan.interval(values, units=units[name]) for key, values in gaps[name].items()}
             if name != largest
             else {},
             {key: each[others.index(name)] for key, each in p.items()} if name != largest else {},
@@ -498,15 +500,22 @@ class ClinicalResult:
 
 
 def evaluate(
-    runs: Sequence[Predictions], *, silence: float | None = None, resamples: int = 1000, seed: int = 0
+    runs: Sequence[Predictions],
+    *,
+    silence: float | None = None,
+    resamples: int = 1000,
+    seed: int = 0,
+    places: Mapping[str, Json] | None = None,
 ) -> ClinicalResult:
     """Alarms, net benefit, calibration and subgroups of a model on the test patients of its runs.
 
     - ``runs``: All rows of the test patients, with each run's threshold.
     - ``silence``: After an alarm, in the unit of the times; by default the horizon.
     - ``resamples``, ``seed``: Of the patient bootstrap.
+    - ``places``: The site of each patient, where whole sites were split: then sites are drawn first.
     """
-    plan = PatientResampling(np.unique(np.concatenate([run.names for run in runs])), resamples=resamples, seed=seed)
+    everyone = np.concatenate([run.names for run in runs])
+    plan = PatientResampling.of(everyone, places, resamples=resamples, seed=seed)
     binary, timed = runs[0].target.kind == "binary", all(run.timing is not None for run in runs)
     rates = [rates_at_threshold(run, _weights_of(run, plan), silence) for run in runs if binary]
     at = mean_over_runs(rates) if rates else {}

@@ -85,13 +85,31 @@ class PatientResampling:
             raise DataError(f"a bootstrap needs patients and resamples; got {patients} and {resamples}")
         self.names, self.resamples, self.unit = names, resamples, "patient" if sites is None else "site"
         units = np.arange(patients) if sites is None else np.unique(sites, return_inverse=True)[1]
-        self.units = int(units.max()) + 1
+        self.units, self._unit_of = int(units.max()) + 1, units
         jackknife = np.ones((min(self.units, JACKKNIFE_GROUPS), patients), np.int64)
         order = np.random.default_rng(seed).permutation(self.units)
         jackknife[order[units] % len(jackknife), np.arange(patients)] = 0
         ones = np.ones((1, patients), np.int64)
         draws = patient_weights(patients, resamples, seed) if sites is None else site_weights(sites, resamples, seed)
         self.weights = np.concatenate([ones, draws, jackknife])
+
+    @staticmethod
+    def of(
+        names: npt.NDArray[Any], places: Mapping[str, Any] | None, *, resamples: int = 1000, seed: int = 0
+    ) -> PatientResampling:
+        """Draws of some patients, and of their sites first where the site of each is known.
+
+        - ``names``: In any order, each once or more often.
+        - ``places``: Name of a patient to the patient's site.
+        """
+        people, known = np.unique(names), places or {}
+        everywhere = all(str(name) in known for name in people)
+        sites = np.array([str(known[str(name)]) for name in people]) if everywhere else None
+        return PatientResampling(people, resamples=resamples, seed=seed, sites=sites)
+
+    def units_of(self, names: npt.NDArray[Any]) -> int:
+        """How many patients, or sites of them, these are."""
+        return len(np.unique(self._unit_of[np.searchsorted(self.names, names)]))
 
     def evaluate(self, run: Predictions) -> dict[str, FloatArray]:
         """Each metric of a run under every row of ``weights``."""
@@ -144,10 +162,18 @@ def bca_interval(draws: npt.ArrayLike, estimate: float, left_out: npt.ArrayLike,
 
 
 def patient_intervals(
-    runs: Sequence[Predictions], *, resamples: int = 1000, seed: int = 0, level: float = 0.95
+    runs: Sequence[Predictions],
+    *,
+    resamples: int = 1000,
+    seed: int = 0,
+    level: float = 0.95,
+    places: Mapping[str, Any] | None = None,
 ) -> dict[str, Interval]:
-    """Interval of each metric's mean over runs (seeds), resampling the people of all the runs' test sets together."""
-    plan = PatientResampling(_people(runs), resamples=resamples, seed=seed)
+    """Interval of each metric's mean over runs (seeds), resampling the people of all the runs' test sets together.
+
+    - ``places``: The site of each patient: then sites are drawn first.
+    """
+    plan = PatientResampling.of(_people(runs), places, resamples=resamples, seed=seed)
     means = mean_over_runs([plan.evaluate(run) for run in runs])
     return {name: plan.interval(values, level) for name, values in means.items()}
 

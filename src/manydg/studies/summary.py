@@ -32,7 +32,7 @@ from manydg.evaluation.statistics import (
     mean_over_runs,
     shared_patient_values,
 )
-from manydg.files import write_atomically
+from manydg.files import Json, write_atomically
 from manydg.studies import summary_text as tables
 from manydg.studies.paper_figures import beside
 from manydg.studies.records import REFERENCE, RUN_RECORD, read_description, read_results, views
@@ -346,7 +346,8 @@ def clinical_results(
     models: dict[str, list[Predictions]] = {}
     rules: dict[str, str] = {}
     quiet: float | None = None
-    for name, record in _of_models([each for each in records if each.ok]):
+    counting = _of_models([each for each in records if each.ok])
+    for name, record in counting:
         run, val = (load_predictions(path, record, side) for side in ("test", "val"))
         if run is None or val is None:
             continue
@@ -358,8 +359,16 @@ def clinical_results(
         rules[name] = rule
     if not models:
         raise DataError(f"{folder} has no predictions of a finished run: name a run folder or a results folder")
-    results = {name: evaluate(runs, silence=quiet, resamples=resamples) for name, runs in models.items()}
+    places = {name: places_of(record for other, record in counting if other == name) for name in models}
+    results = {
+        name: evaluate(runs, silence=quiet, resamples=resamples, places=places[name]) for name, runs in models.items()
+    }
     return {name: replace(result, rule=rules[name]) for name, result in results.items()}
+
+
+def places_of(records: Iterable[Record]) -> dict[str, Json]:
+    """The site of each test patient, where whole sites were split."""
+    return {name: site for record in records for name, site in record.sites.items()}
 
 
 def _of_models(finished: Sequence[Record]) -> list[tuple[str, Record]]:
@@ -450,15 +459,13 @@ def resample_runs(
     note = f"{lacking} of {len(known)} runs have no predictions here, so that some intervals cannot be given"
     if not names:
         return None, [note] if lacking else []
-    places = {name: str(site) for record in records for name, site in record.sites.items()}
-    sites = np.array([places[name] for name in sorted(names)]) if names <= places.keys() else None
-    plan = PatientResampling(np.array(sorted(names)), resamples=resamples, seed=seed, sites=sites)
+    plan = PatientResampling.of(np.array(sorted(names)), places_of(records), resamples=resamples, seed=seed)
     runs = {}
     for record in records:
         run = known[record.run]
         runs[record.run] = _from_patients(record, plan) if run is None else _evaluate(run, plan)
     notes = [note] if lacking else []
-    if sites is not None:
+    if plan.unit == "site":
         notes.append(f"intervals draw the {plan.units} tested sites first, then patients within them")
     return Draws(plan, runs), notes
 
