@@ -204,8 +204,9 @@ def _strange(run: Run, prepared: DomainDataset) -> set[str] | None:
     calibration = None if run.folder is None else read_calibration(run.folder)
     if calibration is None or calibration.reference is None:
         return None
-    codes, distances = calibration.reference.distances(*patient_embeddings(run.algorithm, prepared))
-    names = np.array(prepared.pseudonyms())[codes]
+    judged = prepared.judged()
+    codes, distances = calibration.reference.distances(*patient_embeddings(run.algorithm, judged))
+    names = np.array(judged.pseudonyms())[codes]
     return set(names[~(distances <= calibration.limit)].tolist())
 
 
