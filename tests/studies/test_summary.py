@@ -173,6 +173,11 @@ def test_a_failure_that_a_later_run_made_good_is_not_mentioned(tmp_path: Path) -
     assert not any("failed" in note for note in summarize([failure("dann", 2), *write_study(tmp_path)]).notes)
 
 
+def test_a_failure_after_a_run_that_counts_is_mentioned(tmp_path: Path) -> None:
+    notes = summarize([*write_study(tmp_path), failure("dann", 2)]).notes
+    assert "dann, seed 2 failed: ValueError: the loss is not finite; an earlier run counts" in notes
+
+
 def test_of_a_run_that_was_made_twice_the_last_counts_and_it_is_said(tmp_path: Path) -> None:
     records = write_study(tmp_path)
     first = next(record for record in records if record.run == "base-1")
@@ -309,6 +314,22 @@ def test_the_best_is_bold_the_second_underlined_and_equals_share(tmp_path: Path)
     text = summarize(records).to_markdown()
     assert text.count("**0.7000 ± 0.0000**") == 2
     assert "<u>0.6000 ± 0.0000</u>" in text
+
+
+def test_a_row_that_lacks_a_split_is_not_the_best(tmp_path: Path) -> None:
+    kappa = {"base": 0.5, "prototype": 0.7, "dann": 0.6, "manydg": 0.9}
+    records = [r.replace(test={**r.test, "kappa": kappa[r.algorithm]}) for r in write_study(tmp_path)]
+    entries = summarize([r for r in records if r.run != "manydg-3"]).entries
+    assert {row: entries[row, "kappa"].rank for row in SKILL} == {"base": 0, "prototype": 1, "dann": 2, "manydg": 0}
+
+
+def test_a_row_whose_splits_were_run_with_other_options_is_said_to_be_mixed(tmp_path: Path) -> None:
+    records = write_study(tmp_path)
+    longer = [r.replace(config=r.config.replace(epochs=99)) if r.run == "base-1" else r for r in records]
+    said = "the runs of base differ in epochs: its mean is of no one configuration"
+    assert said in summarize(longer).notes
+    assert said not in summarize(longer, tuned=True).notes
+    assert not any("differ in" in note for note in summarize(records).notes)
 
 
 def test_variants_of_one_algorithm_are_rows_of_their_own(tmp_path: Path) -> None:

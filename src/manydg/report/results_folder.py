@@ -337,7 +337,8 @@ class Chapter:
         if not runs:
             return None
         predictions = {run.run: each for run in runs if (each := self.whole_predictions(run)) is not None}
-        return Comparison.of(summarize(runs, predictions, self.reference))
+        tuned = self.tuning is not None and experiment == "compare"
+        return Comparison.of(summarize(runs, predictions, self.reference, tuned=tuned))
 
     def runs(self, experiment: str) -> list[RunRecord]:
         """Finished runs of an experiment that its table counts."""

@@ -60,7 +60,8 @@ class Entry:
     - ``comparison``: The reference minus this row over the seeds they share.
     - ``difference``: Patient bootstrap of the same difference.
     - ``adjusted``: Holm-corrected p of each test (``t``, ``wilcoxon``, ``corrected``) over the rows compared.
-    - ``rank``: 1 for the best mean, 2 for the second, 0 for the rest.
+    - ``rank``: 1 for the best mean, 2 for the second, 0 for the rest and for a row that lacks splits that another has:
+      a mean of fewer splits is of other patients.
     """
 
     row: str
@@ -76,6 +77,11 @@ class Entry:
     difference: Interval | None = None
     adjusted: Mapping[str, float] | None = None
     rank: int = 0
+
+    @property
+    def splits(self) -> int:
+        """How many splits the mean is of."""
+        return sum(not math.isnan(value) for value in self.values.values())
 
 
 @dataclass(frozen=True)
@@ -288,14 +294,31 @@ def _absences(records: Sequence[Record], rows: Mapping[str, Mapping[int, Record]
     """One line for each failed run that no later run replaced, and for each row that lacks seeds."""
     failed: dict[tuple[str, int], str] = {}
     for record in records:
+        row, counting = row_name(record), rows.get(row_name(record), {}).get(record.seed)
         if record.status == "failed":
-            failed[row_name(record), record.seed] = _last_line(record)
-    lines = [f"{row}, seed {seed} failed: {error}" for (row, seed), error in failed.items() if seed not in rows[row]]
+            failed[row, record.seed] = _last_line(record)
+        elif counting is not None and counting.run == record.run:
+            failed.pop((row, record.seed), None)
+    lines = [
+        f"{row}, seed {seed} failed: {error}{'; an earlier run counts' if seed in rows[row] else ''}"
+        for (row, seed), error in failed.items()
+    ]
     for row, runs in rows.items():
         missing = [str(seed) for seed in seeds if seed not in runs and (row, seed) not in failed]
         if missing:
             lines.append(f"{row} has no run for seed{'s' if len(missing) > 1 else ''} {', '.join(missing)}")
     return lines
+
+
+def mixed_settings(chosen: Selection) -> list[str]:
+    """A sentence for each row whose splits were not all run with the same options."""
+    notes = []
+    for row, runs in chosen.rows.items():
+        options = [record.config.to_json() for record in runs.values()]
+        differ = {name for other in options for name in other if other[name] != options[0].get(name)}
+        if named := sorted(differ - {"seed", "precision", "execution"}):
+            notes.append(f"the runs of {row} differ in {', '.join(named)}: its mean is of no one configuration")
+    return notes
 
 
 def _last_line(record: Record) -> str:
@@ -512,6 +535,7 @@ def summarize(
     *,
     resamples: int = 1000,
     seed: int = 0,
+    tuned: bool = False,
 ) -> Summary:
     """Sum up the runs of one experiment on one dataset.
 
@@ -520,11 +544,12 @@ def summarize(
     - ``reference``: The row that the others are tested against; where there is none of that name, the method with
       context, if it has one row.
     - ``resamples``, ``seed``: Of the patient bootstrap.
+    - ``tuned``: Whether every split has settings of its own by search; otherwise it is said where they differ.
     - raises DataError: If no run ended well, or the records are of several experiments or datasets.
     """
     chosen = select(records)
     against = _reference(chosen.rows, reference)
-    notes = list(chosen.notes)
+    notes = [*chosen.notes, *(() if tuned else mixed_settings(chosen))]
     if against is None and len(chosen.rows) > 1:
         notes.append(f"no tests: there is no run of the reference {reference}")
     draws, missing = resample_runs(chosen, predictions or {}, resamples, seed)
@@ -688,10 +713,12 @@ def _test_share(runs: Mapping[int, Record]) -> float | None:
 
 
 def _ranked(column: dict[str, Entry]) -> dict[str, Entry]:
-    known = {(round(entry.mean, 10), entry.metric) for entry in column.values() if not math.isnan(entry.mean)}
-    levels = [mean for mean, metric in sorted(known, key=lambda level: -oriented(level[1], level[0]))]
+    most = max((entry.splits for entry in column.values()), default=0)
+    whole = {row: round(entry.mean, 10) for row, entry in column.items() if most and entry.splits == most}
+    metric = next(iter(column.values())).metric
+    levels = sorted(set(whole.values()), key=lambda mean: -oriented(metric, mean))
     ranks = {level: rank for rank, level in enumerate(levels[:2], start=1)}
-    return {row: replace(entry, rank=ranks.get(round(entry.mean, 10), 0)) for row, entry in column.items()}
+    return {row: replace(entry, rank=ranks.get(whole.get(row, math.nan), 0)) for row, entry in column.items()}
 
 
 def _rules(chosen: Selection) -> tuple[str, ...]:
@@ -720,8 +747,9 @@ def summarize_folder(results: str | Path, reference: str | None = None, *, resam
         predictions = {run: value for run, value in loaded.items() if value is not None}
         try:
             against = reference or described.reference_on(records[0].dataset)
-            summary = summarize(records, predictions, against, resamples=resamples)
-            tuning = kept_tuning(results, summary.dataset) if summary.experiment == "compare" else None
+            compared = records[0].experiment == "compare"
+            tuning = kept_tuning(results, records[0].dataset) if compared else None
+            summary = summarize(records, predictions, against, resamples=resamples, tuned=tuning is not None)
             if tuning is not None:
                 summary = replace(summary, rules=(tuning.budget(summary.rows), *summary.rules))
             about = described.datasets.get(summary.dataset)
@@ -840,6 +868,8 @@ def recommend(
 ) -> Recommendation | None:
     """Choose among models; None where there are no two that were validated on the same splits.
 
+    A model with fewer than half of the splits that another has takes no part: it failed on the others, or is not done.
+
     - ``validation``: Model to seed to its validation metric; NaN where it is undefined.
     - ``costs``: Model to its cost.
     - ``test_share``: Test patients over training patients, for the correction of the standard error.
@@ -855,7 +885,8 @@ def recommend(
         row: {seed: value for seed, value in values.items() if math.isfinite(value)}
         for row, values in validation.items()
     }
-    rows = [row for row, values in known.items() if values]
+    most = max(map(len, known.values()), default=0)
+    rows = [row for row, values in known.items() if values and 2 * len(values) >= most]
     seeds = sorted(set.intersection(*(set(known[row]) for row in rows))) if rows else []
     if len(rows) < 2 or not seeds:
         return None
