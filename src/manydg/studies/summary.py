@@ -113,6 +113,7 @@ class Summary:
     - ``costs``: Time, size and needs of each row.
     - ``recommendation``: The row to use, chosen on validation patients; None where there is nothing to choose from.
     - ``patients``, ``samples``: Training, validation and test patients of the first run, and their samples.
+    - ``test_shares``: Test patients over training patients of each row, the mean over its splits.
     - ``rules``: How epochs and thresholds were chosen.
     - ``notes``: Failed runs, missing seeds and whatever else a reader must know.
     """
@@ -133,6 +134,7 @@ class Summary:
     recommendation: Recommendation | None
     patients: Counts
     samples: Counts
+    test_shares: Mapping[str, float | None]
     rules: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -576,6 +578,7 @@ def summarize(
         recommendation=_recommended(chosen, costs, draws),
         patients=chosen.records[0].patients,
         samples=chosen.records[0].samples,
+        test_shares={row: _test_share(runs) for row, runs in chosen.rows.items()},
         rules=_rules(chosen),
         notes=tuple(dict.fromkeys(notes)),
     )
@@ -706,7 +709,7 @@ def _difference(
 
 
 def _test_share(runs: Mapping[int, Record]) -> float | None:
-    """Test patients over training patients of the reference's runs."""
+    """Test patients over training patients of some runs, the mean over them."""
     counts = [record.patients for record in runs.values()]
     shares = [count.test / count.train for count in counts if count.train and count.test]
     return float(np.mean(shares)) if shares else None
