@@ -142,6 +142,18 @@ def test_every_target_kind_is_summed_up_in_its_own_metrics(tmp_path: Path, kind:
     Console(file=io.StringIO(), width=200).print(summary.to_rich())
 
 
+def test_a_row_that_tested_two_patients_has_no_interval_whomever_other_rows_tested(tmp_path: Path) -> None:
+    records = write_study(tmp_path)
+    few = next(record for record in records if record.run == "dann-0")
+    two = dict(list(few.per_patient.items())[:2])
+    summary = summarize([r for r in records if r.algorithm != "dann"] + [few.replace(per_patient=two)])
+    entry, other = (summary.entries[row, "accuracy"] for row in ("dann", "base"))
+    assert entry.interval is not None
+    assert entry.interval.note == "no interval: 2 patients"
+    assert other.interval is not None
+    assert other.interval.note == ""
+
+
 def test_records_alone_give_intervals_where_patients_values_suffice(tmp_path: Path) -> None:
     records = write_study(tmp_path)
     with_predictions, alone = summarize_folder(tmp_path)[0], summarize(records)

@@ -237,7 +237,7 @@ class Comparison:
         for pair in self.summary.pairs:
             if {pair.first, pair.second} == {first, second}:
                 test = _test(self.summary.primary, pair.second, pair.comparison, pair.difference, pair.adjusted)
-                return test if pair.first == first else test.turned(first)
+                return test if pair.first == first else test.turned(second)
         return None
 
     def rows_of(self, algorithm: str) -> list[str]:

@@ -458,6 +458,13 @@ class Draws:
         values = self._of(records, metric)
         return mean_over_runs(values)[metric] if values else None
 
+    def interval(self, values: FloatArray | None, records: Sequence[Record]) -> Interval | None:
+        """Of a statistic of some runs; without bounds where these tested fewer than three patients, or sites."""
+        if values is None:
+            return None
+        names = np.array(sorted({name for record in records for name in record.per_patient}))
+        return self.plan.interval(values, units=self.plan.units_of(names) if len(names) else None)
+
     def difference(self, records: Sequence[Record], others: Sequence[Record], metric: str) -> FloatArray | None:
         """Mean over pairs of runs of the first minus the second, or None where one of them has no such values."""
         ours, theirs = self._of(records, metric), self._of(others, metric)
@@ -633,7 +640,7 @@ def _entry(chosen: Selection, row: str, metric: str, by_patient: Mapping[str, fl
         values=values,
         mean=float(np.mean(known)) if known else math.nan,
         sd=float(np.std(known, ddof=1)) if len(known) > 1 else math.nan,
-        interval=draws.plan.interval(resampled) if draws and resampled is not None else None,
+        interval=draws.interval(resampled, list(runs.values())) if draws else None,
         by_patient=by_patient,
         worst_tenth=worst_tenth(list(by_patient.values()), metric),
     )
@@ -704,8 +711,7 @@ def _difference(
     if draws is None or not seeds:
         return None
     ours, theirs = ([chosen.rows[name][seed] for seed in seeds] for name in (reference, row))
-    values = draws.difference(ours, theirs, metric)
-    return None if values is None else draws.plan.interval(values)
+    return draws.interval(draws.difference(ours, theirs, metric), ours)
 
 
 def _test_share(runs: Mapping[int, Record]) -> float | None:
