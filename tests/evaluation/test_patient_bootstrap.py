@@ -205,6 +205,13 @@ def test_draws_that_equal_the_estimate_count_half_for_the_bias() -> None:
     assert (moved.low, moved.high) == pytest.approx(tuple(np.quantile(skewed, tails)))
 
 
+def test_the_interval_does_not_depend_on_how_sums_are_rounded() -> None:
+    """Tenths cannot be written in binary: draws of other patients with the same mean differ in the last bit."""
+    plan, counts = PatientResampling(np.arange(7), resamples=4000), np.arange(1.0, 8.0)
+    whole, tenths = plan.interval(plan.weights @ counts / 70), plan.interval(plan.weights @ (counts / 10) / 7)
+    assert (tenths.low, tenths.high) == pytest.approx((whole.low, whole.high))
+
+
 def test_an_estimate_outside_all_draws_falls_back_to_percentiles() -> None:
     assert bca_interval(np.arange(1.0, 21.0), 0.0, np.arange(5.0)).note.startswith("percentile interval")
 

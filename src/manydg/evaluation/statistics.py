@@ -147,13 +147,15 @@ def bca_interval(draws: npt.ArrayLike, estimate: float, left_out: npt.ArrayLike,
     plain = percentile_interval(values, estimate, level)
     if plain.note or values.min() == values.max():
         return plain
-    below = (np.mean(values < estimate) + np.mean(values <= estimate)) / 2
+    # Other patients with the same sum may differ from the estimate in the last bits: they equal it.
+    alike = 1e-12 * max(1.0, abs(estimate))
+    below = (np.mean(values < estimate - alike) + np.mean(values <= estimate + alike)) / 2
     if not 0 < below < 1 or len(jackknife) < MIN_PATIENTS:
         return Interval(estimate, plain.low, plain.high, level, "percentile interval: the bias cannot be estimated")
     bias = scipy.special.ndtri(below)
     spread = jackknife.mean() - jackknife
     # Values that differ in the last bit alone have no skewness to speak of.
-    varies = np.abs(spread).max() > 1e-12 * max(1.0, abs(estimate))
+    varies = np.abs(spread).max() > alike
     acceleration = float((spread**3).sum() / (6 * (spread**2).sum() ** 1.5)) if varies else 0.0
     tail = scipy.special.ndtri(np.array([(1 - level) / 2, (1 + level) / 2]))
     shifted = scipy.special.ndtr(bias + (bias + tail) / (1 - acceleration * (bias + tail)))
