@@ -19,6 +19,7 @@ import scipy
 
 from manydg.errors import DataError
 from manydg.evaluation.metrics import PatientMetrics, Predictions, divide
+from manydg.files import Json
 
 FloatArray = npt.NDArray[np.float64]
 MIN_PATIENTS = 3
@@ -95,7 +96,7 @@ class PatientResampling:
 
     @staticmethod
     def of(
-        names: npt.NDArray[Any], places: Mapping[str, Any] | None, *, resamples: int = 1000, seed: int = 0
+        names: npt.NDArray[Any], places: Mapping[str, Json] | None, *, resamples: int = 1000, seed: int = 0
     ) -> PatientResampling:
         """Draws of some patients, and of their sites first where the site of each is known.
 
@@ -169,7 +170,7 @@ def patient_intervals(
     resamples: int = 1000,
     seed: int = 0,
     level: float = 0.95,
-    places: Mapping[str, Any] | None = None,
+    places: Mapping[str, Json] | None = None,
 ) -> dict[str, Interval]:
     """Interval of each metric's mean over runs (seeds), resampling the people of all the runs' test sets together.
 

@@ -564,15 +564,13 @@ def summarize(
     draws, missing = resample_runs(chosen, predictions or {}, resamples, seed)
     notes += missing
     entries = _entries(chosen, against, draws, notes)
-    primary = chosen.target.selection
-    gaps = {row: gap for row in chosen.rows if (gap := entries[row, primary].difference) is not None}
     notes += composition(chosen) + cautions(chosen.records, chosen.target.patient_metric)
-    notes += wide_differences(primary, gaps)
+    notes += _undecided(chosen, entries)
     return Summary(
         experiment=chosen.experiment,
         dataset=chosen.dataset,
         metrics=chosen.metrics,
-        primary=primary,
+        primary=chosen.target.selection,
         patient_metric=chosen.target.patient_metric,
         reference=against,
         rows=tuple(chosen.rows),
@@ -605,6 +603,13 @@ def _entries(
         for row, entry in _ranked(column).items():
             entries[row, metric] = entry
     return entries
+
+
+def _undecided(chosen: Selection, entries: Mapping[tuple[str, str], Entry]) -> list[str]:
+    """What these patients cannot tell at the primary metric."""
+    metric = chosen.target.selection
+    gaps = {row: gap for row in chosen.rows if (gap := entries[row, metric].difference) is not None}
+    return wide_differences(metric, gaps)
 
 
 def _reference(rows: Iterable[str], wanted: str) -> str | None:
