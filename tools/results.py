@@ -51,6 +51,7 @@ from manydg.studies.paper_figures import paper_table
 from manydg.studies.records import read_results
 from manydg.studies.summary import Summary, row_name, summarize_folder
 from manydg.studies.summary_text import METRIC_NAMES
+from manydg.targets import oriented
 from manydg.training.record import RunRecord
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -330,6 +331,7 @@ def _summary_json(summary: Summary) -> dict[str, Any]:
             continue
         rows[row] = {
             "seconds": _rounded(summary.seconds.get(row)),
+            "test_share": _rounded(summary.test_shares[row]),
             "metrics": {
                 metric: {
                     "values": {str(seed): _rounded(value) for seed, value in entry.values.items()},
@@ -443,15 +445,13 @@ def _summary_table(summary: dict[str, Any]) -> str:
     # The mean of fewer splits is of other patients.
     splits = len(summary["seeds"])
     whole = [row for row in summary["rows"].values() if len(row["metrics"][primary]["values"]) == splits]
-    best = {
-        metric: max((row["metrics"][metric]["mean"] or -math.inf for row in whole), default=None) for metric in shown
-    }
+    best = {metric: _best_mean(metric, whole) for metric in shown}
     for name, row in summary["rows"].items():
         cells = []
         for metric in shown:
             entry = row["metrics"][metric]
             mean = _number(entry["mean"])
-            mean = f"**{mean}**" if entry["mean"] == best[metric] else mean
+            mean = f"**{mean}**" if row in whole and entry["mean"] == best[metric] else mean
             interval = _interval(entry["interval"]) if metric.startswith(primary) else ""
             cells.append(f"{mean} {interval}".strip())
         if reference:
@@ -466,6 +466,12 @@ def _summary_table(summary: dict[str, Any]) -> str:
         f"{patients['test']} are unseen in the first; {summary['tested_patients']} were unseen in some split."
     )
     return "\n".join([*lines, "", about])
+
+
+def _best_mean(metric: str, rows: Sequence[dict[str, Any]]) -> float | None:
+    """The highest mean of some rows, or the lowest of an error; None where it is undefined for all."""
+    means = (row["metrics"][metric]["mean"] for row in rows)
+    return max((mean for mean in means if mean is not None), key=lambda mean: oriented(metric, mean), default=None)
 
 
 def _figure_table(figure: FigureData) -> str:
@@ -683,33 +689,46 @@ def _tested(study: dict[str, Any] | None, asked: Sequence[Claim]) -> list[str]:
     name = METRIC_NAMES.get(primary, primary)
     context = "causal" if "base (causal context)" in rows else "offline"
     fewest = min((int(number) for row in rows for number in re.findall(r"training patients (\d+)", row)), default=0)
-    ratio = summary["patients"]["test"] / summary["patients"]["train"]
     tests: list[PairedComparison | None] = []
-    gaps: list[list[float]] = []
+    half: list[float] = []
     for claim in asked:
         pair = [row.format(context, fewest=fewest) for row in (claim.first, claim.second)]
         if not set(pair) <= set(rows):
             tests.append(None)
-            gaps.append([])
+            half.append(math.nan)
             continue
         one, two = (rows[row]["metrics"][primary]["values"] for row in pair)
-        seeds = [seed for seed in one if seed in two]
-        tests.append(compare_paired([one[seed] for seed in seeds], [two[seed] for seed in seeds], ratio))
-        gaps.append([one[seed] - two[seed] for seed in seeds])
+        both = [(one[seed], two[seed]) for seed in one if one[seed] is not None and two.get(seed) is not None]
+        ratio, gaps = _test_share(summary, pair[0]), [first - second for first, second in both]
+        tests.append(compare_paired(gaps, [0.0] * len(gaps), ratio))
+        half.append(_half_width(gaps, ratio))
     corrected = iter(holm([test.corrected_p for test in tests if test is not None]))
     return [
-        "not run" if test is None else _answer(test, next(corrected), name, _half_width(values, ratio))
-        for test, values in zip(tests, gaps, strict=True)
+        "not run" if test is None else _answer(test, next(corrected), name, width)
+        for test, width in zip(tests, half, strict=True)
     ]
 
 
+def _test_share(summary: dict[str, Any], row: str) -> float:
+    """Test patients over training patients of a row, the mean over its splits; evidence of before has the first's."""
+    share = summary["rows"][row].get("test_share")
+    return float(share or summary["patients"]["test"] / summary["patients"]["train"])
+
+
 def _half_width(gaps: Sequence[float], ratio: float) -> float:
-    """Half the 95% interval of a mean difference over splits that share patients, by the corrected resampled t-test."""
+    """Half the 95% interval of a mean difference over splits that share patients, by the corrected resampled t-test.
+
+    NaN for fewer than two splits.
+    """
+    if len(gaps) < 2:
+        return math.nan
     error = statistics.stdev(gaps) * math.sqrt(1 / len(gaps) + ratio)
     return float(stats.t.ppf(0.975, len(gaps) - 1)) * error
 
 
 def _answer(test: PairedComparison, p: float, metric: str, half: float) -> str:
+    if math.isnan(p):
+        return test.note
     interval = _interval([test.difference - half, test.difference + half], sign=True)
     return f"{_verdict(test.difference, p)}: {_number(test.difference, sign=True)} {interval} {metric}, p {p:.3f}"
 
@@ -727,7 +746,7 @@ def in_order(found: dict[str, dict[str, Any]]) -> str:
     rivals, people = found["sleep-rivals"]["summaries"][0], found["sleep-rivals"].get("people", {})
     one = found["sleep-sequence"]["summaries"][0]["rows"]["ema"]["metrics"]
     own = found["sleep-sequence"].get("people", {}).get("ema", {})
-    ratio = rivals["patients"]["test"] / rivals["patients"]["train"]
+    ratio = _test_share(rivals, next(iter(rivals["rows"])))
     told = []
     for metric in ("kappa", "f1_macro"):
         tests: list[PairedComparison] = []

@@ -30,6 +30,7 @@ from manydg.evaluation.clinical import (
 )
 from manydg.evaluation.metrics import Predictions, Timing, read_predictions, write_predictions
 from manydg.evaluation.statistics import PatientResampling
+from manydg.files import Json
 from manydg.targets import target_of
 
 BINARY = target_of(TargetSpec("binary", ("no", "yes")))
@@ -178,6 +179,11 @@ def test_the_threshold_keeps_the_rule_on_validation_patients_at_the_least_cost(
     assert kept(VAL.truth, decided) >= DecisionRule.parse(rule).value
 
 
+def test_of_thresholds_with_equal_sensitivity_a_precision_takes_the_one_with_the_fewest_false_positives() -> None:
+    chosen, _ = threshold_for(DecisionRule.parse("precision=.3"), simple([0.9, 0.2, 0.1], [1, 0, 0]))
+    assert chosen == pytest.approx(0.55)
+
+
 def test_a_rule_that_no_threshold_keeps_is_said() -> None:
     val = simple([0.9, 0.8, 0.7], [0, 1, 0])
     chosen, why = threshold_for(DecisionRule.parse("precision=.9"), val)
@@ -283,6 +289,43 @@ def test_a_test_of_groups_that_do_not_differ_rejects_rarely() -> None:
         run = grouped(seed)
         p.append(compare_groups([run], "g", PatientResampling(run.names, resamples=100))[1].p["auroc"])
     assert np.mean(np.array(p) < 0.05) <= 0.15
+
+
+def test_a_group_of_one_or_two_patients_has_no_interval_and_no_p() -> None:
+    """Drawn again and again, one patient is always the same: nothing would be surer than a group of one."""
+    run = grouped()
+    few = np.where(run.groups >= 58, "few", "many")
+    plan = PatientResampling(run.names, resamples=50)
+    small, _ = compare_groups([replace(run, subgroups={"g": few})], "g", plan)
+    assert (small.group, small.patients) == ("few", 2)
+    for interval in (small.values["auroc"], small.differences["auroc"], small.values["calibration"]):
+        assert math.isfinite(interval.estimate)
+        assert math.isnan(interval.low)
+        assert interval.note == "no interval: 2 patients"
+    assert all(math.isnan(p) for p in small.p.values())
+
+
+def test_where_sites_were_split_they_are_drawn_first_here_too() -> None:
+    run = grouped()
+    places: dict[str, Json] = {name: f"site {number // 20}" for number, name in enumerate(run.names.tolist())}
+    by_patient, by_site = (evaluate([run], resamples=60, places=each) for each in (None, places))
+    few = evaluate([run], resamples=60, places=dict.fromkeys(places, "one site"))
+    whole = PatientResampling.of(run.names, places, resamples=60)
+    assert (whole.unit, whole.units) == ("site", 3)
+    assert by_site.at_threshold["sensitivity"] != by_patient.at_threshold["sensitivity"]
+    assert few.at_threshold["sensitivity"].note == "no interval: 1 site"
+    # Two of the three sites are of the large group, one of the small.
+    assert by_site.subgroups["g"][1].values["auroc"].note == "no interval: 1 site"
+
+
+def test_groups_are_compared_on_the_runs_that_tested_both() -> None:
+    """The small group is tested in the first run alone, and in the second the large one is easier."""
+    run = grouped()
+    large = run.select(run.subgroups["g"] == "large")
+    easy = replace(large, probabilities=np.eye(2)[large.truth])
+    alone = compare_groups([run], "g", PatientResampling(run.names, resamples=20))[1]
+    both = compare_groups([run, easy], "g", PatientResampling(run.names, resamples=20))[1]
+    assert both.differences["auroc"].estimate == pytest.approx(alone.differences["auroc"].estimate)
 
 
 def test_calibration_of_a_patient_is_the_mean_probability_minus_what_came_true() -> None:

@@ -150,6 +150,15 @@ def test_the_paired_difference_of_a_model_with_itself_is_nothing() -> None:
     assert (interval.estimate, interval.low, interval.high) == (0.0, 0.0, 0.0)
 
 
+def test_a_run_in_which_one_model_has_no_value_is_left_out_of_the_paired_difference() -> None:
+    """Without a positive the F1 of a model that raises no alarm is undefined, and of one that does it is zero."""
+    who, none, some = np.array(list("abcdefgh")), np.zeros(8, int), np.array([1, 0] * 4)
+    target, always = _target("binary"), np.eye(2)[np.ones(8, int)]
+    quiet, loud = (Predictions(target, none, np.eye(2)[[code] * 8], who) for code in (0, 1))
+    right, wrong = (Predictions(target, some, each, np.char.add(who, "2")) for each in (np.eye(2)[some], always))
+    assert patient_difference([quiet, right], [loud, wrong])["f1"].estimate == pytest.approx(1 - 2 / 3)
+
+
 def test_the_paired_difference_is_tighter_than_the_difference_of_two_intervals() -> None:
     better = _predictions("classes", patients=20, rows=400, skill=1.2)
     worse_probabilities = better.probabilities.copy()
@@ -194,6 +203,13 @@ def test_draws_that_equal_the_estimate_count_half_for_the_bias() -> None:
     moved = bca_interval(skewed, 1.0, np.array([0.9, 1.0, 1.0, 1.1]), level=0.9)
     tails = stats.norm.cdf(2 * stats.norm.ppf(0.7) + stats.norm.ppf([0.05, 0.95]))
     assert (moved.low, moved.high) == pytest.approx(tuple(np.quantile(skewed, tails)))
+
+
+def test_the_interval_does_not_depend_on_how_sums_are_rounded() -> None:
+    """Tenths cannot be written in binary: draws of other patients with the same mean differ in the last bit."""
+    plan, counts = PatientResampling(np.arange(7), resamples=4000), np.arange(1.0, 8.0)
+    whole, tenths = plan.interval(plan.weights @ counts / 70), plan.interval(plan.weights @ (counts / 10) / 7)
+    assert (tenths.low, tenths.high) == pytest.approx((whole.low, whole.high))
 
 
 def test_an_estimate_outside_all_draws_falls_back_to_percentiles() -> None:

@@ -13,6 +13,8 @@ import pytest
 
 from manydg.errors import DataError, ManyDGError, ManyDGWarning, StorageError
 from manydg.report import charts, write_report
+from manydg.report.results_folder import read_results_folder
+from manydg.studies.summary import clinical_results
 
 VOID = {"meta", "link", "br", "hr", "img", "input", "path", "use", "rect", "circle", "line", "image", "stop"}
 SECTIONS = {
@@ -332,6 +334,31 @@ def test_a_figure_of_no_named_dataset_is_refused_where_there_are_several(maker: 
     maker.write({}, {"a": {"kind": "bars", "title": "Bars", "experiment": "runtime", "data": bars}})
     with pytest.raises(DataError, match="which dataset"):
         write_report(tmp_path, tmp_path / "page.html")
+
+
+def test_figures_count_the_runs_that_the_table_counts(maker: Any, tmp_path: Path) -> None:
+    """Neither a run on older data nor one that was done again is in any figure, nor in what the command prints."""
+    older, before = (maker.run("few", "binary", "manydg", 0, name, skill=0.1) for name in ("older", "before"))
+    older |= {"experiment": "compare", "dataset_hash": "f" * 16, "seed": 7}
+    before["experiment"] = "compare"
+    kept = [maker.run("few", "binary", name, seed, skill=1.2) for name in ("manydg", "base") for seed in range(2)]
+    maker.write({}, {})
+    chapter = read_results_folder(tmp_path).chapters[0]
+    assert [record.run for record in chapter.runs("compare")] == [record["run"] for record in kept]
+    assert chapter.comparison is not None
+    assert "manydg, seed 0 was run more than once: the last run counts" in chapter.comparison.summary.notes
+    sensitivity = clinical_results(tmp_path, resamples=20)["manydg"].at_threshold["sensitivity"].estimate
+    shown = [record for record in chapter.runs("compare") if record.algorithm == "manydg"]
+    runs = [run for run in map(chapter.predictions, shown) if run is not None]
+    rates = [run.rates(np.ones((1, len(run.names))))["sensitivity"][0] for run in runs]
+    assert sensitivity == pytest.approx(np.mean(rates))
+
+
+def test_the_same_model_on_two_datasets_is_two_models(maker: Any, tmp_path: Path) -> None:
+    for dataset, skill in (("one", 0.1), ("other", 2.0)):
+        maker.run(dataset, "binary", "base", 0, skill=skill)
+    maker.write({}, {})
+    assert list(clinical_results(tmp_path, resamples=20)) == ["base on one", "base on other"]
 
 
 def test_an_experiment_without_a_section_of_its_own_is_shown(maker: Any, tmp_path: Path) -> None:

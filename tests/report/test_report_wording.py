@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from manydg.algorithms import ALGORITHMS
 from manydg.config import TrainingConfig
 from manydg.evaluation.statistics import Interval
+from manydg.report.charts import rank_diagram
 from manydg.report.results_folder import (
     RivalTest,
     defined_metric,
@@ -140,3 +141,8 @@ def test_the_first_epochs_are_left_out_of_the_time_of_one(epochs: list[float], m
 
 def test_every_algorithm_has_a_name_to_be_read() -> None:
     assert all(ALGORITHMS.get(name).title and ALGORITHMS.get(name).summary for name in ALGORITHMS.names())
+
+
+def test_of_models_that_no_bar_joins_only_neighbours_are_said_to_differ() -> None:
+    """The first and the last may be alike where both differ from the one between them."""
+    assert rank_diagram("Ranks", ["a", "b", "c"], [1.2, 1.9, 2.9], []).words.endswith("Every two neighbours differ.")

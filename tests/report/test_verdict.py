@@ -48,6 +48,7 @@ def test_the_first_screen_answers_which_model_how_good_against_whom_at_what_cost
     assert "all the patient’s samples" in screen
     test = Comparison.of(summary).pair("manydg", "boosting")
     assert test is not None
+    assert test.rival == "boosting"
     said = {
         "clear": "Clearly better than",
         "unsure": "Not certainly different from",

@@ -150,3 +150,13 @@ def test_the_schema_of_the_new_data_is_checked(trained: Path) -> None:
     assert InputSchema.of(wide).columns["x"].shape == (7,)
     with pytest.raises(DataError, match="trained on"):
         evaluated(trained, wide)
+
+
+def test_a_measured_value_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    data = manydg.from_arrays(
+        rng.normal(size=(60, 3)).astype(np.float32), rng.normal(size=60), np.arange(60) // 6, kind="regression"
+    )
+    run = manydg.train(data, algorithm="base", backbone="mlp", epochs=1, out=tmp_path / "run", device="cpu")
+    with pytest.raises(DataError, match="predicts a measured value"):
+        evaluate_run(run, data, "elsewhere", resamples=5)

@@ -36,6 +36,17 @@ def test_within_one_standard_error_the_cheaper_model_is_recommended() -> None:
     assert choice.by_split == {0: "dear", 1: "cheap", 2: "cheap"}
 
 
+def test_a_model_that_failed_on_most_splits_neither_wins_nor_takes_the_others_splits_away() -> None:
+    validation = {"a": {0: 0.7, 1: 0.8, 2: 0.9}, "b": {0: 0.6, 1: 0.7, 2: 0.8}, "failed": {0: 0.95}}
+    choice = recommend(validation, dict.fromkeys(validation, CHEAP), 0.2)
+    assert choice is not None
+    assert (choice.row, choice.splits) == ("a", 3)
+    assert "failed" not in choice.validation
+    half = recommend({**validation, "failed": {0: 0.95, 1: 0.95}}, dict.fromkeys(validation, CHEAP), 0.2)
+    assert half is not None
+    assert (half.row, half.splits) == ("failed", 2)
+
+
 def test_seconds_that_differ_by_chance_decide_nothing() -> None:
     validation = {"good": {0: 0.80, 1: 0.70, 2: 0.75}, "other": {0: 0.74, 1: 0.72, 2: 0.76}}
     for good, other in ((10.0, 6.0), (10.0, 9.0), (10.0, 11.0), (10.0, 19.0), (0.1, 0.04), (0.9, 0.1)):

@@ -142,6 +142,18 @@ def test_every_target_kind_is_summed_up_in_its_own_metrics(tmp_path: Path, kind:
     Console(file=io.StringIO(), width=200).print(summary.to_rich())
 
 
+def test_a_row_that_tested_two_patients_has_no_interval_whomever_other_rows_tested(tmp_path: Path) -> None:
+    records = write_study(tmp_path)
+    few = next(record for record in records if record.run == "dann-0")
+    two = dict(list(few.per_patient.items())[:2])
+    summary = summarize([r for r in records if r.algorithm != "dann"] + [few.replace(per_patient=two)])
+    entry, other = (summary.entries[row, "accuracy"] for row in ("dann", "base"))
+    assert entry.interval is not None
+    assert entry.interval.note == "no interval: 2 patients"
+    assert other.interval is not None
+    assert other.interval.note == ""
+
+
 def test_records_alone_give_intervals_where_patients_values_suffice(tmp_path: Path) -> None:
     records = write_study(tmp_path)
     with_predictions, alone = summarize_folder(tmp_path)[0], summarize(records)
@@ -171,6 +183,11 @@ def test_an_algorithm_that_failed_everywhere_stays_in_the_table(tmp_path: Path) 
 
 def test_a_failure_that_a_later_run_made_good_is_not_mentioned(tmp_path: Path) -> None:
     assert not any("failed" in note for note in summarize([failure("dann", 2), *write_study(tmp_path)]).notes)
+
+
+def test_a_failure_after_a_run_that_counts_is_mentioned(tmp_path: Path) -> None:
+    notes = summarize([*write_study(tmp_path), failure("dann", 2)]).notes
+    assert "dann, seed 2 failed: ValueError: the loss is not finite; an earlier run counts" in notes
 
 
 def test_of_a_run_that_was_made_twice_the_last_counts_and_it_is_said(tmp_path: Path) -> None:
@@ -269,6 +286,29 @@ def test_one_seed_has_no_deviation_and_no_test_but_a_table(tmp_path: Path) -> No
     assert "fewer than two seeds" in entry.comparison.note
 
 
+def test_a_seed_at_which_one_row_has_no_value_counts_in_neither_difference(tmp_path: Path) -> None:
+    """At seed 0 nobody is positive: F1 is undefined for the row without an alarm and zero for the other."""
+    records = []
+    for algorithm, chosen in (("manydg", 0), ("base", 1)):
+        for seed in range(3):
+            record = write_run(tmp_path, algorithm, seed, "binary")
+            if seed == 0:
+                file = tmp_path / record.folder / "predictions.npz"
+                arrays = dict(np.load(file))
+                arrays["truth"][:], arrays["probabilities"][:] = 0, np.eye(2)[chosen]
+                np.savez(file, **arrays)
+                test = score(target_of(record.target), arrays["truth"], arrays["probabilities"])
+                record = record.replace(test=as_json(test))
+                record.write(tmp_path / record.folder / "run.json")
+            records.append(record)
+    predictions = {record.run: load_predictions(tmp_path, record) for record in records}
+    entry = summarize(records, predictions).entries["base", "f1"]
+    assert entry.comparison is not None
+    assert entry.comparison.pairs == 2
+    assert entry.difference is not None
+    assert entry.difference.estimate == pytest.approx(entry.comparison.difference)
+
+
 def test_an_undefined_metric_is_an_empty_cell_and_not_a_crash(tmp_path: Path) -> None:
     records = [r.replace(test={**r.test, "auroc": None}) for r in write_study(tmp_path, "binary", seeds=2)]
     summary = summarize(records)
@@ -286,6 +326,22 @@ def test_the_best_is_bold_the_second_underlined_and_equals_share(tmp_path: Path)
     text = summarize(records).to_markdown()
     assert text.count("**0.7000 ± 0.0000**") == 2
     assert "<u>0.6000 ± 0.0000</u>" in text
+
+
+def test_a_row_that_lacks_a_split_is_not_the_best(tmp_path: Path) -> None:
+    kappa = {"base": 0.5, "prototype": 0.7, "dann": 0.6, "manydg": 0.9}
+    records = [r.replace(test={**r.test, "kappa": kappa[r.algorithm]}) for r in write_study(tmp_path)]
+    entries = summarize([r for r in records if r.run != "manydg-3"]).entries
+    assert {row: entries[row, "kappa"].rank for row in SKILL} == {"base": 0, "prototype": 1, "dann": 2, "manydg": 0}
+
+
+def test_a_row_whose_splits_were_run_with_other_options_is_said_to_be_mixed(tmp_path: Path) -> None:
+    records = write_study(tmp_path)
+    longer = [r.replace(config=r.config.replace(epochs=99)) if r.run == "base-1" else r for r in records]
+    said = "the runs of base differ in epochs: its mean is of no one configuration"
+    assert said in summarize(longer).notes
+    assert said not in summarize(longer, tuned=True).notes
+    assert not any("differ in" in note for note in summarize(records).notes)
 
 
 def test_variants_of_one_algorithm_are_rows_of_their_own(tmp_path: Path) -> None:

@@ -188,6 +188,34 @@ def test_claims_are_tested_over_the_splits_and_corrected_for_their_number(made_u
     assert "\n".join(lines).count("not run") == 35
 
 
+def test_claims_are_tested_with_the_share_of_test_patients_of_their_rows(made_up: dict[str, dict[str, Any]]) -> None:
+    """Groups of 36 people have 7 or 8: the first split's share is not that of all."""
+    rows = made_up["sleep-rivals"]["summaries"][0]["rows"]
+    gains = (0.10, 0.12, 0.14)
+    for row, shift in (("base (no context)", 0.0), ("base (offline context)", 1.0)):
+        rows[row]["metrics"]["kappa"]["values"] = {str(at): 0.7 + shift * gain for at, gain in enumerate(gains)}
+    rows["base (offline context)"]["test_share"] = 0.5
+    for row in ("manydg (no context)", "prototype (no context)", "manydg-random-pairs (no context)"):
+        del rows[row]
+    p = compare_paired(gains, [0.0] * 3, 0.5).corrected_p
+    assert f"Kappa, p {p:.3f} |" in claims(made_up).splitlines()[7]
+
+
+def test_a_split_without_a_value_or_a_single_split_makes_no_claim(made_up: dict[str, dict[str, Any]]) -> None:
+    rows = made_up["sleep-rivals"]["summaries"][0]["rows"]
+    rows["manydg (no context)"]["metrics"]["kappa"]["values"] = {"0": None, "1": 0.8}
+    assert "| no test: fewer than two seeds |" in claims(made_up).splitlines()[2]
+
+
+def test_of_an_error_the_lowest_mean_is_marked(made_up: dict[str, dict[str, Any]]) -> None:
+    summary = made_up["sleep-rivals"]["summaries"][0]
+    summary |= {"metrics": ["mae"], "primary": "mae"}
+    for row in summary["rows"].values():
+        row["metrics"]["mae"] = row["metrics"].pop("kappa")
+    plan = StudyPlan("sleep-rivals", "sleep", "compare sleep")
+    assert "| manydg (no context) | **0.660** " in block(plan, made_up)
+
+
 def test_what_linear_models_read_from_the_parts_of_v_is_among_the_claims() -> None:
     accuracies = {"v∥z → labels": 0.2, "v⊥z → labels": 0.8, "v∥z → patients": 0.6, "v⊥z → patients": 0.4}
     table = CellTable(["linear model", "accuracy"], [[name, value] for name, value in accuracies.items()])

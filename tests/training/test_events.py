@@ -14,11 +14,18 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from manydg.config import DecisionRule, TrainingConfig
 from manydg.data.dataset import DomainDataset, from_arrays
 from manydg.data.info import DatasetInfo, EventSpec
+from manydg.data.splits import load_split
 from manydg.errors import ConfigError
 from manydg.evaluation.clinical import rates_at_threshold, threshold_for
 from manydg.evaluation.metrics import Predictions, read_predictions
 from manydg.predict import about, predict_samples
+from manydg.studies.catalogue import context_value
+from manydg.studies.catalogue.audit import audit_run
+from manydg.studies.catalogue.embeddings import embedded_sides
+from manydg.studies.catalogue.personalisation import Unseen
+from manydg.studies.catalogue.trustworthiness import check_promises
 from manydg.studies.conduct import compare
+from manydg.studies.external import evaluate_run
 from manydg.studies.summary import summarize_folder
 from manydg.studies.tuning import validation_score
 from manydg.training.fit import Silent
@@ -191,3 +198,26 @@ def test_a_summary_has_every_metric_after_onset_with_interval_and_test(tmp_path:
     screen = [str(column.header) for column in summary.to_rich(200).columns]
     assert "AUPRC\nafter onset" in screen
     assert not [name for name in screen if name.startswith("F1\n")]
+
+
+def test_experiments_on_finished_runs_judge_nothing_from_the_onset_on(tmp_path: Path) -> None:
+    data, run_folder = stays(), tmp_path / "runs" / "one"
+    record = train(data, options(), out=run_folder, device="cpu").record.replace(folder="runs/one")
+    run, part = context_value.tested_part(data, record, tmp_path)
+    counted = record.samples.test
+    assert counted < len(part)
+    assert check_promises(data, record, tmp_path).before.counts.sum() == counted
+    assert context_value.scores_by_count(run, part, (0,))[0.0] == pytest.approx(dict(record.headline))
+    audit = audit_run(run, data, load_split(run_folder / "split.json", data))
+    assert audit.score == pytest.approx(record.test["auprc"])
+    assert len(Unseen.of(run, part).truth) == counted
+    assert sum(len(one.labels) for one in embedded_sides(data, [record], tmp_path, ("test",))) == counted
+
+
+def test_a_model_elsewhere_is_not_judged_by_what_came_after_the_onset(tmp_path: Path) -> None:
+    train(stays(), options(), out=tmp_path / "run", device="cpu")
+    run, there = open_run(tmp_path / "run"), stays(seed=1)
+    there = replace(there, patients=np.array([f"new {name}" for name in there.patients]), stored_hash=None)
+    whole, before = (evaluate_run(run, data, "there", resamples=20) for data in (there, there.judged()))
+    assert whole.strange == before.strange
+    assert whole.to_json() == before.to_json()

@@ -504,6 +504,7 @@ def clinical(
 
 def _show_clinical(screen: Console, results: Mapping[str, ClinicalResult]) -> None:
     from manydg.evaluation.clinical import RATE_NAMES
+    from manydg.studies.summary_text import p_text
 
     screen.print("Test patients; brackets are 95% intervals over patients. 'manydg report' has curves and net benefit.")
     names = {key: name for key, name in RATE_NAMES.items() if key in next(iter(results.values())).at_threshold}
@@ -521,7 +522,7 @@ def _show_clinical(screen: Console, results: Mapping[str, ClinicalResult]) -> No
             rows = []
             for group in groups:
                 p = group.p.get(metric)
-                cells = [_bounds(group.values[metric]), "" if p is None else f"{p:.3f}"]
+                cells = [_bounds(group.values[metric]), "" if p is None else p_text(p)]
                 rows.append([group.group, str(group.patients), *cells, _bounds(group.values["calibration"])])
             show_table(screen, f"{column}: {name} (p: against the largest group, Holm)", head, rows)
 

@@ -234,6 +234,12 @@ class DomainDataset:
         begun: npt.NDArray[np.bool_] = (self.times >= self.metadata["onset"]).cpu().numpy()
         return rows[~begun[rows]]
 
+    def judged(self) -> DomainDataset:
+        """The samples that a model is judged by: of an event to be foreseen, those before onset."""
+        rows = np.arange(len(self))
+        kept = self.learnable(rows)
+        return self if len(kept) == len(rows) else self.select(kept)
+
     def pseudonyms(self) -> list[str]:
         """An alias for each patient, by the dataset's random key: who has not the key cannot tell whose it is."""
         secret = bytes.fromhex(self.pseudonym_key)

@@ -19,7 +19,14 @@ from manydg.config import DecisionRule
 from manydg.data.info import EventSpec
 from manydg.errors import DataError
 from manydg.evaluation.metrics import Predictions, Timing, divide, group_sums
-from manydg.evaluation.statistics import Interval, PatientResampling, holm, mean_over_runs
+from manydg.evaluation.statistics import (
+    MIN_PATIENTS,
+    Interval,
+    PatientResampling,
+    holm,
+    mean_difference,
+    mean_over_runs,
+)
 from manydg.evaluation.trust import statements
 from manydg.files import Json, fields_as_json
 
@@ -217,7 +224,8 @@ def threshold_for(rule: DecisionRule, val: Predictions, silence: float | None = 
     reached = sensitivity if rule.kind == "sensitivity" else precision
     kept = np.flatnonzero(reached >= rule.value - _ROUNDING)
     if len(kept):
-        best = kept[-1] if rule.kind == "sensitivity" else kept[np.argmax(sensitivity[kept])]
+        # With as many positives found, fewer false ones: the highest of the thresholds with the highest sensitivity.
+        best = kept[-1] if rule.kind == "sensitivity" else kept[sensitivity[kept] == sensitivity[kept].max()][-1]
         return _just_below(cuts, best), f"{rule.text} on validation patients"
     best = int(np.argmax(reached))
     words = f"{rule.text} is not reached on validation patients: the threshold with the highest {rule.kind} there"
@@ -348,7 +356,7 @@ class GroupResult:
     - ``positive``: Share of positive samples of a binary target; NaN for others.
     - ``values``: Each metric, and ``calibration``: mean probability minus the share that came true.
     - ``differences``: The same, minus that of the largest group; empty for that group.
-    - ``p``: Two-sided, of no difference, corrected for the number of groups (Holm).
+    - ``p``: Two-sided, of no difference, corrected for the number of groups (Holm); NaN where no test can be made.
     """
 
     group: str
@@ -361,25 +369,36 @@ class GroupResult:
 
 
 def compare_groups(runs: Sequence[Predictions], column: str, plan: PatientResampling) -> list[GroupResult]:
-    """Every group of a column, against the one with most patients, on the same resampled patients."""
+    """Every group of a column, against the one with most patients, on the same runs and resampled patients.
+
+    A group of fewer than three patients, or sites where these are drawn, has neither intervals nor p: its draws say
+    nothing of others.
+    """
     counted = [run.scored() for run in runs]
     names = sorted({str(name) for run in counted for name in run.subgroups[column].tolist()}, key=_group_order)
     parts = {name: [run.select(run.subgroups[column] == name) for run in counted] for name in names}
-    parts = {name: [part for part in group if len(part.truth)] for name, group in parts.items()}
     people = {name: {str(who) for part in group for who in part.names} for name, group in parts.items()}
     largest = max(names, key=lambda name: len(people[name]))
-    draws = {name: mean_over_runs([_group_values(part, plan) for part in group]) for name, group in parts.items()}
-    gaps = {name: {key: draws[name][key] - draws[largest][key] for key in draws[name]} for name in names}
+    by_run = {name: [_group_values(part, plan) for part in group] for name, group in parts.items()}
+    draws = {name: mean_over_runs(group) for name, group in by_run.items()}
+    gaps = {name: mean_difference(group, by_run[largest]) for name, group in by_run.items()}
     others = [name for name in names if name != largest]
-    p = {key: holm([_bootstrap_p(gaps[name][key], plan) for name in others]) for key in draws[largest]}
+    units = {name: plan.units_of(np.array(sorted(people[name]))) for name in names}
+    few = {name for name in names if units[name] < MIN_PATIENTS}
+    p = {
+        key: holm([math.nan if name in few else _bootstrap_p(gaps[name][key], plan) for name in others])
+        for key in draws[largest]
+    }
     return [
         GroupResult(
             name,
             len(people[name]),
             sum(len(part.truth) for part in parts[name]),
             _positive(parts[name]),
-            {key: plan.interval(values) for key, values in draws[name].items()},
-            {key: plan.interval(values) for key, values in gaps[name].items()} if name != largest else {},
+            {key: plan.interval(values, units=units[name]) for key, values in draws[name].items()},
+            {key: plan.interval(values, units=units[name]) for key, values in gaps[name].items()}
+            if name != largest
+            else {},
             {key: each[others.index(name)] for key, each in p.items()} if name != largest else {},
         )
         for name in names
@@ -398,6 +417,8 @@ def _group_order(name: str) -> tuple[bool, bool, float, str]:
 
 
 def _group_values(part: Predictions, plan: PatientResampling) -> Values:
+    if not len(part.truth):
+        return dict.fromkeys([*part.target.metrics, "calibration"], np.full(len(plan.weights), math.nan))
     gap, rows = (_weights_of(part, plan) @ _calibration_sums(part)).T
     return {**plan.evaluate(part), "calibration": divide(gap, rows)}
 
@@ -479,15 +500,22 @@ class ClinicalResult:
 
 
 def evaluate(
-    runs: Sequence[Predictions], *, silence: float | None = None, resamples: int = 1000, seed: int = 0
+    runs: Sequence[Predictions],
+    *,
+    silence: float | None = None,
+    resamples: int = 1000,
+    seed: int = 0,
+    places: Mapping[str, Json] | None = None,
 ) -> ClinicalResult:
     """Alarms, net benefit, calibration and subgroups of a model on the test patients of its runs.
 
     - ``runs``: All rows of the test patients, with each run's threshold.
     - ``silence``: After an alarm, in the unit of the times; by default the horizon.
     - ``resamples``, ``seed``: Of the patient bootstrap.
+    - ``places``: The site of each patient, where whole sites were split: then sites are drawn first.
     """
-    plan = PatientResampling(np.unique(np.concatenate([run.names for run in runs])), resamples=resamples, seed=seed)
+    everyone = np.concatenate([run.names for run in runs])
+    plan = PatientResampling.of(everyone, places, resamples=resamples, seed=seed)
     binary, timed = runs[0].target.kind == "binary", all(run.timing is not None for run in runs)
     rates = [rates_at_threshold(run, _weights_of(run, plan), silence) for run in runs if binary]
     at = mean_over_runs(rates) if rates else {}

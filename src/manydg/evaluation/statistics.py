@@ -19,6 +19,7 @@ import scipy
 
 from manydg.errors import DataError
 from manydg.evaluation.metrics import PatientMetrics, Predictions, divide
+from manydg.files import Json
 
 FloatArray = npt.NDArray[np.float64]
 MIN_PATIENTS = 3
@@ -85,7 +86,7 @@ class PatientResampling:
             raise DataError(f"a bootstrap needs patients and resamples; got {patients} and {resamples}")
         self.names, self.resamples, self.unit = names, resamples, "patient" if sites is None else "site"
         units = np.arange(patients) if sites is None else np.unique(sites, return_inverse=True)[1]
-        self.units = int(units.max()) + 1
+        self.units, self._unit_of = int(units.max()) + 1, units
         jackknife = np.ones((min(self.units, JACKKNIFE_GROUPS), patients), np.int64)
         order = np.random.default_rng(seed).permutation(self.units)
         jackknife[order[units] % len(jackknife), np.arange(patients)] = 0
@@ -93,15 +94,36 @@ class PatientResampling:
         draws = patient_weights(patients, resamples, seed) if sites is None else site_weights(sites, resamples, seed)
         self.weights = np.concatenate([ones, draws, jackknife])
 
+    @staticmethod
+    def of(
+        names: npt.NDArray[Any], places: Mapping[str, Json] | None, *, resamples: int = 1000, seed: int = 0
+    ) -> PatientResampling:
+        """Draws of some patients, and of their sites first where the site of each is known.
+
+        - ``names``: In any order, each once or more often.
+        - ``places``: Name of a patient to the patient's site.
+        """
+        people, known = np.unique(names), places or {}
+        everywhere = all(str(name) in known for name in people)
+        sites = np.array([str(known[str(name)]) for name in people]) if everywhere else None
+        return PatientResampling(people, resamples=resamples, seed=seed, sites=sites)
+
+    def units_of(self, names: npt.NDArray[Any]) -> int:
+        """How many patients, or sites of them, these are."""
+        return len(np.unique(self._unit_of[np.searchsorted(self.names, names)]))
+
     def evaluate(self, run: Predictions) -> dict[str, FloatArray]:
         """Each metric of a run under every row of ``weights``."""
         return PatientMetrics(run).weighted(self.weights[:, np.searchsorted(self.names, run.names)])
 
-    def interval(self, values: FloatArray, level: float = 0.95) -> Interval:
-        """BCa interval from one statistic's value under every row of ``weights``."""
-        estimate = float(values[0])
-        if self.units < MIN_PATIENTS:
-            note = f"no interval: {self.units} {self.unit}{'s' if self.units > 1 else ''}"
+    def interval(self, values: FloatArray, level: float = 0.95, units: int | None = None) -> Interval:
+        """BCa interval from one statistic's value under every row of ``weights``.
+
+        - ``units``: How many of the patients (sites) the statistic is of; all of them by default.
+        """
+        estimate, number = float(values[0]), self.units if units is None else units
+        if number < MIN_PATIENTS:
+            note = f"no interval: {number} {self.unit}{'s' if number > 1 else ''}"
             return Interval(estimate, math.nan, math.nan, level, note)
         return bca_interval(values[1 : 1 + self.resamples], estimate, values[1 + self.resamples :], level)
 
@@ -126,13 +148,15 @@ def bca_interval(draws: npt.ArrayLike, estimate: float, left_out: npt.ArrayLike,
     plain = percentile_interval(values, estimate, level)
     if plain.note or values.min() == values.max():
         return plain
-    below = (np.mean(values < estimate) + np.mean(values <= estimate)) / 2
+    # Other patients with the same sum may differ from the estimate in the last bits: they equal it.
+    alike = 1e-12 * max(1.0, abs(estimate))
+    below = (np.mean(values < estimate - alike) + np.mean(values <= estimate + alike)) / 2
     if not 0 < below < 1 or len(jackknife) < MIN_PATIENTS:
         return Interval(estimate, plain.low, plain.high, level, "percentile interval: the bias cannot be estimated")
     bias = scipy.special.ndtri(below)
     spread = jackknife.mean() - jackknife
     # Values that differ in the last bit alone have no skewness to speak of.
-    varies = np.abs(spread).max() > 1e-12 * max(1.0, abs(estimate))
+    varies = np.abs(spread).max() > alike
     acceleration = float((spread**3).sum() / (6 * (spread**2).sum() ** 1.5)) if varies else 0.0
     tail = scipy.special.ndtri(np.array([(1 - level) / 2, (1 + level) / 2]))
     shifted = scipy.special.ndtr(bias + (bias + tail) / (1 - acceleration * (bias + tail)))
@@ -141,10 +165,18 @@ def bca_interval(draws: npt.ArrayLike, estimate: float, left_out: npt.ArrayLike,
 
 
 def patient_intervals(
-    runs: Sequence[Predictions], *, resamples: int = 1000, seed: int = 0, level: float = 0.95
+    runs: Sequence[Predictions],
+    *,
+    resamples: int = 1000,
+    seed: int = 0,
+    level: float = 0.95,
+    places: Mapping[str, Json] | None = None,
 ) -> dict[str, Interval]:
-    """Interval of each metric's mean over runs (seeds), resampling the people of all the runs' test sets together."""
-    plan = PatientResampling(_people(runs), resamples=resamples, seed=seed)
+    """Interval of each metric's mean over runs (seeds), resampling the people of all the runs' test sets together.
+
+    - ``places``: The site of each patient: then sites are drawn first.
+    """
+    plan = PatientResampling.of(_people(runs), places, resamples=resamples, seed=seed)
     means = mean_over_runs([plan.evaluate(run) for run in runs])
     return {name: plan.interval(values, level) for name, values in means.items()}
 
@@ -157,15 +189,26 @@ def patient_difference(
     seed: int = 0,
     level: float = 0.95,
 ) -> dict[str, Interval]:
-    """Interval of the mean difference of two models' metrics, both on the same resampled patients (paired)."""
+    """Interval of the mean difference of two models' metrics, run by run and both on the same resampled patients."""
     plan = PatientResampling(_people([*runs, *others]), resamples=resamples, seed=seed)
-    ours, theirs = (mean_over_runs([plan.evaluate(run) for run in each]) for each in (runs, others))
-    return {name: plan.interval(ours[name] - theirs[name], level) for name in ours}
+    ours, theirs = ([plan.evaluate(run) for run in each] for each in (runs, others))
+    return {name: plan.interval(values, level) for name, values in mean_difference(ours, theirs).items()}
 
 
 def mean_over_runs(runs: Sequence[Mapping[str, FloatArray]]) -> dict[str, FloatArray]:
     """Mean of each metric over several runs' values ``(resamples,)``; runs without a value are left out."""
     return {name: _mean_of_known(np.stack([values[name] for values in runs])) for name in runs[0]}
+
+
+def mean_difference(
+    runs: Sequence[Mapping[str, FloatArray]], others: Sequence[Mapping[str, FloatArray]]
+) -> dict[str, FloatArray]:
+    """Mean over runs of each metric's difference from another model's run, ``(resamples,)``.
+
+    A run in which either has no value is left out of the draw: two means over different runs are not paired.
+    """
+    pairs = list(zip(runs, others, strict=True))
+    return mean_over_runs([{name: one[name] - other[name] for name in one} for one, other in pairs])
 
 
 def _mean_of_known(values: FloatArray) -> FloatArray:

@@ -95,7 +95,7 @@ class Facts:
     @cached_property
     def intervals(self) -> Mapping[str, Interval]:
         """Of each test metric, over patients; none without predictions."""
-        return {} if self.predictions is None else patient_intervals([self.predictions])
+        return {} if self.predictions is None else patient_intervals([self.predictions], places=self.record.sites)
 
     @cached_property
     def calibration(self) -> Calibration | None:
@@ -269,7 +269,8 @@ def _performance(facts: Facts) -> Iterator[Block]:
         rows.append(
             [Cell(sentence(metric_name(name))), Cell(number(value), value), around, Cell(MEANING.get(name, ""))]
         )
-    columns = [Column("Metric", numeric=False), Column("Value"), Column("95% interval over patients")]
+    drawn = "sites, then patients" if facts.record.sites else "patients"
+    columns = [Column("Metric", numeric=False), Column("Value"), Column(f"95% interval over {drawn}")]
     yield Table("Test patients", [*columns, Column("Meaning", numeric=False)], rows, "One split; scored once.")
     if worst := _by_patient(facts):
         yield Text(f"Patient by patient, {worst}.")
@@ -284,7 +285,7 @@ def _subgroups(facts: Facts) -> Iterator[Block]:
     if run is None or not run.subgroups:
         yield Text("No subgroups were recorded. Name columns for them when the data are prepared (--subgroup).")
         return
-    plan = PatientResampling(run.names)
+    plan = PatientResampling.of(run.names, facts.record.sites)
     for column in run.subgroups:
         rows = []
         for group in compare_groups([run], column, plan):

@@ -423,7 +423,7 @@ def rank_diagram(title: str, names: Sequence[str], ranks: Sequence[float], joine
         svg = to_svg(figure)
     words = "; ".join(f"{name}: {number(rank, 2)}" for name, rank in zip(names, ranks, strict=True))
     alike = [f"{names[first]} to {names[last]}" for first, last in joined]
-    shown = f"No difference could be shown among {'; '.join(alike)}" if alike else "All differ"
+    shown = f"No difference could be shown among {'; '.join(alike)}" if alike else "Every two neighbours differ"
     return Panel(svg, title, f"Mean ranks: {words}. {shown}.")
 
 

@@ -33,7 +33,7 @@ from manydg.studies.records import (
     read_results,
     views,
 )
-from manydg.studies.summary import Entry, Summary, check_reference, load_predictions, summarize
+from manydg.studies.summary import Entry, Summary, check_reference, counted, load_predictions, summarize
 from manydg.studies.tuning import Tuning, kept_tuning
 from manydg.targets import Target, oriented, target_of
 from manydg.training.record import EpochEntry, RunRecord
@@ -237,7 +237,7 @@ class Comparison:
         for pair in self.summary.pairs:
             if {pair.first, pair.second} == {first, second}:
                 test = _test(self.summary.primary, pair.second, pair.comparison, pair.difference, pair.adjusted)
-                return test if pair.first == first else test.turned(first)
+                return test if pair.first == first else test.turned(second)
         return None
 
     def rows_of(self, algorithm: str) -> list[str]:
@@ -332,15 +332,17 @@ class Chapter:
         return self.comparison or self._compared("context-rivals")
 
     def _compared(self, experiment: str) -> Comparison | None:
-        runs = self.runs(experiment)
+        # All of them: the summary says which it leaves out.
+        runs = [record for record in self.uses() if record.experiment == experiment]
         if not runs:
             return None
         predictions = {run.run: each for run in runs if (each := self.whole_predictions(run)) is not None}
-        return Comparison.of(summarize(runs, predictions, self.reference))
+        tuned = self.tuning is not None and experiment == "compare"
+        return Comparison.of(summarize(runs, predictions, self.reference, tuned=tuned))
 
     def runs(self, experiment: str) -> list[RunRecord]:
-        """Finished runs of an experiment."""
-        return [record for record in self.uses() if record.experiment == experiment]
+        """Finished runs of an experiment that its table counts."""
+        return counted([record for record in self.uses() if record.experiment == experiment])
 
     def compared(self) -> list[RunRecord]:
         """Finished runs of the main comparison, or of those with context, or of ``manydg train``."""

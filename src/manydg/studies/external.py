@@ -188,6 +188,11 @@ def evaluate_run(run: Run, dataset: DomainDataset, name: str, *, resamples: int 
 
 def _check(run: Run, dataset: DomainDataset, name: str) -> None:
     """Raise if the dataset is not one that the run can be judged by."""
+    if run.algorithm.target.numeric:
+        raise DataError(
+            "a change of the score is taken apart for classes and labels, and this run predicts a measured value: "
+            "predict the samples with 'manydg predict', and compare the values"
+        )
     if dataset.content_hash() == run.record.dataset_hash:
         raise DataError(f"{name} is the dataset that the run was trained on: name one of other patients")
     spec = run.algorithm.target.spec
@@ -204,8 +209,9 @@ def _strange(run: Run, prepared: DomainDataset) -> set[str] | None:
     calibration = None if run.folder is None else read_calibration(run.folder)
     if calibration is None or calibration.reference is None:
         return None
-    codes, distances = calibration.reference.distances(*patient_embeddings(run.algorithm, prepared))
-    names = np.array(prepared.pseudonyms())[codes]
+    judged = prepared.judged()
+    codes, distances = calibration.reference.distances(*patient_embeddings(run.algorithm, judged))
+    names = np.array(judged.pseudonyms())[codes]
     return set(names[~(distances <= calibration.limit)].tolist())
 
 

@@ -28,10 +28,11 @@ from manydg.evaluation.statistics import (
     PatientResampling,
     compare_paired,
     holm,
+    mean_difference,
     mean_over_runs,
     shared_patient_values,
 )
-from manydg.files import write_atomically
+from manydg.files import Json, write_atomically
 from manydg.studies import summary_text as tables
 from manydg.studies.paper_figures import beside
 from manydg.studies.records import REFERENCE, RUN_RECORD, read_description, read_results, views
@@ -59,7 +60,8 @@ class Entry:
     - ``comparison``: The reference minus this row over the seeds they share.
     - ``difference``: Patient bootstrap of the same difference.
     - ``adjusted``: Holm-corrected p of each test (``t``, ``wilcoxon``, ``corrected``) over the rows compared.
-    - ``rank``: 1 for the best mean, 2 for the second, 0 for the rest.
+    - ``rank``: 1 for the best mean, 2 for the second, 0 for the rest and for a row that lacks splits that another has:
+      a mean of fewer splits is of other patients.
     """
 
     row: str
@@ -75,6 +77,11 @@ class Entry:
     difference: Interval | None = None
     adjusted: Mapping[str, float] | None = None
     rank: int = 0
+
+    @property
+    def splits(self) -> int:
+        """How many splits the mean is of."""
+        return sum(not math.isnan(value) for value in self.values.values())
 
 
 @dataclass(frozen=True)
@@ -106,6 +113,7 @@ class Summary:
     - ``costs``: Time, size and needs of each row.
     - ``recommendation``: The row to use, chosen on validation patients; None where there is nothing to choose from.
     - ``patients``, ``samples``: Training, validation and test patients of the first run, and their samples.
+    - ``test_shares``: Test patients over training patients of each row, the mean over its splits.
     - ``rules``: How epochs and thresholds were chosen.
     - ``notes``: Failed runs, missing seeds and whatever else a reader must know.
     """
@@ -126,6 +134,7 @@ class Summary:
     recommendation: Recommendation | None
     patients: Counts
     samples: Counts
+    test_shares: Mapping[str, float | None]
     rules: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -237,6 +246,16 @@ def select(records: Sequence[Record]) -> Selection:
     return Selection(experiment, dataset, _target(kept[-1]), rows, seeds, tuple(notes))
 
 
+def counted(finished: Sequence[Record]) -> list[Record]:
+    """Those of the finished runs of one experiment that its table counts, in their order.
+
+    Of a row and a seed it is the last run, and all are on the last run's version of the dataset.
+    """
+    kept, _ = _of_one_dataset_version(finished) if finished else ([], [])
+    last = {(row_name(record), record.seed): record.run for record in kept}
+    return [record for record in kept if last[row_name(record), record.seed] == record.run]
+
+
 def _target(record: Record) -> Target:
     if record.target is None:
         raise DataError(f"the record of run {record.run} does not say what its target is: run it again")
@@ -277,14 +296,31 @@ def _absences(records: Sequence[Record], rows: Mapping[str, Mapping[int, Record]
     """One line for each failed run that no later run replaced, and for each row that lacks seeds."""
     failed: dict[tuple[str, int], str] = {}
     for record in records:
+        row, counting = row_name(record), rows.get(row_name(record), {}).get(record.seed)
         if record.status == "failed":
-            failed[row_name(record), record.seed] = _last_line(record)
-    lines = [f"{row}, seed {seed} failed: {error}" for (row, seed), error in failed.items() if seed not in rows[row]]
+            failed[row, record.seed] = _last_line(record)
+        elif counting is not None and counting.run == record.run:
+            failed.pop((row, record.seed), None)
+    lines = [
+        f"{row}, seed {seed} failed: {error}{'; an earlier run counts' if seed in rows[row] else ''}"
+        for (row, seed), error in failed.items()
+    ]
     for row, runs in rows.items():
         missing = [str(seed) for seed in seeds if seed not in runs and (row, seed) not in failed]
         if missing:
             lines.append(f"{row} has no run for seed{'s' if len(missing) > 1 else ''} {', '.join(missing)}")
     return lines
+
+
+def mixed_settings(chosen: Selection) -> list[str]:
+    """A sentence for each row whose splits were not all run with the same options."""
+    notes = []
+    for row, runs in chosen.rows.items():
+        options = [record.config.to_json() for record in runs.values()]
+        differ = {name for other in options for name in other if other[name] != options[0].get(name)}
+        if named := sorted(differ - {"seed", "precision", "execution"}):
+            notes.append(f"the runs of {row} differ in {', '.join(named)}: its mean is of no one configuration")
+    return notes
 
 
 def _last_line(record: Record) -> str:
@@ -322,6 +358,8 @@ def clinical_results(
 ) -> dict[str, ClinicalResult]:
     """Alarms, decisions and groups of each model of a run folder or a results folder, on its test patients.
 
+    A model's runs are those that the first table with the model counts; on each of several datasets it is another.
+
     - ``at``: Choose each run's threshold anew on its validation patients, as ``sensitivity=.9``; by default it is the
       run's.
     - ``silence``: After an alarm, such as ``6h``; by default the run's.
@@ -333,7 +371,8 @@ def clinical_results(
     models: dict[str, list[Predictions]] = {}
     rules: dict[str, str] = {}
     quiet: float | None = None
-    for record in (each for each in records if each.ok):
+    counting = _of_models([each for each in records if each.ok])
+    for name, record in counting:
         run, val = (load_predictions(path, record, side) for side in ("test", "val"))
         if run is None or val is None:
             continue
@@ -341,13 +380,31 @@ def clinical_results(
         config = record.config.replace(**changes)
         quiet = silence_of(config, record.event)
         threshold, rule = (record.threshold, record.threshold_rule) if at is None else decide_threshold(config, val)
-        for name in {row_name(view) for view in views([record])}:
-            models.setdefault(name, []).append(replace(run, threshold=threshold))
-            rules[name] = rule
+        models.setdefault(name, []).append(replace(run, threshold=threshold))
+        rules[name] = rule
     if not models:
         raise DataError(f"{folder} has no predictions of a finished run: name a run folder or a results folder")
-    results = {name: evaluate(runs, silence=quiet, resamples=resamples) for name, runs in models.items()}
+    places = {name: places_of(record for other, record in counting if other == name) for name in models}
+    results = {
+        name: evaluate(runs, silence=quiet, resamples=resamples, places=places[name]) for name, runs in models.items()
+    }
     return {name: replace(result, rule=rules[name]) for name, result in results.items()}
+
+
+def places_of(records: Iterable[Record]) -> dict[str, Json]:
+    """The site of each test patient, where whole sites were split."""
+    return {name: site for record in records for name, site in record.sites.items()}
+
+
+def _of_models(finished: Sequence[Record]) -> list[tuple[str, Record]]:
+    """Each model's name and run, one for a split."""
+    several = len({record.dataset for record in finished}) > 1
+    runs: dict[tuple[str, int], Record] = {}
+    for (_, dataset), records in group_records(finished).items():
+        for record in counted(records):
+            name = row_name(record) + (f" on {dataset}" if several else "")
+            runs.setdefault((name, record.seed), record)
+    return [(name, record) for (name, _), record in runs.items()]
 
 
 FloatArray = npt.NDArray[np.float64]
@@ -398,10 +455,25 @@ class Draws:
 
     def mean(self, records: Sequence[Record], metric: str) -> FloatArray | None:
         """Mean over runs, or None where one of them has no such values."""
-        values = [self.runs.get(record.run, {}) for record in records]
-        if not values or any(metric not in each for each in values):
+        values = self._of(records, metric)
+        return mean_over_runs(values)[metric] if values else None
+
+    def interval(self, values: FloatArray | None, records: Sequence[Record]) -> Interval | None:
+        """Of a statistic of some runs; without bounds where these tested fewer than three patients, or sites."""
+        if values is None:
             return None
-        return mean_over_runs([{metric: each[metric]} for each in values])[metric]
+        names = np.array(sorted({name for record in records for name in record.per_patient}))
+        return self.plan.interval(values, units=self.plan.units_of(names) if len(names) else None)
+
+    def difference(self, records: Sequence[Record], others: Sequence[Record], metric: str) -> FloatArray | None:
+        """Mean over pairs of runs of the first minus the second, or None where one of them has no such values."""
+        ours, theirs = self._of(records, metric), self._of(others, metric)
+        return mean_difference(ours, theirs)[metric] if ours and theirs else None
+
+    def _of(self, records: Sequence[Record], metric: str) -> list[dict[str, FloatArray]]:
+        """One metric of each run; none at all where one of them lacks it."""
+        values = [self.runs.get(record.run, {}) for record in records]
+        return [{metric: each[metric]} for each in values] if all(metric in each for each in values) else []
 
 
 def resample_runs(
@@ -419,15 +491,13 @@ def resample_runs(
     note = f"{lacking} of {len(known)} runs have no predictions here, so that some intervals cannot be given"
     if not names:
         return None, [note] if lacking else []
-    places = {name: str(site) for record in records for name, site in record.sites.items()}
-    sites = np.array([places[name] for name in sorted(names)]) if names <= places.keys() else None
-    plan = PatientResampling(np.array(sorted(names)), resamples=resamples, seed=seed, sites=sites)
+    plan = PatientResampling.of(np.array(sorted(names)), places_of(records), resamples=resamples, seed=seed)
     runs = {}
     for record in records:
         run = known[record.run]
         runs[record.run] = _from_patients(record, plan) if run is None else _evaluate(run, plan)
     notes = [note] if lacking else []
-    if sites is not None:
+    if plan.unit == "site":
         notes.append(f"intervals draw the {plan.units} tested sites first, then patients within them")
     return Draws(plan, runs), notes
 
@@ -474,6 +544,7 @@ def summarize(
     *,
     resamples: int = 1000,
     seed: int = 0,
+    tuned: bool = False,
 ) -> Summary:
     """Sum up the runs of one experiment on one dataset.
 
@@ -482,25 +553,24 @@ def summarize(
     - ``reference``: The row that the others are tested against; where there is none of that name, the method with
       context, if it has one row.
     - ``resamples``, ``seed``: Of the patient bootstrap.
+    - ``tuned``: Whether every split has settings of its own by search; otherwise it is said where they differ.
     - raises DataError: If no run ended well, or the records are of several experiments or datasets.
     """
     chosen = select(records)
     against = _reference(chosen.rows, reference)
-    notes = list(chosen.notes)
+    notes = [*chosen.notes, *(() if tuned else mixed_settings(chosen))]
     if against is None and len(chosen.rows) > 1:
         notes.append(f"no tests: there is no run of the reference {reference}")
     draws, missing = resample_runs(chosen, predictions or {}, resamples, seed)
     notes += missing
     entries = _entries(chosen, against, draws, notes)
-    primary = chosen.target.selection
-    gaps = {row: gap for row in chosen.rows if (gap := entries[row, primary].difference) is not None}
     notes += composition(chosen) + cautions(chosen.records, chosen.target.patient_metric)
-    notes += wide_differences(primary, gaps)
+    notes += _undecided(chosen, entries)
     return Summary(
         experiment=chosen.experiment,
         dataset=chosen.dataset,
         metrics=chosen.metrics,
-        primary=primary,
+        primary=chosen.target.selection,
         patient_metric=chosen.target.patient_metric,
         reference=against,
         rows=tuple(chosen.rows),
@@ -513,6 +583,7 @@ def summarize(
         recommendation=_recommended(chosen, costs, draws),
         patients=chosen.records[0].patients,
         samples=chosen.records[0].samples,
+        test_shares={row: _test_share(runs) for row, runs in chosen.rows.items()},
         rules=_rules(chosen),
         notes=tuple(dict.fromkeys(notes)),
     )
@@ -532,6 +603,13 @@ def _entries(
         for row, entry in _ranked(column).items():
             entries[row, metric] = entry
     return entries
+
+
+def _undecided(chosen: Selection, entries: Mapping[tuple[str, str], Entry]) -> list[str]:
+    """What these patients cannot tell at the primary metric."""
+    metric = chosen.target.selection
+    gaps = {row: gap for row in chosen.rows if (gap := entries[row, metric].difference) is not None}
+    return wide_differences(metric, gaps)
 
 
 def _reference(rows: Iterable[str], wanted: str) -> str | None:
@@ -567,7 +645,7 @@ def _entry(chosen: Selection, row: str, metric: str, by_patient: Mapping[str, fl
         values=values,
         mean=float(np.mean(known)) if known else math.nan,
         sd=float(np.std(known, ddof=1)) if len(known) > 1 else math.nan,
-        interval=draws.plan.interval(resampled) if draws and resampled is not None else None,
+        interval=draws.interval(resampled, list(runs.values())) if draws else None,
         by_patient=by_patient,
         worst_tenth=worst_tenth(list(by_patient.values()), metric),
     )
@@ -637,22 +715,24 @@ def _difference(
 ) -> Interval | None:
     if draws is None or not seeds:
         return None
-    ours, theirs = (draws.mean([chosen.rows[name][s] for s in seeds], metric) for name in (reference, row))
-    return draws.plan.interval(ours - theirs) if ours is not None and theirs is not None else None
+    ours, theirs = ([chosen.rows[name][seed] for seed in seeds] for name in (reference, row))
+    return draws.interval(draws.difference(ours, theirs, metric), ours)
 
 
 def _test_share(runs: Mapping[int, Record]) -> float | None:
-    """Test patients over training patients of the reference's runs."""
+    """Test patients over training patients of some runs, the mean over them."""
     counts = [record.patients for record in runs.values()]
     shares = [count.test / count.train for count in counts if count.train and count.test]
     return float(np.mean(shares)) if shares else None
 
 
 def _ranked(column: dict[str, Entry]) -> dict[str, Entry]:
-    known = {(round(entry.mean, 10), entry.metric) for entry in column.values() if not math.isnan(entry.mean)}
-    levels = [mean for mean, metric in sorted(known, key=lambda level: -oriented(level[1], level[0]))]
+    most = max((entry.splits for entry in column.values()), default=0)
+    whole = {row: round(entry.mean, 10) for row, entry in column.items() if most and entry.splits == most}
+    metric = next(iter(column.values())).metric
+    levels = sorted(set(whole.values()), key=lambda mean: -oriented(metric, mean))
     ranks = {level: rank for rank, level in enumerate(levels[:2], start=1)}
-    return {row: replace(entry, rank=ranks.get(round(entry.mean, 10), 0)) for row, entry in column.items()}
+    return {row: replace(entry, rank=ranks.get(whole.get(row, math.nan), 0)) for row, entry in column.items()}
 
 
 def _rules(chosen: Selection) -> tuple[str, ...]:
@@ -681,8 +761,9 @@ def summarize_folder(results: str | Path, reference: str | None = None, *, resam
         predictions = {run: value for run, value in loaded.items() if value is not None}
         try:
             against = reference or described.reference_on(records[0].dataset)
-            summary = summarize(records, predictions, against, resamples=resamples)
-            tuning = kept_tuning(results, summary.dataset) if summary.experiment == "compare" else None
+            compared = records[0].experiment == "compare"
+            tuning = kept_tuning(results, records[0].dataset) if compared else None
+            summary = summarize(records, predictions, against, resamples=resamples, tuned=tuning is not None)
             if tuning is not None:
                 summary = replace(summary, rules=(tuning.budget(summary.rows), *summary.rules))
             about = described.datasets.get(summary.dataset)
@@ -801,6 +882,8 @@ def recommend(
 ) -> Recommendation | None:
     """Choose among models; None where there are no two that were validated on the same splits.
 
+    A model with fewer than half of the splits that another has takes no part: it failed on the others, or is not done.
+
     - ``validation``: Model to seed to its validation metric; NaN where it is undefined.
     - ``costs``: Model to its cost.
     - ``test_share``: Test patients over training patients, for the correction of the standard error.
@@ -816,7 +899,8 @@ def recommend(
         row: {seed: value for seed, value in values.items() if math.isfinite(value)}
         for row, values in validation.items()
     }
-    rows = [row for row, values in known.items() if values]
+    most = max(map(len, known.values()), default=0)
+    rows = [row for row, values in known.items() if values and 2 * len(values) >= most]
     seeds = sorted(set.intersection(*(set(known[row]) for row in rows))) if rows else []
     if len(rows) < 2 or not seeds:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ from manydg.report.charts import Series
 from manydg.report.results_folder import Chapter
 from manydg.report.sections import Block, Cell, Column, Figure, Part, Section, Table, Text, count_cell
 from manydg.report.words import interval, metric_name, number, probability, row_title, sentence
-from manydg.studies.summary import row_name, value_of
+from manydg.studies.summary import places_of, row_name, value_of
 from manydg.training.record import RunRecord
 from manydg.training.run import silence_of
 
@@ -40,8 +41,8 @@ class Clinical(Section):
         models = {name: runs for name, each in loaded.items() if (runs := [run for run in each if run is not None])}
         if not models:
             return
-        everyone = np.unique(np.concatenate([run.names for runs in models.values() for run in runs]))
-        plan = PatientResampling(everyone, resamples=_RESAMPLES)
+        everyone = np.concatenate([run.names for runs in models.values() for run in runs])
+        plan = PatientResampling.of(everyone, places_of(itertools.chain(*groups.values())), resamples=_RESAMPLES)
         event = next((record.event for record in chapter.records if record.event), None)
         if event is not None:
             yield _onset(chapter, groups)

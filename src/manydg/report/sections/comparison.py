@@ -266,7 +266,9 @@ def difference_in_words(test: RivalTest) -> str:
 
 def _best(chapter: Chapter, comparison: Comparison) -> str:
     metric = chapter.metric
-    known = [row for row in comparison.rows if math.isfinite(comparison.entry(row, metric).mean)]
+    # A mean of fewer splits is of other patients.
+    most = max(comparison.entry(row, metric).splits for row in comparison.rows)
+    known = [row for row in comparison.rows if most and comparison.entry(row, metric).splits == most]
     if len(known) < 2:
         return ""
     best = max(known, key=lambda row: comparison.entry(row, metric).mean)

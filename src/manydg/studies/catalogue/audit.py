@@ -219,12 +219,12 @@ def _erasing(algorithm: Algorithm, centre: Tensor, removed: Tensor) -> Iterator[
 
 
 def _predicted(run: Run, prepared: DomainDataset) -> Predictions:
-    target = run.algorithm.target
+    target, rows = run.algorithm.target, prepared.learnable(np.arange(len(prepared)))
     return Predictions(
         target,
-        target.truth(prepared.targets).cpu().numpy(),
-        predict_probabilities(run.algorithm, prepared).numpy(),
-        prepared.domains.cpu().numpy(),
+        target.truth(prepared.targets).cpu().numpy()[rows],
+        predict_probabilities(run.algorithm, prepared).numpy()[rows],
+        prepared.domains.cpu().numpy()[rows],
         run.record.threshold,
     )
 

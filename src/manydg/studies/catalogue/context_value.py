@@ -171,9 +171,9 @@ def gather(series: ByMetric, name: str, scores: Mapping[float, Mapping[str, floa
 
 
 def _scores(run: Run, part: DomainDataset, probabilities: npt.NDArray[np.float32]) -> Scores:
-    target = run.algorithm.target
+    target, rows = run.algorithm.target, part.learnable(np.arange(len(part)))
     truth = target.truth(part.targets).cpu().numpy()
-    metrics = score(target, truth, probabilities, run.record.threshold)
+    metrics = score(target, truth[rows], probabilities[rows], run.record.threshold)
     return {name: float(value) for name, value in metrics.items()}
 
 

@@ -79,7 +79,7 @@ def embedded_sides(
         # A patient's context is made of all samples, before some are drawn.
         prepared = run.prepare(dataset)
         for side in sides:
-            rows = np.asarray(getattr(split, side))
+            rows = prepared.learnable(np.asarray(getattr(split, side)))
             rng = np.random.default_rng([record.seed, 5])
             chosen = np.sort(rng.permutation(len(rows))[:MOST_SAMPLES])
             part, whole = prepared.select(rows[chosen]), run.algorithm.backbone.crop is not None

@@ -141,7 +141,7 @@ class Unseen:
     @staticmethod
     def of(run: Run, part: DomainDataset) -> Unseen:
         """What the model makes of the samples, computed once for all protocols and learners."""
-        target, prepared = run.algorithm.target, run.prepare(part)
+        target, prepared, part = run.algorithm.target, run.prepare(part).judged(), part.judged()
         population = needed(run.population, target)
         truth = target.truth(part.targets).cpu().numpy()
         indicators = truth.astype(np.float64) if truth.ndim == 2 else np.eye(target.size)[truth]

@@ -75,7 +75,7 @@ def check_promises(dataset: DomainDataset, record: RunRecord, folder: Path) -> K
     if calibration is None:
         raise StorageError(f"{run_folder} has no {CALIBRATION}: delete the folder and run the same command again")
     target = run.algorithm.target
-    test = read_predictions(run_folder / "predictions.npz", "test", target)
+    test = read_predictions(run_folder / "predictions.npz", "test", target).scored()
     part = dataset.select(load_split(run_folder / "split.json", dataset).test)
     truth, given, patients = test.truth, test.probabilities, _codes(test, part)
     mended = scale_temperature(target, given, calibration.temperature)
@@ -108,7 +108,7 @@ def _codes(test: Predictions, part: DomainDataset) -> npt.NDArray[np.int64]:
 def _unlike(run: Run, part: DomainDataset, calibration: Calibration) -> npt.NDArray[np.bool_]:
     if calibration.reference is None:
         return np.zeros(part.n_patients, bool)
-    _, distances = calibration.reference.distances(*patient_embeddings(run.algorithm, run.prepare(part)))
+    _, distances = calibration.reference.distances(*patient_embeddings(run.algorithm, run.prepare(part).judged()))
     return np.asarray(distances > calibration.limit, bool)
 
 
