@@ -261,6 +261,25 @@ def test_stored_samples_are_bounded_where_the_context_is_offline(tmp_path: Path)
     assert predictor.predict(pl.DataFrame(samples(5, 6)))["context_samples"].to_list() == [3]
 
 
+def test_the_order_of_keys_and_what_comes_after_a_wrong_request_do_not_matter(tmp_path: Path) -> None:
+    run = _train(tmp_path / "run", context="offline")
+    straight, turned = Predictor(run), Predictor(run)
+    for start in (0, 2):
+        given = samples(start, start + 2)
+        other = given if start else [dict(reversed(one.items())) for one in given]
+        assert turned.predict(pl.DataFrame(other)).equals(straight.predict(pl.DataFrame(given)))
+    with pytest.raises(DataError, match="the columns are not those of the patient's earlier samples"):
+        turned.predict(pl.DataFrame([{**samples(4, 5)[0], "y": 1.0}]))
+    assert turned.predict(pl.DataFrame(samples(4, 5))).equals(straight.predict(pl.DataFrame(samples(4, 5))))
+
+
+def test_samples_of_nobody_are_not_kept_as_those_of_one_person(causal: Run) -> None:
+    predictor = Predictor(causal)
+    with pytest.raises(DataError, match="row 1 has no 'patient'"):
+        predictor.predict(pl.DataFrame([{**samples(0, 1)[0], "patient": each} for each in (1.0, float("nan"))]))
+    assert predictor.patients == 0
+
+
 def test_a_model_without_context_keeps_nothing_of_anybody(plain: Run) -> None:
     predictor = Predictor(plain)
     predictor.predict(pl.DataFrame(samples(0, 5)))

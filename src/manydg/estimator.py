@@ -44,6 +44,7 @@ from manydg.data.columns import CATEGORIES, FrameEncoding, as_frame, encode_pati
 from manydg.data.dataset import DomainDataset, InputSchema, from_arrays, unlabelled
 from manydg.data.info import DatasetInfo, TargetSpec
 from manydg.data.splits import rank_patients, split_patients
+from manydg.data.timeline import clock_of
 from manydg.errors import ConfigError, DataError, ManyDGWarning
 from manydg.evaluation.metrics import DEFAULT_THRESHOLD, decide
 from manydg.files import JsonObject, code_version, fingerprint
@@ -820,7 +821,7 @@ def _column(values: Any, inputs: Any) -> Array:
 
 def _numbers(times: Any, inputs: Any) -> Array | None:
     """Times as numbers ``(samples,)``, where there are any."""
-    return None if times is None else np.array(_column(times, inputs), dtype=np.float64)
+    return None if times is None else clock_of(_column(times, inputs))
 
 
 def _writable(inputs: Array) -> Array:

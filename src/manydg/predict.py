@@ -212,9 +212,12 @@ class LabelFile:
             raise DataError(f"{self.path}: samples have no column '{lacking[0]}'; theirs are {', '.join(rows.columns)}")
         keys = rows.select(pl.col(self.keys).cast(pl.String)).rows()
         named = [key for key in keys if key in self._labels]
-        if len(set(named)) < len(named):
+        # Recordings come one after the other: a label that one of them has used is of no other.
+        if len(set(named)) < len(named) or not self._unused.issuperset(named):
+            further = [name for name in rows.columns if name not in self.keys] or ["row"]
             raise DataError(
-                f"{self.path}: {', '.join(self.keys)} do not tell samples apart: add a column, such as 'row'"
+                f"{self.path}: {', '.join(self.keys)} alone does not tell samples apart: add a column, such as "
+                f"'{further[0]}'"
             )
         self._unused -= set(named)
         return [

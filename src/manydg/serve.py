@@ -172,11 +172,14 @@ class Predictor:
             raise DataError(f"each sample needs its patient: add the column '{self.patient}'")
         if self.context == "causal" and self.time not in rows.columns:
             raise DataError(f"the model uses earlier samples: add the column '{self.time}' to each sample")
+        if rows[self.patient].dtype.is_float():
+            rows = rows.with_columns(pl.col(self.patient).fill_nan(None))
         if rows[self.patient].null_count():
             raise DataError(
                 f"row {rows[self.patient].is_null().arg_max()} has no '{self.patient}' (the first row is 0)"
             )
-        return rows.with_columns(pl.col(self.patient).cast(pl.String))
+        # In one order: that of the keys of a JSON object means nothing, and earlier samples may have had another.
+        return rows.with_columns(pl.col(self.patient).cast(pl.String)).select(sorted(rows.columns))
 
     def _with_context(self, rows: pl.DataFrame) -> tuple[pl.DataFrame, list[int]]:
         """Earlier samples of the patients before the new ones, and how many of each row's patient there were."""
@@ -188,7 +191,7 @@ class Predictor:
             return rows, [0] * len(rows)
         try:
             shown = pl.concat([*before.values(), rows], how="vertical_relaxed")
-        except (pl.exceptions.ShapeError, pl.exceptions.SchemaError) as error:
+        except pl.exceptions.PolarsError as error:
             raise DataError(f"the columns are not those of the patient's earlier samples ({error})") from None
         earlier = sum(map(len, before.values()))
         counts = [len(before[name]) if name in before else 0 for name in people]

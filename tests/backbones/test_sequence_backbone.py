@@ -54,6 +54,26 @@ def test_a_sample_reaches_its_own_session_alone_and_causally_no_earlier_sample(k
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("kind", SEQUENCES)
+def test_a_sample_that_overflows_reaches_no_other_session_and_causally_no_earlier_sample(
+    kind: str, direction: str
+) -> None:
+    model, given = network(kind, direction), inputs()
+    row = LENGTHS[0] + LENGTHS[1] + 112
+    with torch.no_grad():
+        before, huge = model(given), given["x"].clone()
+        huge[row] = 3e38
+        after = model({**given, "x": huge})
+        apart = row if direction == "causal" else LENGTHS[0] + LENGTHS[1]
+        assert torch.equal(after[:apart], before[:apart])
+        alone = given["x"].clone()
+        alone[LENGTHS[0]] = 3e38
+        after = model({**given, "x": alone})
+        others = torch.arange(sum(LENGTHS)) != LENGTHS[0]
+        assert torch.equal(after[others], before[others])
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("kind", SEQUENCES)
 def test_sessions_give_the_same_features_together_and_one_at_a_time(kind: str, direction: str) -> None:
     model, given = network(kind, direction), inputs()
     with torch.no_grad():

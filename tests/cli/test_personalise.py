@@ -12,6 +12,8 @@ import numpy as np
 import polars as pl
 import pytest
 
+from manydg.errors import DataError
+from manydg.predict import LabelFile
 from manydg.training.personal import AUTO, LEARNERS, PERSONAL, Chain, Strengths, read_population, write_population
 from manydg.training.record import RunRecord, read_tensors, write_tensors
 
@@ -134,6 +136,20 @@ def test_a_file_of_labels_that_does_not_fit_is_one_line_and_writes_nothing(
     assert message in err
     assert err.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["labels.csv"]
+
+
+def test_a_label_is_of_one_sample_where_recordings_come_one_after_the_other(tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").write_text("row,label\n1,W\n")
+    night = {name: pl.DataFrame({"recording": [name] * 3, "row": [0, 1, 2]}) for name in ("a", "b")}
+    labels = LabelFile.read(tmp_path / "labels.csv")
+    assert labels.of(night["a"], multilabel=False) == [None, "W", None]
+    with pytest.raises(DataError, match=r"row alone does not tell samples apart: add a column, such as 'recording'"):
+        labels.of(night["b"], multilabel=False)
+    (tmp_path / "labels.csv").write_text("recording,row,label\nb,1,W\n")
+    labels = LabelFile.read(tmp_path / "labels.csv")
+    assert labels.of(night["a"], multilabel=False) == [None] * 3
+    assert labels.of(night["b"], multilabel=False) == [None, "W", None]
+    labels.check_all_used()
 
 
 def test_a_run_whose_population_makes_no_sense_predicts_and_does_not_personalise(

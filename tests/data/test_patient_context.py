@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from datetime import UTC, date, datetime
 from typing import Any
 
 import numpy as np
@@ -168,6 +169,83 @@ def test_dates_are_times_and_what_is_lacking_is_said() -> None:
         PatientContext().fit(values, groups=who, time=np.where(np.arange(len(when)) == 3, np.nan, when))
     with pytest.raises(ConfigError, match="did you mean 'causal'"):
         PatientContext("casual").fit(values, groups=who, time=when)
+
+
+@pytest.mark.parametrize(
+    "nobody",
+    [
+        np.array([1.0, np.nan, np.nan, 2.0]),
+        ["p", None, None, "q"],
+        pd.Series(["p", pd.NA, pd.NA, "q"], dtype="string"),
+        np.array(["2020-01-01", "NaT", "NaT", "2020-01-02"], "datetime64[D]"),
+    ],
+)
+def test_samples_of_nobody_are_not_taken_for_those_of_one_person(nobody: Any) -> None:
+    X = np.array([[1.0], [3.0], [8.0], [2.0]])
+    with pytest.raises(DataError, match="some patient ids are missing"):
+        PatientContext().fit(X, groups=nobody, time=[1, 1, 2, 3])
+    with pytest.raises(DataError, match="some patient ids are missing"):
+        from_arrays(X, [0, 1, 0, 1], nobody)
+
+
+@pytest.mark.parametrize(
+    "dates",
+    [
+        [datetime(2020, 1, day) for day in (1, 2, 3, 5)],
+        [datetime(2020, 1, day, tzinfo=UTC) for day in (1, 2, 3, 5)],
+        pd.Series(pd.to_datetime(["2020-01-01", "2020-01-02", "2020-01-03", "2020-01-05"])),
+        pd.to_datetime(["2020-01-01", "2020-01-02", "2020-01-03", "2020-01-05"]).tz_localize("UTC"),
+        np.array(["2020-01-01", "2020-01-02", "2020-01-03", "2020-01-05"], "datetime64[D]"),
+        pl.Series([date(2020, 1, day) for day in (1, 2, 3, 5)]),
+    ],
+)
+def test_dates_are_the_same_seconds_in_whatever_unit_they_are_kept(dates: Any) -> None:
+    X, seconds = np.array([[1.0], [3.0], [8.0], [2.0]]), 1577836800.0 + 86400 * np.array([0, 1, 2, 4])
+    np.testing.assert_array_equal(from_arrays(X, [0, 1, 0, 1], [7] * 4, times=dates).times, seconds)
+    context = PatientContext(strength=1.0).fit(X, groups=[7] * 4, time=seconds)
+    by_number = context.transform(X, groups=[7] * 4, time=seconds)
+    np.testing.assert_array_equal(context.transform(X, groups=[7] * 4, time=dates), by_number)
+    stream = context.stream()
+    np.testing.assert_array_equal([stream.update(7, *sample) for sample in zip(X, dates, strict=True)], by_number)
+
+
+@pytest.mark.parametrize(
+    ("times", "words"),
+    [
+        ([1.0, np.nan, 2.0, 3.0], "time is missing in row 1"),
+        ([1.0, 2.0, np.inf, 3.0], "time is infinite in row 2"),
+        (pd.Series([1, 2, None, 4], dtype="Int64"), "time is missing in row 2"),
+        ([datetime(2020, 1, 1), None, pd.NaT, None], "time is missing in row 1"),
+        (["1", "noon", "3", "4"], "times are numbers, dates or durations"),
+        ([[1.0], [2.0], [3.0], [4.0]], "times must be one-dimensional"),
+    ],
+)
+def test_a_time_that_has_no_place_in_order_is_an_error(times: Any, words: str) -> None:
+    X = np.array([[1.0], [3.0], [8.0], [2.0]])
+    with pytest.raises(DataError, match=words):
+        PatientContext().fit(X, groups=[7] * 4, time=times)
+    with pytest.raises(DataError, match=words):
+        from_arrays(X, [0, 1, 0, 1], [7] * 4, times=times)
+
+
+def test_a_wrong_sample_leaves_a_stream_as_it_was() -> None:
+    values, who, when = samples()
+    context = PatientContext(strength=2.0).fit(values, groups=who, time=when)
+    stream, clean = context.stream(), context.stream()
+    for each in (stream, clean):
+        each.update("p", values[0], 1.0)
+    wrong: list[tuple[Any, Any, Any, str]] = [
+        ("p", values[1], np.nan, "time is missing"),
+        ("p", np.full_like(values[1], np.inf), 2.0, "an infinite value"),
+        ("p", values[1][:1], 2.0, "features"),
+        ("new", values[1][:1], 2.0, "features"),
+        (None, values[1], 2.0, "whose it is"),
+        (float("nan"), values[1], 2.0, "whose it is"),
+    ]
+    for group, x, moment, words in wrong:
+        with pytest.raises(DataError, match=words):
+            stream.update(group, x, moment)
+    np.testing.assert_array_equal(stream.update("p", values[2], 1.5), clean.update("p", values[2], 1.5))
 
 
 def test_nothing_of_others_or_of_later_enters() -> None:

@@ -105,13 +105,20 @@ def test_patients_who_do_not_differ_are_not_recognised(tmp_path: Path) -> None:
     assert unseen == [False, False]
 
 
-def test_a_sequence_model_and_boosting_are_audited(tmp_path: Path) -> None:
+def test_a_sequence_model_trees_two_networks_and_several_learners_are_audited(tmp_path: Path) -> None:
     data = people(2.0)
     options = {"sequence": "gru", "sequence_options": {"crop": 8, "width": 16}}
-    for name, given, erased in (("gru", options, 3), ("boosting", {"algorithm": "boosting"}, 0)):
+    kinds: list[tuple[str, dict[str, Any], int]] = [
+        ("gru", options, 3),
+        ("boosting", {"algorithm": "boosting"}, 0),
+        ("both", {"algorithm": "manydg-context", "context": "offline", "context_options": {"parts": ["relative"]}}, 3),
+        ("best", {"algorithm": "best", "context": "none"}, 0),
+    ]
+    for name, given, erased in kinds:
         run = run_on(data, tmp_path / name, **given)
         audit = audit_run(run, data, load_split(tmp_path / name / "split.json", data))
         assert len(audit.erased) == erased
+        assert any("features of one network" in sentence for sentence in audit.words) == (erased == 0)
         json.dumps(audit.to_json(), allow_nan=False)
 
 

@@ -317,6 +317,12 @@ def test_labels_that_do_not_fit_are_errors(run: Run) -> None:
         run.personalise(new, ["ill"] + [None] * (len(new) - 1), learner="efects")
 
 
+def test_of_a_measured_value_no_labels_are_used(dataset_of: Any) -> None:
+    data = dataset_of("regression", patients=6, samples=4)
+    with pytest.raises(ConfigError, match="labels of a patient cannot be used for regression targets"):
+        train(data, algorithm="base", epochs=1).personalise(data, ["1.0"] + [None] * (len(data) - 1))
+
+
 def test_the_estimator_is_personalised_after_loading_too(tmp_path: Path) -> None:
     data = people()
     x, who = data.columns["x"].numpy(), data.domains.numpy()

@@ -423,7 +423,8 @@ def shifted(vectors: Tensor, steps: Steps, by: int) -> Tensor:
         moved, inside = functional.pad(vectors, (0, 0, far, 0))[: len(vectors)], steps.before >= -by
     else:
         moved, inside = functional.pad(vectors, (0, 0, 0, far))[far:], steps.after >= by
-    return moved * inside.unsqueeze(-1)
+    # Not a product: what is not finite in another session would make it NaN.
+    return torch.where(inside.unsqueeze(-1), moved, 0.0)
 
 
 class TransformerReader(nn.Module):
@@ -473,7 +474,9 @@ class _LocalAttention(nn.Module):
         blocks = max(1, -(-steps // _REACH))
         normal = functional.pad(self.first(states), (0, 0, 0, blocks * _REACH - steps))
         queries = self.queries(normal).reshape(blocks, _REACH, _HEADS, -1).transpose(1, 2)
-        around = functional.pad(self.keys_and_values(normal), (0, 0, _REACH, _REACH)).unfold(0, 3 * _REACH, _REACH)
+        # What is not finite would reach the others in spite of a weight of 0.
+        known = self.keys_and_values(normal).nan_to_num(0.0, 0.0, 0.0)
+        around = functional.pad(known, (0, 0, _REACH, _REACH)).unfold(0, 3 * _REACH, _REACH)
         keys, values = around.reshape(blocks, 2, _HEADS, -1, 3 * _REACH).transpose(-1, -2).unbind(dim=1)
         read = functional.scaled_dot_product_attention(queries, keys, values, self._weights(sequence, blocks))
         read = read.transpose(1, 2).reshape(-1, size)[:steps]

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from manydg.data.info import KINDS, TargetSpec
+from manydg.data.timeline import ids_in
 from manydg.errors import DataError
 from manydg.files import Json
 from manydg.registry import LazyModule
@@ -291,7 +292,6 @@ def check_finite(piece: npt.NDArray[np.float32], start: int, missing: str, posit
 ArrayLike = npt.NDArray[Any] | Tensor
 Frame = Any
 """A DataFrame of polars or pandas; pandas need not be there."""
-_LARGEST_EXACT = 2**53
 _NO_AND_YES = {("no", "yes"), ("false", "true"), ("n", "y"), ("absent", "present"), ("negative", "positive")}
 """Pairs of names that are a negative and a positive class, which is also their order by the alphabet."""
 
@@ -365,21 +365,7 @@ def as_stored(name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 def encode_patients(patients: ArrayLike | Sequence[Any]) -> tuple[Tensor, npt.NDArray[np.str_]]:
     """Integer codes and names, in the sorted order of the ids as given: ids of text are compared as text."""
-    ids = np.asarray(patients)
-    if ids.ndim != 1:
-        raise DataError(f"patient ids must be one-dimensional, one per sample; they have shape {ids.shape}")
-    if ids.dtype.kind == "O" and any(value is None or value != value for value in ids):
-        raise DataError("some patient ids are missing; every sample must say whose it is")
-    if ids.dtype.kind == "f":
-        if not np.isfinite(ids).all():
-            raise DataError("some patient ids are missing (NaN); every sample must say whose it is")
-        if (np.abs(ids) >= _LARGEST_EXACT).any():
-            raise DataError(
-                "some patient ids are numbers that a float cannot tell from their neighbours: give ids as text"
-            )
-        if (ids == np.round(ids)).all():
-            ids = ids.astype(np.int64)
-    names, codes = distinct(ids)
+    names, codes = distinct(ids_in(patients))
     return torch.from_numpy(codes), names.astype(str)
 
 

@@ -38,6 +38,7 @@ from manydg.data.columns import (
 )
 from manydg.data.info import ArrayFile, DatasetInfo, Provenance, TargetSpec, combine_checksums
 from manydg.data.storage import METADATA, DatasetWriter, Verify, offsets_file, read_arrays, read_description
+from manydg.data.timeline import clock_of
 from manydg.errors import DataError, StorageError
 from manydg.files import Json, ParsedJson
 
@@ -330,7 +331,7 @@ def from_arrays(
         raise DataError("channels are of signals: give their sampling rate too (rate=)")
     codes, who = encode_patients(patients)
     values, spec = encode_targets(targets, kind, names)
-    when = None if times is None else torch.from_numpy(np.asarray(times).astype(np.float64))
+    when = None if times is None else torch.from_numpy(clock_of(times))
     return DomainDataset(columns, values, spec, codes, who, when, known)
 
 
@@ -390,7 +391,7 @@ def unlabelled(
     count = len(next(iter(columns.values()))) if columns else 0
     codes, names = encode_patients(np.arange(count) if patients is None else patients)
     targets = torch.zeros((count, target.size) if target.kind in ("votes", "multilabel") else count)
-    when = None if times is None else torch.as_tensor(np.array(times), dtype=torch.float64)
+    when = None if times is None else torch.from_numpy(clock_of(times))
     info = DatasetInfo(settings={key: value for key, value in schema.settings.items() if key not in _BY_TRAINING})
     return DomainDataset(columns, targets, target, codes, names, when, info)
 

@@ -23,6 +23,8 @@ from manydg.data.timeline import (
     PatientState,
     Timeline,
     assemble,
+    clock_of,
+    ids_in,
     samples_until_known,
     some_patients,
 )
@@ -130,7 +132,7 @@ class PatientContext(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def stream(self, exact: bool = True) -> PatientStream:
         """The same for samples that come one by one; causal context only."""
         check_is_fitted(self, "_options_")
-        return PatientStream(self._options_, exact)
+        return PatientStream(self._options_, exact, self.n_features_in_)
 
     def _options(self) -> ContextOptions:
         parts = None if self.parts is None else tuple(self.parts)
@@ -143,19 +145,12 @@ class PatientContext(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         if groups is None:
             raise ConfigError("PatientContext needs groups=: whose sample each row is")
         check_consistent_length(values, groups)
-        domains = np.unique(np.asarray(groups), return_inverse=True)[1].reshape(-1)
+        ids = ids_in(groups)
+        domains = np.unique(ids.astype(str) if ids.dtype.kind == "O" else ids, return_inverse=True)[1]
         if time is None:
             return values, domains, None
         check_consistent_length(values, time)
-        clock = np.asarray(time)
-        if np.issubdtype(clock.dtype, np.datetime64) or np.issubdtype(clock.dtype, np.timedelta64):
-            clock = (clock - clock.dtype.type(0, "s")) / np.timedelta64(1, "s")
-        clock = clock.astype(np.float64)
-        if not np.isfinite(clock).all():
-            raise DataError(
-                f"time is missing in row {int(np.flatnonzero(~np.isfinite(clock))[0])} (the first row is 0)"
-            )
-        return values, domains, clock
+        return values, domains, clock_of(time)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -220,6 +215,8 @@ class PatientStream:
     exact : bool
         Bit for bit the same, for which some sums are kept for every sample. Otherwise a patient takes a fixed amount of
         memory, and the last digit may differ.
+    features : int, optional
+        How many each sample has; by default as many as the first one.
 
     Examples
     --------
@@ -229,9 +226,9 @@ class PatientStream:
     ([5.0, 0.0], [9.0, 1.0])
     """
 
-    def __init__(self, options: ContextOptions, exact: bool = True) -> None:
-        self.options, self.exact = options, exact
-        self._layout = PatientState(options, 0)
+    def __init__(self, options: ContextOptions, exact: bool = True, features: int | None = None) -> None:
+        self.options, self.exact, self._features = options, exact, features
+        self._layout = PatientState(options, features or 0)
         self._states: dict[Any, Vector] = {}
         self._sums: dict[Any, _RunningSum] = {}
 
@@ -246,19 +243,30 @@ class PatientStream:
         time : float
             Not earlier than the patient's last.
         """
-        row = np.asarray(x, np.float32)[None]
-        if not self._states:
-            self._layout = PatientState(self.options, row.shape[1])
+        row, moment = self._checked(group, x, time)
         layout, state = self._layout, self._states.get(group)
         if state is None:
             state = np.zeros((1, layout.size))
-        elif time < state[0, 0]:
-            raise DataError(f"a sample of time {time:g} comes after one of {state[0, 0]:g}: give them in order")
-        context, _, state = layout.step(state, row, np.array([time], float))
+        elif moment[0] < state[0, 0]:
+            raise DataError(f"a sample of time {moment[0]:g} comes after one of {state[0, 0]:g}: give them in order")
+        context, _, state = layout.step(state, row, moment)
         if self.exact:
             self._add_exactly(group, state, row)
         self._states[group] = state
         return np.concatenate([row[0], context[0]])
+
+    def _checked(self, group: Any, x: Any, time: Any) -> tuple[npt.NDArray[np.float32], Vector]:
+        """A sample ``(1, features)`` and its time ``(1,)``; nothing of a wrong one is kept."""
+        if group is None or group != group:
+            raise DataError("the sample says not whose it is: give its patient")
+        row = np.asarray(x, np.float32)[None]
+        if self._features is None:
+            self._features, self._layout = row.shape[-1], PatientState(self.options, row.shape[-1])
+        if row.shape != (1, self._features):
+            raise DataError(f"the sample has the shape {row.shape[1:]}, and samples have {self._features} features")
+        if np.isinf(row).any():
+            raise DataError("the sample has an infinite value, or one too large for float32: replace it")
+        return row, clock_of([time])
 
     def _add_exactly(self, group: Any, state: Vector, row: npt.NDArray[np.float32]) -> None:
         start, width = self._layout.fields["count"].start, row.shape[1]

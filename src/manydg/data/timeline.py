@@ -17,6 +17,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
@@ -143,6 +144,64 @@ class ContextOptions(_NamedOptions):
         gap = self.gap if self.gap is not None else session_gap
         strength = DEFAULT_STRENGTH if self.strength is None else self.strength
         return dataclasses.replace(self, parts=parts or DEFAULT_PARTS[self.mode], gap=gap, strength=strength)
+
+
+_LARGEST_EXACT = 2**53
+
+
+def ids_in(patients: Any) -> npt.NDArray[Any]:
+    """Whose each sample is, ``(rows,)``; raise where that is not said: samples of nobody are not one person's."""
+    ids = np.asarray(patients)
+    if ids.ndim != 1:
+        raise DataError(f"patient ids must be one-dimensional, one per sample; they have shape {ids.shape}")
+    # What is missing is unequal to itself; pandas' NA is so neither truly nor falsely.
+    if ids.dtype.kind == "O" and any(value is None or str(value != value) != "False" for value in ids):
+        raise DataError("some patient ids are missing; every sample must say whose it is")
+    if ids.dtype.kind == "M" and np.isnat(ids).any():
+        raise DataError("some patient ids are missing (NaT); every sample must say whose it is")
+    if ids.dtype.kind != "f":
+        return ids
+    if not np.isfinite(ids).all():
+        raise DataError("some patient ids are missing (NaN); every sample must say whose it is")
+    if (np.abs(ids) >= _LARGEST_EXACT).any():
+        raise DataError("some patient ids are numbers that a float cannot tell from their neighbours: give ids as text")
+    return ids.astype(np.int64) if (ids == np.round(ids)).all() else ids
+
+
+def clock_of(times: Any) -> npt.NDArray[np.float64]:
+    """Times ``(rows,)`` as numbers: those that are stay, dates become seconds since 1970 and durations seconds.
+
+    Raise where one is missing or infinite: where such a sample belongs in order is not known.
+
+    Examples
+    --------
+    >>> clock_of([np.datetime64("1970-01-02")]).tolist(), clock_of([timedelta(minutes=1)]).tolist()
+    ([86400.0], [60.0])
+    """
+    clock = np.asarray(times)
+    if clock.dtype.kind in "mM":
+        clock = (clock - clock.dtype.type(0, "s")) / np.timedelta64(1, "s")
+    try:
+        clock = np.array([_number(value) for value in clock] if clock.dtype.kind == "O" else clock, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"times are numbers, dates or durations ({error})") from None
+    if clock.ndim != 1:
+        raise DataError(f"times must be one-dimensional, one per sample; they have shape {clock.shape}")
+    if len(bad := np.flatnonzero(~np.isfinite(clock))):
+        what = "infinite" if np.isinf(clock[bad[0]]) else "missing"
+        raise DataError(f"time is {what} in row {bad[0]} (the first row is 0)")
+    return clock
+
+
+def _number(value: Any) -> float:
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return math.nan
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, date):
+        moment = value if isinstance(value, datetime) else datetime(value.year, value.month, value.day)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    return float(value)
 
 
 def _namespace(array: Any) -> Any:

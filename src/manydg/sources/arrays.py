@@ -17,6 +17,7 @@ import torch
 from manydg.data.columns import check_finite, signal_settings
 from manydg.data.info import DatasetInfo
 from manydg.data.storage import DAMAGED_NPY
+from manydg.data.timeline import clock_of
 from manydg.errors import ConfigError, DataError, StorageError
 from manydg.files import Json, naming, unpacked_limit
 from manydg.sources import KEEP_HELP, NewSamples, Options, RawArgument, Source, SourceDocs, TrainedOn, option
@@ -175,5 +176,8 @@ def _check(arrays: dict[str, npt.NDArray[Any]], paths: dict[str, Path]) -> None:
     for role in ("x", *(["time"] if "time" in arrays else [])):
         if arrays[role].dtype.kind not in "fiub":
             raise DataError(f"{paths[role]} has type {arrays[role].dtype}; it must hold numbers: encode text as codes")
+    if "time" in arrays:
+        with naming(paths["time"]):
+            clock_of(arrays["time"])
     if arrays["x"].ndim == 1:
         raise DataError(f"{paths['x']} has shape {arrays['x'].shape}; samples are (rows, features) or (rows, ..., ...)")

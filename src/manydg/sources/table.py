@@ -39,6 +39,7 @@ from manydg.data.columns import (
     sites_of_patients,
 )
 from manydg.data.info import DatasetInfo, EventSpec, SourceFile
+from manydg.data.timeline import clock_of
 from manydg.errors import ConfigError, DataError, StorageError, warn
 from manydg.files import Json, check_unpacked_rows, check_whole, naming
 from manydg.sources import KEEP_HELP, NewSamples, Options, RawArgument, Source, SourceDocs, TrainedOn, option
@@ -602,7 +603,8 @@ def times_of(frame: pl.DataFrame, name: str, path: Path) -> npt.NDArray[np.float
         raise DataError(
             f"{path}: time column '{name}' has type {column.dtype}; it must be a number, a date, a time or a duration"
         )
-    return column.to_numpy().astype(np.float64)
+    with naming(path):
+        return clock_of(column.to_numpy())
 
 
 # What is odd about a table, as warnings

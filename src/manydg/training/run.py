@@ -181,6 +181,7 @@ class Run:
         array
             NaN in the rows whose label was given.
         """
+        needed(self.population, self.algorithm.target)
         dataset = self.as_dataset(samples, patients, times)
         known, indicators = _shown_labels(labels, self.algorithm.target.spec, len(dataset))
         return self.personal_probabilities(dataset, known, indicators, learner)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from manydg.algorithms import Algorithm
+from manydg.algorithms.best import Best
 from manydg.algorithms.erasure import patient_directions
 from manydg.data.dataset import DomainDataset
 from manydg.data.splits import Split, load_split
@@ -172,8 +173,9 @@ def _logits(algorithm: Algorithm, prepared: DomainDataset) -> npt.NDArray[np.flo
 def _erasures(
     run: Run, sides: Mapping[str, DomainDataset], test: DomainDataset, plain: Predictions, metric: str
 ) -> list[Erased]:
-    """What erasing does to the score, direction by direction; nothing where predictions come from no features."""
-    if run.algorithm.sampling == "whole":
+    """What erasing does to the score, direction by direction; nothing where predictions come from no features, or from
+    those of several learners."""
+    if run.algorithm.sampling == "whole" or isinstance(run.algorithm, Best):
         return []
     features, patients, labels = _features_to_fit(run, sides["train"])
     exchanged = patients[torch.randperm(len(patients), generator=torch.Generator().manual_seed(0))]
@@ -209,7 +211,9 @@ def _erasing(algorithm: Algorithm, centre: Tensor, removed: Tensor) -> Iterator[
     middle, matrix = (part.to(device, torch.float32) for part in (centre, removed))
 
     def erase(module: nn.Module, inputs: object, features: Tensor) -> Tensor:
-        return features - (features - middle) @ matrix.T
+        # Behind v may be the features of the samples without their context.
+        v, others = features[:, : len(middle)], features[:, len(middle) :]
+        return torch.cat([v - (v - middle) @ matrix.T, others], dim=1)
 
     handle = algorithm.backbone.register_forward_hook(erase)
     try:
@@ -275,7 +279,7 @@ def _share(found: Identification) -> str:
 
 def _erasure_in_words(erased: Sequence[Erased], metric: str, before: float) -> list[str]:
     if not erased:
-        return ["Nothing can be erased: its predictions do not come from a network's features."]
+        return ["Nothing can be erased: its predictions do not come from the features of one network."]
     sentences = [
         f"Without the {entry.directions} direction{'s' if entry.directions > 1 else ''} of v in which training "
         f"patients differ most, {metric} goes from {before:.3f} by {entry.change.estimate:+.3f} "
