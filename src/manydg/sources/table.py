@@ -848,7 +848,7 @@ def _labels_around(event: _Event | None, frame: pl.DataFrame, roles: _Roles, pat
 def _is_flag(column: pl.Series) -> bool:
     """Whether an event's column says of every row if the event has begun, rather than when it begins."""
     numbers = column.dtype.is_numeric() and column.null_count() == 0
-    return column.dtype == pl.Boolean or (numbers and bool(column.is_in([0, 1]).all()))
+    return column.dtype == pl.Boolean or (numbers and bool(((column == 0) | (column == 1)).all()))
 
 
 def _begins(column: pl.Series, times: npt.NDArray[np.float64], in_seconds: bool, path: Path) -> npt.NDArray[np.float64]:
