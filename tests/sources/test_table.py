@@ -334,3 +334,35 @@ def test_a_parquet_file_that_unpacks_to_far_more_than_it_is_stops_at_the_limit(t
     options: Any = {"patient": "who", "target": ["x"], "features": ["x"]}
     with pytest.raises(DataError, match="announces 40,000,000 rows of 2 columns in"):
         prepare("table", tmp_path / "bomb.parquet", tmp_path / "out", **options)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("bob,1,5,2,W", r"row 2 \(the first row is 0\) has 5 fields, its header 4"),
+        ("bob,1,W", r"row 2 \(the first row is 0\) has 3 fields, its header 4"),
+    ],
+    ids=["a decimal comma", "a cell too few"],
+)
+def test_a_row_whose_cells_stand_in_other_columns_is_named(tmp_path: Path, line: str, says: str) -> None:
+    # polars checks rows only where it reads all columns.
+    file = tmp_path / "table.csv"
+    file.write_text(f"who,eeg_a,eeg_b,stage\nann,1,2,W\nann,2,3,N1\n{line}\nbob,3,4,N1\n")
+    with pytest.raises(DataError, match=says):
+        prepared(file, features=["eeg_a"])
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("who;eeg_a;stage\nann;1,5;W\n", r"separated by ';': save it with ',' between columns"),
+        ("who,eeg_a,eeg_a,stage\nann,1,2,W\n", r"has the column 'eeg_a' twice"),
+        ("who,eeg_ä,stage\nann,1,W\nbob,2,N1\n", r"is not UTF-8 text, in row 0"),
+        ("who,eeg_a,stage\nann,1,W\nbob,2,weiß\n", r"is not UTF-8 text, in row 0"),
+    ],
+    ids=["semicolons", "one name twice", "Latin-1 in the header", "Latin-1 in a cell"],
+)
+def test_what_a_spreadsheet_wrote_otherwise_is_said_with_the_remedy(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "table.csv").write_bytes(text.encode("latin-1"))
+    with pytest.raises(DataError, match=says):
+        prepared(tmp_path / "table.csv", features=["eeg_*"])

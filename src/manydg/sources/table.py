@@ -7,16 +7,19 @@ dates, times, durations, or categories.
 from __future__ import annotations
 
 import contextlib
+import csv
 import difflib
+import gzip
 import itertools
 import math
 import re
 import sqlite3
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +43,7 @@ from manydg.data.columns import (
 )
 from manydg.data.info import DatasetInfo, EventSpec, SourceFile
 from manydg.errors import ConfigError, DataError, StorageError, warn
-from manydg.files import Json, check_unpacked_rows, check_whole, naming
+from manydg.files import GZIP, Json, check_unpacked_rows, check_whole, naming
 from manydg.sources import KEEP_HELP, NewSamples, Options, RawArgument, Source, SourceDocs, TrainedOn, option
 from manydg.sources._preparing import (
     MISSING,
@@ -54,6 +57,7 @@ from manydg.sources._preparing import (
 _UNREADABLE = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError)
 _NULLS = ["", "NA", "N/A", "null", "NULL"]
 _ROWS_TYPED = 10_000
+_LONGEST_CELL = 2**31 - 1
 """Rows of a CSV file whose cells suggest the types of its columns, before all are looked at."""
 _SQLITE = (".db", ".sqlite", ".sqlite3")
 _DATABASES = (".duckdb", ".ddb", *_SQLITE)
@@ -501,6 +505,7 @@ def _open(path: Path, as_text: Sequence[str | None]) -> OpenTable:
         scan = partial(pl.scan_csv, path, separator=separator, null_values=_NULLS, schema_overrides=texts)
         exact = scan(infer_schema_length=None)
         return OpenTable(path, scan(infer_schema_length=_ROWS_TYPED), columns, exact, frozenset(texts))
+        _check_cells(path, separator, path.stat().st_mtime_ns)
     except _UNREADABLE as error:
         raise StorageError(f"cannot read {path}: {_first_line(error)}") from None
 
@@ -510,6 +515,39 @@ def _collect(tables: Sequence[OpenTable], columns: Sequence[str], path: Path) ->
     frames = []
     for table in tables:
         try:
+@cache
+def _check_cells(path: Path, separator: str, _changed: int) -> None:
+    """Raise unless every row has as many fields as the header, of which polars is sure only where it reads them all."""
+    row, limit = -1, csv.field_size_limit(_LONGEST_CELL)
+    with path.open("rb") as file:
+        opened = gzip.open if file.read(2) == GZIP else open
+    try:
+        with opened(path, "rt", encoding="utf-8-sig", newline="") as text:
+            rows = csv.reader(text, delimiter=separator)
+            header = next(rows, [])
+            if len(header) == 1 and (other := next((sign for sign in ";\t,|" if sign in header[0]), None)):
+                raise DataError(
+                    f"{path}: its columns are separated by {other!r}: save it with {separator!r} between columns, and "
+                    "numbers with decimal points"
+                )
+            if repeated := [name for name, count in Counter(header).items() if count > 1]:
+                raise DataError(f"{path} has the column '{repeated[0]}' twice: rename or remove one")
+            for row, cells in enumerate(rows):
+                if cells and len(cells) != len(header):
+                    raise DataError(
+                        f"{path}: row {row} (the first row is 0) has {len(cells)} fields, its header {len(header)}: "
+                        "put text with separators in quotes, and write the separators of empty cells too"
+                    )
+    except UnicodeDecodeError:
+        raise DataError(
+            f"{path} is not UTF-8 text, in row {row + 1} (the first row is 0) or later: save it as UTF-8"
+        ) from None
+    except csv.Error as error:
+        raise DataError(f"{path}: row {row + 1} (the first row is 0) cannot be read: {error}") from None
+    finally:
+        csv.field_size_limit(limit)
+
+
             frame = table.read(columns)
         except _UNREADABLE as error:
             raise StorageError(f"cannot read {table.path}: {_first_line(error)}") from None
