@@ -366,3 +366,18 @@ def test_what_a_spreadsheet_wrote_otherwise_is_said_with_the_remedy(tmp_path: Pa
     (tmp_path / "table.csv").write_bytes(text.encode("latin-1"))
     with pytest.raises(DataError, match=says):
         prepared(tmp_path / "table.csv", features=["eeg_*"])
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "says"),
+    [
+        ("who", ["ann", "ann ", "bob", "bob", "cem", "cem"], "1 patient ids differ from another only in the spaces"),
+        ("who", ["ann", "ann", " ", "bob", "cem", "cem"], "some patient ids are blank"),
+        ("stage", ["W", "N1", "W", " W", "N1", "N1 "], "2 classes differ from another only in the spaces"),
+    ],
+)
+def test_names_that_differ_in_spaces_alone_are_refused(
+    tmp_path: Path, column: str, values: list[str], says: str
+) -> None:
+    with pytest.raises(DataError, match=says):
+        prepared(write(tmp_path, "table.csv", **{column: values}))

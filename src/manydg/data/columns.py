@@ -380,7 +380,19 @@ def encode_patients(patients: ArrayLike | Sequence[Any]) -> tuple[Tensor, npt.ND
         if (ids == np.round(ids)).all():
             ids = ids.astype(np.int64)
     names, codes = distinct(ids)
+    _check_spelling(names, "patient ids")
     return torch.from_numpy(codes), names.astype(str)
+
+
+def _check_spelling(names: npt.NDArray[Any], what: str) -> None:
+    """Raise where different names are blank or the same but for the spaces around them."""
+    if names.dtype.kind not in "OSU":
+        return
+    bare = np.char.strip(names.astype(str))
+    if (bare == "").any():
+        raise DataError(f"some {what} are blank: fill them in or leave those rows out")
+    if alike := len(bare) - len(np.unique(bare)):
+        raise DataError(f"{alike} {what} differ from another only in the spaces around them: remove the spaces")
 
 
 _MANY_VALUES = 1 << 20
@@ -509,6 +521,7 @@ def _encode_labels(
     if values.dtype.kind == "b":
         values = values.astype(np.int64)
     labels, codes = distinct(values)
+    _check_spelling(labels, "classes")
     if names is not None:
         return _codes_given_names(values, tuple(names), kind or ("binary" if len(names) == 2 else "classes"))
     if len(labels) < 2:
