@@ -381,3 +381,8 @@ def test_names_that_differ_in_spaces_alone_are_refused(
 ) -> None:
     with pytest.raises(DataError, match=says):
         prepared(write(tmp_path, "table.csv", **{column: values}))
+
+
+def test_the_patient_is_not_the_target(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'who' is named as the patient and as the target"):
+        prepared(write(tmp_path), target="who")

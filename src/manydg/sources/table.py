@@ -307,6 +307,8 @@ def _choose(columns: Sequence[str], path: Path, options: TableOptions) -> _Roles
         None if name is None else _columns([name], columns, path, role)[0] for role, name in wanted.items()
     )
     subgroups = _columns([name.partition(":")[0] for name in options.subgroup], columns, path, "subgroup")
+    if patient in targets:
+        raise ConfigError(f"'{patient}' is named as the patient and as the target: they are different columns")
     chosen = _columns(options.features, columns, path, "feature")
     reserved = {patient, *targets, time, session, event, site}
     categorical = _columns(options.categorical, columns, path, "categorical")
@@ -349,7 +351,10 @@ def _encoding(
         )  # fmt: skip
         _warn_of_text(frame, encoding, path)
     if not encoding.columns():
-        raise DataError(f"{path}: the features {texts} hold text that hardly two patients share, and there is no other")
+        raise DataError(
+            f"{path}: the features {texts} hold text that hardly two patients share, and there is no other: write "
+            "numbers as 1234.5, read limits (<5) with --measured, or take each value as a category (--categorical)"
+        )
     return encoding, texts
 
 
@@ -500,21 +505,16 @@ def _open(path: Path, as_text: Sequence[str | None]) -> OpenTable:
         separator = "\t" if ending == ".tsv" else ","
         columns = pl.scan_csv(path, separator=separator, infer_schema=False).collect_schema().names()
         check_whole(path, len(columns), separator)
+        _check_cells(path, separator, path.stat().st_mtime_ns)
         patterns = [name for name in as_text if name is not None]
         texts = {name: pl.String for name in columns if any(name == p or fnmatchcase(name, p) for p in patterns)}
         scan = partial(pl.scan_csv, path, separator=separator, null_values=_NULLS, schema_overrides=texts)
         exact = scan(infer_schema_length=None)
         return OpenTable(path, scan(infer_schema_length=_ROWS_TYPED), columns, exact, frozenset(texts))
-        _check_cells(path, separator, path.stat().st_mtime_ns)
     except _UNREADABLE as error:
         raise StorageError(f"cannot read {path}: {_first_line(error)}") from None
 
 
-def _collect(tables: Sequence[OpenTable], columns: Sequence[str], path: Path) -> pl.DataFrame:
-    """The rows of all tables, one after the other."""
-    frames = []
-    for table in tables:
-        try:
 @cache
 def _check_cells(path: Path, separator: str, _changed: int) -> None:
     """Raise unless every row has as many fields as the header, of which polars is sure only where it reads them all."""
@@ -548,6 +548,11 @@ def _check_cells(path: Path, separator: str, _changed: int) -> None:
         csv.field_size_limit(limit)
 
 
+def _collect(tables: Sequence[OpenTable], columns: Sequence[str], path: Path) -> pl.DataFrame:
+    """The rows of all tables, one after the other."""
+    frames = []
+    for table in tables:
+        try:
             frame = table.read(columns)
         except _UNREADABLE as error:
             raise StorageError(f"cannot read {table.path}: {_first_line(error)}") from None
