@@ -303,6 +303,8 @@ def encode_column(name: str, column: ArrayLike | Ragged, *, missing: bool) -> Co
     _refuse_type(name, column)
     if np.ndim(column) == 0:
         raise DataError(f"input '{name}' is a single number; it needs one row per sample")
+    if 0 in np.shape(column)[1:]:
+        raise DataError(f"input '{name}' has shape {tuple(np.shape(column))}: there is nothing in it to predict from")
     if isinstance(column, Tensor):
         array = column
     else:
@@ -395,6 +397,21 @@ def _check_spelling(names: npt.NDArray[Any], what: str) -> None:
         raise DataError(f"{alike} {what} differ from another only in the spaces around them: remove the spaces")
 
 
+def encode_times(times: ArrayLike | str) -> npt.NDArray[np.float64]:
+    """The time of each sample as a number; none may be missing, since samples could not be put in order."""
+    try:
+        numbers = np.asarray(times).astype(np.float64)
+    except (TypeError, ValueError):
+        raise DataError("times are numbers: convert text to numbers first, such as hours since admission") from None
+    if (missing := ~np.isfinite(numbers)).any():
+        row = int(np.flatnonzero(missing)[0])
+        raise DataError(
+            f"{int(missing.sum())} times are missing or infinite, the first in row {row} (the first row is 0): fill "
+            "them in or leave those rows out"
+        )
+    return numbers
+
+
 _MANY_VALUES = 1 << 20
 
 
@@ -456,6 +473,8 @@ def encode_targets(
         raise DataError(f"unknown target kind '{kind}'; known: {', '.join(KINDS)}")
     if values.dtype.kind not in "fiubOUS":
         raise DataError(f"targets have type {values.dtype}; classes are whole numbers or names")
+    if values.ndim == 0:
+        raise DataError(f"targets are one label for each sample; got {targets!r}")
     if len(values) == 0:
         raise DataError("there is not a single target: no samples were given")
     if values.dtype.kind == "O" and any(value is None or value != value for value in values.ravel()):
@@ -913,6 +932,10 @@ def as_frame(table: Any) -> pl.DataFrame | None:
             return table
     if type(table).__module__.partition(".")[0] != "pandas" or not hasattr(table, "columns"):
         return None
+    names = [str(name) for name in table.columns]
+    if len(set(names)) < len(names):
+        repeated = next(name for position, name in enumerate(names) if name in names[:position])
+        raise DataError(f"the table has the column '{repeated}' twice: rename or remove one")
     return pl.DataFrame([_from_pandas(str(name), table[name]) for name in table.columns])
 
 

@@ -28,6 +28,7 @@ from manydg.data.columns import (
     encode_column,
     encode_patients,
     encode_targets,
+    encode_times,
     inputs_of,
     nest,
     plan_encoding,
@@ -324,7 +325,7 @@ def from_arrays(
         raise DataError("channels are of signals: give their sampling rate too (rate=)")
     codes, who = encode_patients(patients)
     values, spec = encode_targets(targets, kind, names)
-    when = None if times is None else torch.from_numpy(np.asarray(times).astype(np.float64))
+    when = None if times is None else torch.from_numpy(encode_times(times))
     return DomainDataset(columns, values, spec, codes, who, when, known)
 
 
