@@ -57,7 +57,8 @@ class GPBoost(BoostedTrees):
     def grow(self, table: Table, seed: int, watch: Watch) -> tuple[RoundsOfTrees, Array]:
         import gpboost
 
-        effects = gpboost.GPModel(group_data=self._patients, likelihood="bernoulli_logit")
+        threads = torch.get_num_threads()  # without them GPModel prints a line about them
+        effects = gpboost.GPModel(group_data=self._patients, likelihood="bernoulli_logit", num_parallel_threads=threads)
         categories: Any = {"categorical_feature": list(table.categorical)} if table.categorical else {}
         data = gpboost.Dataset(table.values, table.classes.astype(np.float64), params={"verbosity": -1}, **categories)
         options = {
@@ -69,7 +70,7 @@ class GPBoost(BoostedTrees):
             "seed": seed,
             "deterministic": True,
             "force_col_wise": True,
-            "num_threads": torch.get_num_threads(),
+            "num_threads": threads,
             "verbosity": -1,
         }
         model = gpboost.train(options, data, gp_model=effects, num_boost_round=self.settings.rounds)
