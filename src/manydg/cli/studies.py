@@ -291,6 +291,7 @@ def _number(value: float) -> float | None:
 
 def show_summaries(out: Path, summaries: Sequence[Summary], files: Sequence[Path]) -> None:
     """Print the tables of a results folder and where their files are."""
+    from manydg.studies.figure_data import FIGURES
     from manydg.studies.summary_text import recommendation_text
 
     screen = PlainConsole()
@@ -299,6 +300,8 @@ def show_summaries(out: Path, summaries: Sequence[Summary], files: Sequence[Path
         if summary.experiment == "compare" and (advice := recommendation_text(summary)):
             show_line(advice)
     console.print(f"wrote {out / 'results.jsonl'}, " + ", ".join(map(str, files)))
+    if (out / FIGURES).is_dir():
+        console.print(f"the figures of experiments are in the page that 'manydg report {out}' writes", soft_wrap=True)
 
 
 def paper(
