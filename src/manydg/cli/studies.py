@@ -403,7 +403,9 @@ def demo(
         _show_json(out, conducted.summaries, conducted.files)
         return
     show_summaries(out, conducted.summaries, conducted.files)
-    for line in what_the_demo_shows(conducted.summaries[0], made):
+    # The folder may hold other results too.
+    own = next(each for each in conducted.summaries if (each.dataset, each.experiment) == ("demo", "context-rivals"))
+    for line in what_the_demo_shows(own, made):
         show_line(line)
     show_line(f"report: open {page} in any browser; next: 'manydg prepare --help' for data of your own")
 
