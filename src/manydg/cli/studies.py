@@ -403,14 +403,12 @@ def demo(
         _show_json(out, conducted.summaries, conducted.files)
         return
     show_summaries(out, conducted.summaries, conducted.files)
-    # The folder may hold other results too.
-    own = next(each for each in conducted.summaries if (each.dataset, each.experiment) == ("demo", "context-rivals"))
-    for line in what_the_demo_shows(own, made):
+    for line in what_the_demo_shows(conducted.summaries, made):
         show_line(line)
     show_line(f"report: open {page} in any browser; next: 'manydg prepare --help' for data of your own")
 
 
-def what_the_demo_shows(summary: Summary, made: DemoPatients) -> list[str]:
+def what_the_demo_shows(summaries: Sequence[Summary], made: DemoPatients) -> list[str]:
     """What the table of the demonstration means, beside the best scores that are possible."""
     from manydg.evaluation.metrics import score
     from manydg.studies.catalogue.context_value import WITHOUT
@@ -420,6 +418,8 @@ def what_the_demo_shows(summary: Summary, made: DemoPatients) -> list[str]:
     alone, known = (
         score(target, truth, made.best_possible(knowing_the_patient=knows))["kappa"] for knows in (False, True)
     )
+    # The folder may hold other results too.
+    summary = next(each for each in summaries if (each.dataset, each.experiment) == ("demo", "context-rivals"))
     rows = {row: summary.entries[row, "kappa"].mean for row in summary.rows}
     without = {row: mean for row, mean in rows.items() if WITHOUT in row}
     best = max(without, key=lambda row: without[row])
