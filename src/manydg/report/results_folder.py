@@ -424,8 +424,8 @@ def read_results_folder(path: str | Path, reference: str | None = None) -> Resul
     figures = read_figures(folder / FIGURES)
     names = list(dict.fromkeys(record.dataset for record in records))
     # A dataset that was prepared anew may have other patients, classes and splits.
-    newest = {record.dataset: record.dataset_hash for record in sorted(records, key=lambda record: record.ok)}
-    current = [record for record in records if record.dataset_hash == newest[record.dataset]]
+    newest = {record.dataset: record.dataset_hash for record in records if record.ok}
+    current = [record for record in records if not record.ok or record.dataset_hash == newest[record.dataset]]
     if left := len(records) - len(current):
         message = f"{left} runs in {folder / RESULTS} are on another version of their dataset and are left out"
         warnings.warn(message, ManyDGWarning, stacklevel=3)
