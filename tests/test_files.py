@@ -24,6 +24,7 @@ from manydg.files import (
     append_line,
     is_running,
     new_folder,
+    partial_name,
     prefetch_map,
     read_json,
     remove_partial_files,
@@ -179,3 +180,9 @@ def test_partial_files_of_killed_processes_go_and_those_of_running_ones_stay(tmp
     remove_partial_files(tmp_path)
     assert list(tmp_path.iterdir()) == [mine]
     assert is_running(os.getpid())
+
+
+@pytest.mark.parametrize("folder", ["", ".", "/"])
+def test_a_folder_without_a_name_of_its_own_is_refused(folder: str) -> None:
+    with pytest.raises(StorageError, match="cannot be written anew: name a file or folder in it"):
+        partial_name(Path(folder))

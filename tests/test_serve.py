@@ -27,7 +27,7 @@ from manydg.data.info import DatasetInfo, EventSpec
 from manydg.data.timeline import PARTS
 from manydg.errors import ConfigError, DataError
 from manydg.predict import predict_samples
-from manydg.serve import ARROW, Limits, Predictor, _advance, check_address, create_app, read_token
+from manydg.serve import ARROW, Limits, Predictor, _advance, check_address, create_app, listen, read_token
 from manydg.training.inference import predict_probabilities
 from manydg.training.run import Run, open_run
 
@@ -294,6 +294,11 @@ def test_without_the_token_only_the_health_is_told(plain: Run) -> None:
         assert ask(port, "/metrics")[0] == 401
         assert ask(port, "/health")[0] == 200
         assert ask(port, "/predict", body, Authorization=f"Bearer {TOKEN}")[0] == 200
+
+
+def test_an_address_where_another_listens_is_said_in_one_line() -> None:
+    with listen("127.0.0.1", 0) as taken, pytest.raises(ConfigError, match=r"cannot listen at .* another --port"):
+        listen("127.0.0.1", taken.getsockname()[1])
 
 
 def test_another_host_needs_a_token_and_a_token_is_long(tmp_path: Path) -> None:

@@ -114,6 +114,8 @@ def make_folder(path: Path) -> None:
 
 def partial_name(final: Path) -> Path:
     """The temporary name under which this process writes a file or folder."""
+    if not final.name:
+        raise StorageError(f"'{final}' cannot be written anew: name a file or folder in it")
     return final.with_name(f".{final.name}.partial-{os.getpid()}")
 
 

@@ -190,6 +190,8 @@ class LabelFile:
             raise DataError(
                 f"{path} cannot be read as a table ({str(error).splitlines()[0]}): write CSV or Parquet"
             ) from None
+        if table.is_empty():
+            raise DataError(f"{path} has no rows: add labels, or use 'manydg predict', which needs none")
         if LABEL not in table.columns or len(table.columns) < 2:
             raise DataError(
                 f"{path} has the columns {', '.join(table.columns)}: it needs '{LABEL}' and a column that says which "

@@ -5,9 +5,11 @@
 many earlier samples of its patient it was made with (``context_samples``), and no file is ever written.
 """
 
+import contextlib
 import dataclasses
 import hmac
 import math
+import socket
 import threading
 import time
 from collections import Counter, OrderedDict
@@ -435,13 +437,23 @@ def read_rows(content: bytes, kind: str) -> pl.DataFrame:
         raise DataError(f"the samples are no table: {error}") from None
 
 
-def run_server(predictor: Predictor, host: str, port: int, token: str | None) -> None:
+def listen(host: str, port: int) -> socket.socket:
+    """The socket of an address, which no other process listens at."""
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        reason = str(error.strerror or error).partition(" (")[0]
+        raise ConfigError(f"cannot listen at {host}:{port} ({reason}): give another --port or --host") from None
+
+
+def run_server(predictor: Predictor, listening: socket.socket, token: str | None) -> None:
     """Serve until the process is stopped."""
-    check_address(host, token)
     app = create_app(predictor, token)
     try:
         import uvicorn
     except ImportError:
         raise ConfigError("'manydg serve' needs the package 'uvicorn': pip install 'manydg[serve]'") from None
     # Paths and patients are not for logs.
-    uvicorn.run(app, host=host, port=port, log_level="warning", access_log=False)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
+    with contextlib.suppress(KeyboardInterrupt):
+        server.run([listening])

@@ -43,6 +43,11 @@ def test_samples_given_patient_and_class_have_the_mean_and_the_noise_that_the_ru
 
 
 def test_the_demonstration_says_what_its_table_means_and_writes_the_report(commands: Any, tmp_path: Path) -> None:
+    made = DemoPatients.draw(patients=24, samples=8)
+    made.dataset().save(tmp_path / "others")
+    # A folder may hold other results too.
+    before = ("--algorithms", "base", "--seeds", 1, "--epochs", 1, "--device", "cpu", "--out", tmp_path / "demo")
+    assert commands.run("compare", tmp_path / "others", *before)[0] == 0
     options = ("--patients", 24, "--seeds", 1, "--epochs", 1, "--workers", 1, "--device", "cpu")
     code, out, err = commands.run("demo", "--out", tmp_path / "demo", *options)
     assert code == 0, err

@@ -122,6 +122,7 @@ def test_with_causal_context_later_labels_and_inputs_do_not_reach_earlier_sample
         ("row,label\n99999,ill\n", "labels.csv: no sample has row 99999"),
         ("row,label\n1,ill\n1,well\n", "labels.csv, line 3: it names a sample for the second time"),
         ("row,label\n1,\n", "labels.csv, line 2: it lacks a value"),
+        ("row,label\n", "labels.csv has no rows: add labels, or use 'manydg predict'"),
         ("row\n1\n", "it needs 'label' and a column that says which sample"),
         ("hour,label\n1,ill\n", "samples have no column 'hour'; theirs are row"),
     ],

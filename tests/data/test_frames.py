@@ -117,6 +117,8 @@ def test_signals_have_a_rate_and_channels() -> None:
         (None, [0, 1], "input 'x' is nothing"),
         (scipy.sparse.eye(2).tocsr(), [0, 1], r"sparse matrix: give its dense form, \.toarray"),
         ([[1.0, 2.0], [1.0]], [0, 1], r"the rows of input 'x' differ in length: build it with manydg\.Ragged"),
+        (np.eye(2), None, "targets are one label for each sample; got None"),
+        (pd.DataFrame([[1, 2, 0], [3, 4, 1]], columns=["a", "a", "y"]), "y", "has the column 'a' twice"),
         (np.eye(2), "y", "targets is a name, which only a table with named columns has"),
         (pl.DataFrame({"a": [1, 2]}), "y", "the table has no target column 'y'; it has a"),
         (pd.DataFrame({"y": [0, 1]}), "y", "there are no features"),

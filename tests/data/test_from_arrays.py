@@ -123,6 +123,7 @@ def test_whole_numbers_are_stored_as_int64(dtype: str) -> None:
     [
         (np.array([["a"], ["b"], ["c"], ["d"]]), WHO, "inputs are numbers"),
         (np.array(3.0), WHO, "single number"),
+        (X[:, :0], WHO, r"input 'x' has shape \(4, 0\): there is nothing in it"),
         (X[:3], WHO, "column 'x' has 3 rows, but there are 4 patient ids"),
         (X, [1, 1, None, 2], "patient ids are missing"),
         (X, [1.0, 1.0, np.nan, 2.0], "patient ids are missing"),
@@ -150,6 +151,19 @@ def test_arrays_that_may_only_be_read_are_taken_without_a_warning(kind: type) ->
         torch.set_warn_always(always)
     assert data.times is not None
     assert data.times.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("times", "message"),
+    [
+        ([0, np.nan, 1, np.inf], r"time is missing in row 1 \(the first row is 0\): fill it in or leave the row out"),
+        (["noon", "one", "two", "three"], "times are numbers"),
+    ],
+)
+def test_a_sample_without_a_time_is_refused_where_there_are_times(times: Any, message: str) -> None:
+    # Training would end with predictions that are not finite, and blame the learning rate.
+    with pytest.raises(DataError, match=message):
+        from_arrays(X, [0, 1, 1, 0], WHO, times=times)
 
 
 def test_no_samples_at_all_is_an_error() -> None:

@@ -45,8 +45,9 @@ def test_data_of_the_same_schema_are_accepted() -> None:
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (dataset(width=3), r"input 'x' is .*\(3,\).* trained on .*\(2,\)"),
+        (dataset(width=3), r"input 'x' is 3 float32 a sample here, but the model was trained on 2"),
         (dataset(y=np.zeros((3, 1))), r"not known to it: \['y'\]"),
+        (dataset(width=1, settings={"rate": 100.0, "features": ["age"]}), r"missing here: \['pulse'\]"),
         (dataset(settings={"rate": 200.0}), "rate is 200.0 here, but the model was trained on 100.0"),
         (
             dataset(settings={"features": ["age", "sodium"]}),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from manydg.errors import ManyDGWarning
 from manydg.report import write_report
 from manydg.report.results_folder import Comparison, read_results_folder
 from manydg.report.sections.verdict import Verdict
@@ -108,6 +109,19 @@ def test_where_no_metric_exists_within_patients_models_are_ranked_over_splits(ma
     maker.write({}, {})
     text = write_report(tmp_path, tmp_path / "page.html").read_text()
     assert "Within each split the models are ranked by" in text
+
+
+def test_runs_on_another_version_of_the_data_have_no_part_in_the_page(maker: Any, tmp_path: Path) -> None:
+    for algorithm in ("base", "manydg"):
+        maker.run("stays", "binary", algorithm, 9, skill=1.0, dataset_hash="fedcba9876543210")
+        for seed in range(2):
+            maker.run("stays", "classes", algorithm, seed, skill=1.0)
+    maker.write({}, {})
+    with pytest.warns(ManyDGWarning, match="2 runs in .* are on another version of their dataset and are left out"):
+        write_report(tmp_path, tmp_path / "page.html")
+    with pytest.warns(ManyDGWarning):
+        (chapter,) = read_results_folder(tmp_path).chapters
+    assert {record.seed for record in chapter.records} == {0, 1}
 
 
 def test_learners_with_and_without_context_are_chosen_among_too(maker: Any, tmp_path: Path) -> None:

@@ -536,6 +536,8 @@ def test_what_maps_to_no_class_is_counted_and_listed(tmp_path: Path) -> None:
         raw, tmp_path / "two", label=["Sleep stage W=wake", "Sleep stage *=sleep", "Arousal=", "Lights*="]
     )
     assert mapped.target.names == ("wake", "sleep")
+    with pytest.warns(ManyDGWarning, match=r"--label 'Stage 2=...' has no effect, no label reads so; the labels are"):
+        prepared(raw, tmp_path / "three", labels="aasm", label=["Stage 2=N2", "Arousal=", "Lights*="])
     assert mapped.subset(["ben"]).targets.tolist() == [int(stage != "W") for stage in NIGHT]
     with pytest.raises(
         DataError, match=r"not one label maps to a class: the labels are 'Arousal' \(4\), 'Sleep stage N2' \(4\)"

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import csv
 import datetime
 import gzip
 import importlib.util
 import warnings
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import polars as pl
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from manydg.data.dataset import DomainDataset, open_dataset
 from manydg.errors import ConfigError, DataError, ManyDGWarning, StorageError
-from manydg.sources import prepare
+from manydg.sources import prepare, table
 from manydg.sources.table import read_roles
 
 ROWS = {
@@ -334,3 +338,75 @@ def test_a_parquet_file_that_unpacks_to_far_more_than_it_is_stops_at_the_limit(t
     options: Any = {"patient": "who", "target": ["x"], "features": ["x"]}
     with pytest.raises(DataError, match="announces 40,000,000 rows of 2 columns in"):
         prepare("table", tmp_path / "bomb.parquet", tmp_path / "out", **options)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("bob,1,5,2,W", r"row 2 \(the first row is 0\) has 5 fields, its header 4"),
+        ("bob,1,W", r"row 2 \(the first row is 0\) has 3 fields, its header 4"),
+    ],
+    ids=["a decimal comma", "a cell too few"],
+)
+def test_a_row_whose_cells_stand_in_other_columns_is_named(tmp_path: Path, line: str, says: str) -> None:
+    # polars checks rows only where it reads all columns.
+    file = tmp_path / "table.csv"
+    file.write_text(f"who,eeg_a,eeg_b,stage\nann,1,2,W\nann,2,3,N1\n{line}\nbob,3,4,N1\n")
+    with pytest.raises(DataError, match=says):
+        prepared(file, features=["eeg_a"])
+
+
+@given(
+    cells=st.lists(st.lists(st.sampled_from(["", "1", "ä", '"a,b"', '"']), max_size=4), max_size=12),
+    end=st.sampled_from(["\n", "\r\n", "\r"]),
+    last=st.booleans(),
+    block=st.integers(1, 40),
+)
+def test_rows_called_even_without_a_closer_look_are(
+    tmp_path_factory: pytest.TempPathFactory, cells: list[list[str]], end: str, last: bool, block: int
+) -> None:
+    file = tmp_path_factory.mktemp("even") / "table.csv"
+    file.write_bytes((end.join(",".join(row) for row in [["a", "b"], *cells]) + end * last).encode())
+    with patch.object(table, "_BLOCK", block):
+        quick = table._is_even(file, ",", 2)
+    with file.open(newline="", encoding="utf-8") as text:
+        even = all(len(row) == 2 for row in csv.reader(text) if row)
+    assert even or not quick
+    if all(len(row) == 2 and '"' not in "".join(row) for row in cells) and end != "\r":
+        assert quick
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("who;eeg_a;stage\nann;1,5;W\n", r"separated by ';': save it with ',' between columns"),
+        ("who,eeg_a,eeg_a,stage\nann,1,2,W\n", r"has the column 'eeg_a' twice"),
+        ("who,eeg_ä,stage\nann,1,W\nbob,2,N1\n", r"is not UTF-8 text, in row 0"),
+        ("who,eeg_a,stage\nann,1,W\nbob,2,weiß\n", r"is not UTF-8 text, in row 0"),
+    ],
+    ids=["semicolons", "one name twice", "Latin-1 in the header", "Latin-1 in a cell"],
+)
+def test_what_a_spreadsheet_wrote_otherwise_is_said_with_the_remedy(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "table.csv").write_bytes(text.encode("latin-1"))
+    with pytest.raises(DataError, match=says):
+        prepared(tmp_path / "table.csv", features=["eeg_*"])
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "says"),
+    [
+        ("who", ["ann", "ann ", "bob", "bob", "cem", "cem"], "1 patient ids differ from another only in the spaces"),
+        ("who", ["ann", "ann", " ", "bob", "cem", "cem"], "some patient ids are blank"),
+        ("stage", ["W", "N1", "W", " W", "N1", "N1 "], "2 classes differ from another only in the spaces"),
+    ],
+)
+def test_names_that_differ_in_spaces_alone_are_refused(
+    tmp_path: Path, column: str, values: list[str], says: str
+) -> None:
+    with pytest.raises(DataError, match=says):
+        prepared(write(tmp_path, "table.csv", **{column: values}))
+
+
+def test_the_patient_is_not_the_target(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'who' is named as the patient and as the target"):
+        prepared(write(tmp_path), target="who")

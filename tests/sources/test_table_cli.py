@@ -43,6 +43,15 @@ def test_several_patterns_may_follow_one_option(table: Path, tmp_path: Path) -> 
     assert names == [["eeg_1", "eeg_2", "age"]] * 2
 
 
+def test_a_word_after_an_option_that_takes_one_is_no_feature(table: Path, tmp_path: Path) -> None:
+    # Once it became a feature: a second name behind --target gave the model a label to read off.
+    who = ("table", table, "--patient", "subject", "--out", tmp_path / "a")
+    result = run(*who, "--target", "stage", "age", "--features", "eeg_*")
+    assert result.exit_code == 2
+    assert not (tmp_path / "a").exists()
+    assert run(*who, "--target", "stage", "--features", "eeg_*", "age").exit_code == 0
+
+
 def test_what_was_written_and_what_is_odd_is_said_without_naming_a_patient(table: Path, tmp_path: Path) -> None:
     result = run(
         "table", table, "--patient", "subject", "--target", "stage", "--features", "eeg_*", "stage", "age",

@@ -75,6 +75,12 @@ def test_a_flag_begins_the_event_in_its_first_row_though_it_may_end_again(tmp_pa
     assert begun(data) == BEGUN
 
 
+def test_an_event_that_every_stay_has_is_read_from_fractions_and_flags_may_be_fractions(tmp_path: Path) -> None:
+    for name, onset in (("time", [4.0] * 6 + [9.0] * 2 + [1.5] * 3), ("flag", [float(value) for value in BEGUN])):
+        (tmp_path / name).mkdir()
+        assert begun(prepared(write(tmp_path / name, onset=onset))) == BEGUN
+
+
 def test_dates_and_durations_need_no_unit(tmp_path: Path) -> None:
     start = datetime.datetime(2026, 1, 1)
     when = [start + datetime.timedelta(hours=hour) for hour in HOURS["hour"]]

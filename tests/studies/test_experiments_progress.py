@@ -217,6 +217,7 @@ def test_two_experiments_share_a_run_by_command(commands: Any, dataset: Path, tm
     code, out, err = commands.run("experiment", "objectives", dataset, *options)
     assert code == 0, err
     assert "1 of 5 runs are done already" in err
+    assert f"the figures of experiments are in the page that 'manydg report {tmp_path}' writes" in err
     assert finished(tmp_path).items() >= first.items()
     assert "manydg (all four objectives)" in out
     assert "compare on patients" in out

@@ -273,7 +273,7 @@ def test_without_the_reference_there_are_no_tests_and_it_is_said(tmp_path: Path)
     records = [r for r in write_study(tmp_path) if r.algorithm != "manydg"]
     summary = summarize(records)
     assert summary.reference is None
-    assert "no tests: there is no run of the reference manydg" in summary.notes
+    assert "no tests: there is no run of the reference manydg; --reference names another" in summary.notes
     assert "Against" not in summary.to_markdown()
 
 

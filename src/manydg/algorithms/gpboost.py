@@ -61,10 +61,11 @@ class GPBoost(BoostedTrees):
     def grow(self, table: Table, seed: int, watch: Watch) -> tuple[RoundsOfTrees, Array]:
         import gpboost
 
-        effects = gpboost.GPModel(group_data=self._patients, likelihood="bernoulli_logit")
+        threads = torch.get_num_threads()  # without them GPModel prints a line about them
+        effects = gpboost.GPModel(group_data=self._patients, likelihood="bernoulli_logit", num_parallel_threads=threads)
         categories: Any = {"categorical_feature": list(table.categorical)} if table.categorical else {}
         data = gpboost.Dataset(table.values, table.classes.astype(np.float64), params={"verbosity": -1}, **categories)
-        options = dict(leafwise_options(self.settings, seed, torch.get_num_threads()))
+        options = dict(leafwise_options(self.settings, seed, threads))
 
         def note_variance(_: Any) -> None:
             self._variances.append(float(np.asarray(effects.get_cov_pars()).ravel()[0]))

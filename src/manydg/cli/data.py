@@ -102,19 +102,18 @@ class _PrepareGroup(_RegistryGroup):
         source = find_source(name)
 
         def run(raw: Path, out: Path, overwrite: bool, as_json: bool, workers: int = 1, engine: str = "local",
-                address: str | None = None, context: typer.Context | None = None, **values: Any) -> None:  # fmt: skip
+                address: str | None = None, **values: Any) -> None:  # fmt: skip
             from manydg.files import claimed, warn_plainly
             from manydg.jobs import engine_named, using
 
-            options = _options(source.options_class, values, context.args if context else [])
+            options = _options(source.options_class, values)
             with claimed(out), using(engine_named(engine, address)), warnings.catch_warnings():
                 warn_plainly()
                 warnings.simplefilter("always", ManyDGWarning)
                 source.prepare(raw, out, options, workers=workers, overwrite=overwrite)
             _show_prepared(source, out, as_json=as_json)
 
-        greedy = any(option_help(entry).greedy for entry in fields(source.options_class))
-        parameters = [*_raw_and_out(source), *_parameters(source.options_class, greedy)]
+        parameters = [*_raw_and_out(source), *_parameters(source.options_class)]
         if source.parallel:
             parameters += [keyword("workers", Workers, 1), keyword("engine", FilesEngine, "local")]
             parameters.append(keyword("address", Address, None))
@@ -238,6 +237,23 @@ def _predict(
 # From an options dataclass to parameters of a command, and from what was typed to options
 
 
+class _GreedyCommand(TyperCommand):
+    """Takes the words between an option shown as ``PATTERN...`` and the next option for its values, and no others."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        several = [each for each in self.params if getattr(each, "multiple", False)]
+        greedy = {flag for each in several if str(each.metavar or "").endswith("...") for flag in each.opts}
+        words: list[str] = []
+        flag = ""
+        for word in args:
+            if word.startswith("-"):
+                flag = word.partition("=")[0]
+            elif flag in greedy and words[-1] != flag:
+                words.append(flag)
+            words.append(word)
+        return super().parse_args(ctx, words)
+
+
 def _command(name: str, summary: str, run: Callable[..., None], parameters: Iterable[inspect.Parameter]) -> Any:
     ordered = sorted(parameters, key=lambda parameter: parameter.default is not inspect.Parameter.empty)
 
@@ -246,8 +262,7 @@ def _command(name: str, summary: str, run: Callable[..., None], parameters: Iter
 
     command.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    takes_more = any(parameter.name == "context" for parameter in ordered)
-    app.command(name, help=f"{summary}.", context_settings={"allow_extra_args": takes_more})(command)
+    app.command(name, help=f"{summary}.", cls=_GreedyCommand)(command)
     return typer.main.get_command(app)
 
 
@@ -261,10 +276,9 @@ def _raw_and_out(source: AnySource) -> list[inspect.Parameter]:
     return [keyword("raw", Annotated[Path, kind]), keyword("out", folder)]
 
 
-def _parameters(options: type[Options], greedy: bool = False) -> list[inspect.Parameter]:
+def _parameters(options: type[Options]) -> list[inspect.Parameter]:
     kinds = option_types(options)
-    context = [keyword("context", typer.Context)] if greedy else []
-    return [*context, *(_option(entry, kinds[entry.name]) for entry in fields(options))]
+    return [_option(entry, kinds[entry.name]) for entry in fields(options)]
 
 
 def _option(entry: Field[Any], kind: type) -> inspect.Parameter:
@@ -287,8 +301,8 @@ def _option(entry: Field[Any], kind: type) -> inspect.Parameter:
     return keyword(entry.name, Annotated[as_typed, info], default)
 
 
-def _options(options: type[Options], values: Mapping[str, object], more: Iterable[str] = ()) -> Any:
-    """Options from what was typed; ``more`` are the words that followed a greedy option."""
+def _options(options: type[Options], values: Mapping[str, object]) -> Any:
+    """Options from what was typed."""
     given: dict[str, object] = {}
     for entry in fields(options):
         shown, value = option_help(entry), values[entry.name]
@@ -298,8 +312,6 @@ def _options(options: type[Options], values: Mapping[str, object], more: Iterabl
             value = [name.strip() for name in str(value).split(",")]
         elif shown.zero and value == 0:
             value = None
-        elif shown.greedy and isinstance(value, list):
-            value = [*value, *more]
         given[entry.name] = value
     return options.of(**given)
 

@@ -289,6 +289,7 @@ def _number(value: float) -> float | None:
 
 def show_summaries(out: Path, summaries: Sequence[Summary], files: Sequence[Path]) -> None:
     """Print the tables of a results folder and where their files are."""
+    from manydg.studies.figure_data import FIGURES
     from manydg.studies.summary_text import recommendation_text
 
     screen = PlainConsole()
@@ -297,6 +298,8 @@ def show_summaries(out: Path, summaries: Sequence[Summary], files: Sequence[Path
         if summary.experiment == "compare" and (advice := recommendation_text(summary)):
             show_line(advice)
     console.print(f"wrote {out / 'results.jsonl'}, " + ", ".join(map(str, files)))
+    if (out / FIGURES).is_dir():
+        console.print(f"the figures of experiments are in the page that 'manydg report {out}' writes", soft_wrap=True)
 
 
 def paper(
@@ -398,12 +401,12 @@ def demo(
         _show_json(out, conducted.summaries, conducted.files)
         return
     show_summaries(out, conducted.summaries, conducted.files)
-    for line in what_the_demo_shows(conducted.summaries[0], made):
+    for line in what_the_demo_shows(conducted.summaries, made):
         show_line(line)
     show_line(f"report: open {page} in any browser; next: 'manydg prepare --help' for data of your own")
 
 
-def what_the_demo_shows(summary: Summary, made: DemoPatients) -> list[str]:
+def what_the_demo_shows(summaries: Sequence[Summary], made: DemoPatients) -> list[str]:
     """What the table of the demonstration means, beside the best scores that are possible."""
     from manydg.evaluation.metrics import score
     from manydg.studies.catalogue.context_value import WITHOUT
@@ -413,6 +416,8 @@ def what_the_demo_shows(summary: Summary, made: DemoPatients) -> list[str]:
     alone, known = (
         score(target, truth, made.best_possible(knowing_the_patient=knows))["kappa"] for knows in (False, True)
     )
+    # The folder may hold other results too.
+    summary = next(each for each in summaries if (each.dataset, each.experiment) == ("demo", "context-rivals"))
     rows = {row: summary.entries[row, "kappa"].mean for row in summary.rows}
     without = {row: mean for row, mean in rows.items() if WITHOUT in row}
     best = max(without, key=lambda row: without[row])

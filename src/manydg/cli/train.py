@@ -209,14 +209,16 @@ def serve(
     What a model with patient context needs of earlier samples is kept in memory alone: a restart loses it, and each
     answer says how many samples there were. The OpenAPI page is at /docs, Prometheus metrics at /metrics.
     """
-    from manydg.serve import Limits, Predictor, check_address, read_token, run_server
+    from manydg.serve import Limits, Predictor, check_address, listen, read_token, run_server
     from manydg.training.run import open_run
 
     token = None if token_file is None else read_token(token_file)
     check_address(host, token)
     opened = open_run(run, backbone=backbone, algorithm=algorithm, device=device)
-    console.print(f"serving {run} at http://{host}:{port} (its OpenAPI page: /docs); stop with Ctrl-C")
-    run_server(Predictor(opened, Limits(patients, samples)), host, port, token)
+    predictor = Predictor(opened, Limits(patients, samples))
+    with listen(host, port) as listening:
+        console.print(f"serving {run} at http://{host}:{port} (its OpenAPI page: /docs); stop with Ctrl-C")
+        run_server(predictor, listening, token)
 
 
 def audit(

@@ -303,6 +303,8 @@ def encode_column(name: str, column: ArrayLike | Ragged, *, missing: bool) -> Co
     _refuse_type(name, column)
     if np.ndim(column) == 0:
         raise DataError(f"input '{name}' is a single number; it needs one row per sample")
+    if 0 in np.shape(column)[1:]:
+        raise DataError(f"input '{name}' has shape {tuple(np.shape(column))}: there is nothing in it to predict from")
     if isinstance(column, Tensor):
         array = column
     else:
@@ -366,7 +368,19 @@ def as_stored(name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def encode_patients(patients: ArrayLike | Sequence[Any]) -> tuple[Tensor, npt.NDArray[np.str_]]:
     """Integer codes and names, in the sorted order of the ids as given: ids of text are compared as text."""
     names, codes = distinct(ids_in(patients))
+    _check_spelling(names, "patient ids")
     return torch.from_numpy(codes), names.astype(str)
+
+
+def _check_spelling(names: npt.NDArray[Any], what: str) -> None:
+    """Raise where different names are blank or the same but for the spaces around them."""
+    if names.dtype.kind not in "OSU":
+        return
+    bare = np.char.strip(names.astype(str))
+    if (bare == "").any():
+        raise DataError(f"some {what} are blank: fill them in or leave those rows out")
+    if alike := len(bare) - len(np.unique(bare)):
+        raise DataError(f"{alike} {what} differ from another only in the spaces around them: remove the spaces")
 
 
 _MANY_VALUES = 1 << 20
@@ -430,6 +444,8 @@ def encode_targets(
         raise DataError(f"unknown target kind '{kind}'; known: {', '.join(KINDS)}")
     if values.dtype.kind not in "fiubOUS":
         raise DataError(f"targets have type {values.dtype}; classes are whole numbers or names")
+    if values.ndim == 0:
+        raise DataError(f"targets are one label for each sample; got {targets!r}")
     if len(values) == 0:
         raise DataError("there is not a single target: no samples were given")
     if values.dtype.kind == "O" and any(value is None or value != value for value in values.ravel()):
@@ -495,6 +511,7 @@ def _encode_labels(
     if values.dtype.kind == "b":
         values = values.astype(np.int64)
     labels, codes = distinct(values)
+    _check_spelling(labels, "classes")
     if names is not None:
         return _codes_given_names(values, tuple(names), kind or ("binary" if len(names) == 2 else "classes"))
     if len(labels) < 2:
@@ -886,6 +903,10 @@ def as_frame(table: Any) -> pl.DataFrame | None:
             return table
     if type(table).__module__.partition(".")[0] != "pandas" or not hasattr(table, "columns"):
         return None
+    names = [str(name) for name in table.columns]
+    if len(set(names)) < len(names):
+        repeated = next(name for position, name in enumerate(names) if name in names[:position])
+        raise DataError(f"the table has the column '{repeated}' twice: rename or remove one")
     return pl.DataFrame([_from_pandas(str(name), table[name]) for name in table.columns])
 
 

@@ -475,6 +475,10 @@ class ColumnSchema:
     shape: tuple[int, ...]
     nesting: int = 0
 
+    def __str__(self) -> str:
+        lists = f" in lists {self.nesting} deep" if self.nesting else ""
+        return f"{' x '.join(map(str, self.shape)) or 'one'} {self.dtype} a sample{lists}"
+
 
 @dataclass(frozen=True)
 class InputSchema:
@@ -558,6 +562,9 @@ class InputSchema:
                 f"the model was trained on the inputs {sorted(self.columns)}; "
                 f"missing here: {missing or 'none'}, not known to it: {extra or 'none'}"
             )
+        for key, value in self.settings.items():
+            if key in given.settings and given.settings[key] != value and key != CATEGORIES:
+                raise DataError(_difference(key, given.settings[key], value))
         for name, column in self.columns.items():
             if given.columns[name] != column:
                 raise DataError(f"input '{name}' is {given.columns[name]} here, but the model was trained on {column}")
@@ -571,9 +578,6 @@ class InputSchema:
                 "the categories have other levels here than in what the model was trained on: predict from the table "
                 "itself ('manydg predict RUN TABLE'), which is encoded as the model's"
             )
-        for key, value in self.settings.items():
-            if key in given.settings and given.settings[key] != value:
-                raise DataError(_difference(key, given.settings[key], value))
 
 
 def _is_size(value: object) -> bool:

@@ -219,7 +219,10 @@ class DatasetWriter:
 
     def _finish(self) -> None:
         if "domains" not in self._streams or self._streams["domains"].rows == 0:
-            raise DataError("there is not a single sample to write; the filters left nothing")
+            raise DataError(
+                f"there is not a single sample to write to {self.folder}; the filters left nothing: loosen them, or "
+                "check that the files hold what they should"
+            )
         names = np.array(list(self._codes))
         self._write("patients", names)
         files = {key: stream.close() for key, stream in self._streams.items()}

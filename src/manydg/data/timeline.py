@@ -31,6 +31,9 @@ Array = Any
 """A NumPy array or a tensor."""
 ORDER, PAUSE = "context_order", "context_pause"
 """The columns by which a network reads samples in order; see :func:`manydg.data.context.add_order`."""
+_NO_TIMES = (
+    "and there are none: prepare it with --time, give times=, or an array 'time' in the .npz file of new samples"
+)
 DIRECTIONS = ("offline", "causal")
 SEQUENCES = {"gru": 1, "transformer": 2, "conv": 7}
 """The networks that read a session's samples in order, and how many layers they have by default."""
@@ -135,12 +138,10 @@ class ContextOptions(_NamedOptions):
         parts = self.parts
         if not timed:
             if self.mode == "causal":
-                raise DataError("causal context needs the time of every sample, and the dataset has none")
+                raise DataError(f"causal context needs the time of every sample, {_NO_TIMES}")
             parts = parts or ("relative",)
             if timed_parts := sorted(set(parts) - {"relative", "difference"}):
-                raise DataError(
-                    f"the parts {timed_parts} of context need the time of every sample, and the dataset has none"
-                )
+                raise DataError(f"the parts {timed_parts} of context need the time of every sample, {_NO_TIMES}")
         gap = self.gap if self.gap is not None else session_gap
         strength = DEFAULT_STRENGTH if self.strength is None else self.strength
         return dataclasses.replace(self, parts=parts or DEFAULT_PARTS[self.mode], gap=gap, strength=strength)
@@ -189,7 +190,7 @@ def clock_of(times: Any) -> npt.NDArray[np.float64]:
         raise DataError(f"times must be one-dimensional, one per sample; they have shape {clock.shape}")
     if len(bad := np.flatnonzero(~np.isfinite(clock))):
         what = "infinite" if np.isinf(clock[bad[0]]) else "missing"
-        raise DataError(f"time is {what} in row {bad[0]} (the first row is 0)")
+        raise DataError(f"time is {what} in row {bad[0]} (the first row is 0): fill it in or leave the row out")
     return clock
 
 

@@ -425,6 +425,12 @@ def read_results_folder(path: str | Path, reference: str | None = None) -> Resul
         warnings.warn(f"{lack}: run the command that made the results again", ManyDGWarning, stacklevel=3)
     figures = read_figures(folder / FIGURES)
     names = list(dict.fromkeys(record.dataset for record in records))
+    # A dataset that was prepared anew may have other patients, classes and splits.
+    newest = {record.dataset: record.dataset_hash for record in records if record.ok}
+    current = [record for record in records if not record.ok or record.dataset_hash == newest[record.dataset]]
+    if left := len(records) - len(current):
+        message = f"{left} runs in {folder / RESULTS} are on another version of their dataset and are left out"
+        warnings.warn(message, ManyDGWarning, stacklevel=3)
     for figure in figures:
         if figure.dataset not in (names if len(names) > 1 else (*names, None)):
             raise DataError(
@@ -434,7 +440,7 @@ def read_results_folder(path: str | Path, reference: str | None = None) -> Resul
         Chapter(
             dataset=name,
             folder=folder,
-            records=[record for record in records if record.dataset == name],
+            records=[record for record in current if record.dataset == name],
             about=about.datasets.get(name),
             figures=[figure for figure in figures if figure.dataset in (None, name)],
             commands={key: text for key, text in about.commands_on(name).items() if text},

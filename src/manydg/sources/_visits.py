@@ -402,7 +402,8 @@ def keep_listed_drugs(drugs: pl.DataFrame, path: str | Path, flow: CohortFlow) -
         lines = Path(path).read_text(encoding="utf-8").splitlines()
         listed = {line.strip().upper()[:4] for line in lines if line.strip()}
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read the list of drugs {path}: {error}") from None
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise DataError(f"cannot read the list of drugs {path}: {reason}") from None
     kept = drugs.filter(pl.col("code").is_in(sorted(listed)))
     codes = kept["code"].n_unique()
     flow.add("drugs on the list", codes=codes, left_out_codes=drugs["code"].n_unique() - codes)

@@ -102,7 +102,7 @@ class Arrays(Source[ArraysOptions, NewArrayOptions]):
             out, arrays["x"], np.asarray(arrays["y"]), patients, column="x" if options.rate is None else "signal",
             position_name=lambda position: f"{raw.name}: position {list(position)}",
             files={"target": options.y, "patient": options.patient}, kind=options.kind, classes=options.classes,
-            times=np.asarray(arrays["time"], dtype=np.float64) if "time" in arrays else None, missing=options.missing,
+            times=_times(options.time, arrays), missing=options.missing,
             info=with_provenance(info, self.name, list(paths.values()), described, flow, raw=raw), overwrite=overwrite,
         )  # fmt: skip
 
@@ -163,6 +163,13 @@ def _load(path: Path, role: str) -> npt.NDArray[Any]:
         ) from None
 
 
+def _times(path: Path | None, arrays: dict[str, npt.NDArray[Any]]) -> npt.NDArray[np.float64] | None:
+    if path is None:
+        return None
+    with naming(path):
+        return clock_of(arrays["time"])
+
+
 def _check(arrays: dict[str, npt.NDArray[Any]], paths: dict[str, Path]) -> None:
     for role, array in arrays.items():
         if array.ndim == 0:
@@ -173,6 +180,8 @@ def _check(arrays: dict[str, npt.NDArray[Any]], paths: dict[str, Path]) -> None:
         raise DataError(f"the arrays have different numbers of rows: {counts}")
     if rows["x"] == 0:
         raise DataError(f"{paths['x']} has no rows")
+    if 0 in arrays["x"].shape:
+        raise DataError(f"{paths['x']} has shape {arrays['x'].shape}: there is nothing in it to predict from")
     for role in ("x", *(["time"] if "time" in arrays else [])):
         if arrays[role].dtype.kind not in "fiub":
             raise DataError(f"{paths[role]} has type {arrays[role].dtype}; it must hold numbers: encode text as codes")

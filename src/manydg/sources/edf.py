@@ -866,6 +866,9 @@ def _warn_of_labels(texts: Mapping[str, int], plans: Sequence[Plan], recipe: Rec
     unknown = {text: count for text, count in texts.items() if recipe.labels.class_of(text) is None}
     if unknown:
         warn(f"{sum(unknown.values()):,} labels map to no class and are left out: {listed(unknown)}")
+    for text, _ in recipe.labels.rules:
+        if not any(LabelMap(((text, ""),), None).class_of(each) == "" for each in texts):
+            warn(f"--label '{text}=...' has no effect, no label reads so; the labels are {listed(texts)}")
     if recipe.labels.preset and texts.get("4") and not texts.get("5") and "4" not in dict(recipe.labels.rules):
         warn("the label '4' is read as stage 4, and no '5' (REM) occurs: if 4 is REM here, say --label 4=REM")
     for reason, words in {

@@ -417,7 +417,8 @@ def _is_finite(stored: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 
 def check_unit(part: Part, stored: npt.NDArray[Any], scale: float) -> None:
     """Raise if values are far too small for microvolts."""
-    typical = float(np.nanmedian(np.abs(stored[:64].astype(np.float64)))) * scale
+    known = stored[:64][np.isfinite(stored[:64])]
+    typical = float(np.median(np.abs(known.astype(np.float64)))) * scale if known.size else 0.0
     if 0 < typical < 1e-2:
         raise DataError(
             f"{part.signals}: a typical value is {typical:.1e}, far too small for microvolts. "

@@ -217,7 +217,7 @@ def data_files(raw: str | Path) -> list[Path]:
         raise StorageError(f"no folder at {folder}: name the root folder of a MEDS dataset")
     files = sorted((folder / "data").rglob("*.parquet")) if (folder / "data").is_dir() else []
     if not files:
-        hint = hint_at_another(folder)
+        hint = "" if (folder / "metadata").is_dir() else hint_at_another(folder)
         raise DataError(f"{folder} is not a MEDS dataset: it has no parquet files under data/.{hint}")
     return files
 

@@ -7,16 +7,19 @@ dates, times, durations, or categories.
 from __future__ import annotations
 
 import contextlib
+import csv
 import difflib
+import gzip
 import itertools
 import math
 import re
 import sqlite3
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +44,7 @@ from manydg.data.columns import (
 from manydg.data.info import DatasetInfo, EventSpec, SourceFile
 from manydg.data.timeline import clock_of
 from manydg.errors import ConfigError, DataError, StorageError, warn
-from manydg.files import Json, check_unpacked_rows, check_whole, naming
+from manydg.files import GZIP, Json, check_unpacked_rows, check_whole, naming
 from manydg.sources import KEEP_HELP, NewSamples, Options, RawArgument, Source, SourceDocs, TrainedOn, option
 from manydg.sources._preparing import MISSING, CohortFlow, describe_files, natural, with_provenance, write_dense
 
@@ -49,6 +52,7 @@ _UNREADABLE = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError)
 _NULLS = ["", "NA", "N/A", "null", "NULL"]
 _ROWS_TYPED = 10_000
 """Rows of a CSV file whose cells suggest the types of its columns, before all are looked at."""
+_LONGEST_CELL, _BLOCK = 2**31 - 1, 1 << 24
 _SQLITE = (".db", ".sqlite", ".sqlite3")
 _DATABASES = (".duckdb", ".ddb", *_SQLITE)
 QUERY_HELP = (
@@ -297,6 +301,8 @@ def _choose(columns: Sequence[str], path: Path, options: TableOptions) -> _Roles
         None if name is None else _columns([name], columns, path, role)[0] for role, name in wanted.items()
     )
     subgroups = _columns([name.partition(":")[0] for name in options.subgroup], columns, path, "subgroup")
+    if patient in targets:
+        raise ConfigError(f"'{patient}' is named as the patient and as the target: they are different columns")
     chosen = _columns(options.features, columns, path, "feature")
     reserved = {patient, *targets, time, session, event, site}
     categorical = _columns(options.categorical, columns, path, "categorical")
@@ -339,7 +345,10 @@ def _encoding(
         )  # fmt: skip
         _warn_of_text(frame, encoding, path)
     if not encoding.columns():
-        raise DataError(f"{path}: the features {texts} hold text that hardly two patients share, and there is no other")
+        raise DataError(
+            f"{path}: the features {texts} hold text that hardly two patients share, and there is no other: write "
+            "numbers as 1234.5, read limits (<5) with --measured, or take each value as a category (--categorical)"
+        )
     return encoding, texts
 
 
@@ -490,6 +499,7 @@ def _open(path: Path, as_text: Sequence[str | None]) -> OpenTable:
         separator = "\t" if ending == ".tsv" else ","
         columns = pl.scan_csv(path, separator=separator, infer_schema=False).collect_schema().names()
         check_whole(path, len(columns), separator)
+        _check_cells(path, separator, path.stat().st_mtime_ns)
         patterns = [name for name in as_text if name is not None]
         texts = {name: pl.String for name in columns if any(name == p or fnmatchcase(name, p) for p in patterns)}
         scan = partial(pl.scan_csv, path, separator=separator, null_values=_NULLS, schema_overrides=texts)
@@ -497,6 +507,70 @@ def _open(path: Path, as_text: Sequence[str | None]) -> OpenTable:
         return OpenTable(path, scan(infer_schema_length=_ROWS_TYPED), columns, exact, frozenset(texts))
     except _UNREADABLE as error:
         raise StorageError(f"cannot read {path}: {_first_line(error)}") from None
+
+
+@cache
+def _check_cells(path: Path, separator: str, _changed: int) -> None:
+    """Raise unless every row has as many fields as the header, of which polars is sure only where it reads them all."""
+    row, limit = -1, csv.field_size_limit(_LONGEST_CELL)
+    with path.open("rb") as file:
+        opened = gzip.open if file.read(2) == GZIP else open
+    try:
+        with opened(path, "rt", encoding="utf-8-sig", newline="") as text:
+            rows = csv.reader(text, delimiter=separator)
+            header = next(rows, [])
+            if len(header) == 1 and (other := next((sign for sign in ";\t,|" if sign in header[0]), None)):
+                raise DataError(
+                    f"{path}: its columns are separated by {other!r}: save it with {separator!r} between columns, and "
+                    "numbers with decimal points"
+                )
+            if repeated := [name for name, count in Counter(header).items() if count > 1]:
+                raise DataError(f"{path} has the column '{repeated[0]}' twice: rename or remove one")
+            if opened is open and _is_even(path, separator, len(header)):
+                return
+            for row, cells in enumerate(rows):
+                if cells and len(cells) != len(header):
+                    raise DataError(
+                        f"{path}: row {row} (the first row is 0) has {len(cells)} fields, its header {len(header)}: "
+                        "put text with separators in quotes, and write the separators of empty cells too"
+                    )
+    except UnicodeDecodeError:
+        raise DataError(
+            f"{path} is not UTF-8 text, in row {row + 1} (the first row is 0) or later: save it as UTF-8"
+        ) from None
+    except csv.Error as error:
+        raise DataError(f"{path}: row {row + 1} (the first row is 0) cannot be read: {error}") from None
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _is_even(path: Path, separator: str, fields: int) -> bool:
+    """Whether every row of a file has so many fields; False where that takes a closer look, as with quotes."""
+    size, cuts = path.stat().st_size, [0]
+    with path.open("rb") as file, ThreadPoolExecutor() as pool:
+        while cuts[-1] < size:
+            file.seek(min(cuts[-1] + _BLOCK, size))
+            file.readline()
+            cuts.append(file.tell())
+        return all(pool.map(partial(_is_even_block, path, separator, fields), itertools.pairwise(cuts)))
+
+
+def _is_even_block(path: Path, separator: str, fields: int, span: tuple[int, int]) -> bool:
+    with path.open("rb") as file:
+        file.seek(span[0])
+        block = file.read(span[1] - span[0])
+    if b'"' in block or block.count(b"\r") != block.count(b"\r\n"):
+        return False
+    try:
+        _ = block.isascii() or block.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    letters = np.frombuffer(block, np.uint8)
+    ends = np.flatnonzero(letters == ord("\n"))
+    if not block.endswith(b"\n"):
+        ends = np.append(ends, len(block))
+    before = np.searchsorted(np.flatnonzero(letters == ord(separator)), ends)
+    return bool((np.diff(before, prepend=0) == fields - 1).all())
 
 
 def _collect(tables: Sequence[OpenTable], columns: Sequence[str], path: Path) -> pl.DataFrame:
@@ -843,7 +917,7 @@ def _labels_around(event: _Event | None, frame: pl.DataFrame, roles: _Roles, pat
 def _is_flag(column: pl.Series) -> bool:
     """Whether an event's column says of every row if the event has begun, rather than when it begins."""
     numbers = column.dtype.is_numeric() and column.null_count() == 0
-    return column.dtype == pl.Boolean or (numbers and bool(column.is_in([0, 1]).all()))
+    return column.dtype == pl.Boolean or (numbers and bool(((column == 0) | (column == 1)).all()))
 
 
 def _begins(column: pl.Series, times: npt.NDArray[np.float64], in_seconds: bool, path: Path) -> npt.NDArray[np.float64]:

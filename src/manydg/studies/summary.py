@@ -560,7 +560,7 @@ def summarize(
     against = _reference(chosen.rows, reference)
     notes = [*chosen.notes, *(() if tuned else mixed_settings(chosen))]
     if against is None and len(chosen.rows) > 1:
-        notes.append(f"no tests: there is no run of the reference {reference}")
+        notes.append(f"no tests: there is no run of the reference {reference}; --reference names another")
     draws, missing = resample_runs(chosen, predictions or {}, resamples, seed)
     notes += missing
     entries = _entries(chosen, against, draws, notes)
