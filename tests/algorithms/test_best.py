@@ -148,6 +148,12 @@ def test_context_is_causal_for_measurements_with_times_unless_it_is_given() -> N
     assert settled(CONFIG.replace(algorithm="base"), patients()) == CONFIG.replace(algorithm="base")
 
 
+def test_without_context_no_other_sample_is_looked_at_in_order_either() -> None:
+    assert settled(CONFIG, patients()).sequence == "gru"
+    assert settled(CONFIG.replace(context="none"), patients()).sequence == "none"
+    assert settled(CONFIG.replace(context="none", sequence="conv"), patients()).sequence == "conv"
+
+
 def test_a_run_of_best_is_one_folder_that_opens_and_predicts_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -371,7 +371,7 @@ def settled(config: TrainingConfig, dataset: DomainDataset) -> TrainingConfig:
 
     Measurements with times are most often predicted as they come in: their context is causal unless the configuration
     says otherwise. That of signals, which are scored once the recording is there, is offline. A sequence makes sense
-    where patients have several samples with times.
+    where patients have several samples with times; without context (``none``) no other sample is looked at at all.
     """
     if not issubclass(ALGORITHMS.get(config.algorithm), Best):
         return config
@@ -380,7 +380,8 @@ def settled(config: TrainingConfig, dataset: DomainDataset) -> TrainingConfig:
         context = CAUSAL if dataset.times is not None and not has_signals(dataset) else "offline"
         if has_context(dataset) or unsupported(dataset, context):
             context = NONE
-    if sequence == NO_SEQUENCE and dataset.times is not None and len(dataset) >= _FEWEST_IN_ORDER * dataset.n_patients:
+    enough = dataset.times is not None and len(dataset) >= _FEWEST_IN_ORDER * dataset.n_patients
+    if sequence == NO_SEQUENCE and enough and config.context != NONE:
         sequence = "gru"
     return config.replace(context=context, sequence=sequence)
 
