@@ -126,6 +126,25 @@ def write_stages(folder: Path, recording: Recording, probabilities: np.ndarray) 
     return sleep_edf.SleepEdf().write_predictions(folder, recording, predictions)
 
 
+def test_the_nights_of_a_person_are_one_patient_a_day_apart_as_in_training(tmp_path: Path) -> None:
+    raw = sources.synthesize("sleep-edf", tmp_path / "raw", patients=2, nights=2, hours=0.25)
+    data = open_dataset(sources.prepare("sleep-edf", raw, tmp_path / "data"))
+    trained = sources.TrainedOn("sleep-edf", data.info.settings)
+    people = list(sleep_edf.SleepEdf().for_prediction(raw, trained, sleep_edf.RecordingOptions()))
+    assert len(people) == data.n_patients == 2
+    for person, code in zip(people, range(2), strict=True):
+        assert person.times is not None
+        assert data.times is not None
+        assert len(set(person.patients.tolist())) == 1
+        assert set(data.times[data.domains == code].tolist()) <= set(person.times.tolist())
+        assert person.times.max() >= 86_400
+    predictions = SamplePredictions(
+        data.target, np.full((len(people[0].rows), 5), 0.2), ["W"] * len(people[0].rows), None, {}
+    )
+    written = sleep_edf.SleepEdf().write_predictions(tmp_path, people[0], predictions)
+    assert len([path for path in written if path.suffix == ".csv"]) == 2
+
+
 def test_mne_reads_the_stages_from_the_annotation_file(night: tuple[Recording, np.ndarray], tmp_path: Path) -> None:
     recording, probabilities = night
     _, notes, _ = write_stages(tmp_path / "out", recording, probabilities)

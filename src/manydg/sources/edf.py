@@ -280,19 +280,16 @@ class Edf(Source[EdfOptions, RecordingOptions]):
         gap = float(trained.settings.get("session_gap") or 0.0)
         format = format_of(trained.settings, options)
         for person in _by_person(raw, str(trained.settings.get("patient") or "file")):
-            yield together([read_new(each, format, options) for each in person], gap)
+            recordings = [read_new(each, format, options) for each in person]
+            offsets = dict(_follow([(each.name, each.start, each.seconds) for each in recordings], gap))
+            yield together(recordings, [offsets[each.name] for each in recordings])
 
     def write_predictions(self, folder: Path, samples: NewSamples, predictions: SamplePredictions) -> list[Path]:
         """Write ``NAME.csv``, EDF+ annotations (``NAME-Hypnogram.edf`` for stages) and a plot for each recording."""
-        assert isinstance(samples, Person)
         written: list[Path] = []
-        first = 0
-        for part in samples.recordings:
-            rows = slice(first, first + len(part.rows))
-            own = predictions.some(rows)
+        for part, own in apart(samples, predictions):
             written.append(write_prediction_table(folder, part.rows, own, f"{part.name}.csv"))
             written += write_for_people(folder, part, own, part.rows["onset"].to_numpy())
-            first = rows.stop
         return written
 
 
@@ -1125,6 +1122,11 @@ class Recording(NewSamples):
         """``(windows, channels, samples)`` in microvolts at the model's rate."""
         return np.asarray(self.columns["signal"])
 
+    @property
+    def seconds(self) -> float:
+        """From its beginning to the end of its last window."""
+        return float(self.rows["onset"][-1]) + self.epoch_seconds
+
 
 @dataclass(frozen=True)
 class Person(NewSamples):
@@ -1225,22 +1227,32 @@ def read_recording(
     )
 
 
-def together(recordings: Sequence[Recording], gap: float) -> Person:
+def together(recordings: Sequence[Recording], offsets: Sequence[float]) -> Person:
     """The recordings of a person as one set of samples, laid out in time as those a model was trained on."""
-    moments = [(each.name, each.start, float(each.rows["onset"][-1]) + each.epoch_seconds) for each in recordings]
-    offsets = dict(_follow(moments, gap))
     signals = [torch.as_tensor(each.signal) for each in recordings]
     rows = pl.concat([each.rows for each in recordings])
     return Person(
         columns={"signal": signals[0] if len(signals) == 1 else torch.cat(signals)},
         rows=rows,
         patients=np.full(len(rows), recordings[0].name),
-        times=np.concatenate([np.asarray(each.times) + offsets[each.name] for each in recordings]),
+        times=np.concatenate(
+            [np.asarray(each.times) + offset for each, offset in zip(recordings, offsets, strict=True)]
+        ),
         recordings=tuple(replace(each, columns={}) for each in recordings),
     )
 
 
 # Predictions for people to read
+
+
+def apart(samples: NewSamples, predictions: SamplePredictions) -> Iterator[tuple[Recording, SamplePredictions]]:
+    """Each of a person's recordings, or the one recording, with its own predictions."""
+    assert isinstance(samples, Person | Recording)
+    first = 0
+    for part in samples.recordings if isinstance(samples, Person) else (samples,):
+        rows = slice(first, first + len(part.rows))
+        yield part, predictions.some(rows)
+        first = rows.stop
 
 
 def write_for_people(

@@ -34,13 +34,12 @@ from manydg.sources._scorings import LabelMap, ScoringFormat
 from manydg.sources.edf import (
     KEPT,
     FlowWords,
-    Plan,
     Plans,
     RawRecording,
     Recipe,
-    Recording,
     RecordingOptions,
     Survey,
+    apart,
     cohort_flow,
     epoch_table,
     find_recordings,
@@ -49,6 +48,7 @@ from manydg.sources.edf import (
     plan_recording,
     read_new,
     survey,
+    together,
     write_dataset,
     write_for_people,
 )
@@ -128,35 +128,40 @@ class SleepEdf(Source[SleepEdfOptions, RecordingOptions]):
             surveys = run_jobs(survey, jobs, work, Survey, workers=workers, title="checking nights")
             plans = _plan(nights, surveys, options.wake_margin)
             flow = cohort_flow(plans, WORDS, folder.nights, left_out=len(folder.unpaired))
+            offsets = night_offsets([(night.recording.patient, night.seconds) for night in plans.recordings])
             write_dataset(
-                out, plans, night_offsets(plans.recordings), DatasetInfo(settings=SETTINGS), work,
+                out, plans, offsets, DatasetInfo(settings=SETTINGS), work,
                 workers=workers, overwrite=overwrite,
                 finish=lambda info, files: with_provenance(info, self.name, files, options.to_json(), flow, raw=raw),
             )  # fmt: skip
         return out
 
-    def for_prediction(self, raw: Path, trained: TrainedOn, options: RecordingOptions) -> Iterator[Recording]:
-        """One recording after the other, cut into the epochs the model knows; hypnograms are not needed."""
+    def for_prediction(self, raw: Path, trained: TrainedOn, options: RecordingOptions) -> Iterator[NewSamples]:
+        """One person after the other, their nights cut into the epochs the model knows; hypnograms are not needed."""
         self.check_trained_on(trained)
+        people: dict[str, list[RawRecording]] = {}
         for path in find_recordings(raw):
             match = _NAME.fullmatch(path.name)
             patient, session = (match["study"].upper() + match["subject"], match["night"]) if match else ("", "")
-            night = RawRecording(path.stem, patient, session, path)
-            yield read_new(night, format_of(trained.settings, options), options)
+            # Where the name does not say whose it is, it is a person's.
+            people.setdefault(patient or str(path), []).append(RawRecording(path.stem, patient, session, path))
+        for nights in people.values():
+            recordings = [read_new(night, format_of(trained.settings, options), options) for night in nights]
+            yield together(recordings, night_offsets([("", night.seconds) for night in recordings]))
 
     def write_predictions(self, folder: Path, samples: NewSamples, predictions: SamplePredictions) -> list[Path]:
         """Write stages as ``NAME.csv``, as EDF+ annotations ``NAME-Hypnogram.edf`` and as a plot ``NAME.png``."""
-        assert isinstance(samples, Recording)
-        names, probabilities = predictions.target.names, predictions.probabilities
-        if probabilities.shape != (len(samples.patients), len(names)):
-            raise DataError(
-                f"{len(samples.patients)} epochs and {len(names)} stages, but probabilities of {probabilities.shape}"
-            )
-        table = folder / f"{samples.name}.csv"
-        kept = samples.rows.select(name for name in samples.rows.columns if name in KEPT).to_dict(as_series=False)
-        more = {**kept, **predictions.trust}
-        write_atomically(table, epoch_table(names, probabilities, samples.epoch_seconds, more))
-        return [table, *write_for_people(folder, samples, predictions)]
+        names, shape = predictions.target.names, predictions.probabilities.shape
+        if shape != (len(samples.patients), len(names)):
+            raise DataError(f"{len(samples.patients)} epochs and {len(names)} stages, but probabilities of {shape}")
+        written: list[Path] = []
+        for night, own in apart(samples, predictions):
+            kept = night.rows.select(name for name in night.rows.columns if name in KEPT).to_dict(as_series=False)
+            text = epoch_table(names, own.probabilities, night.epoch_seconds, {**kept, **own.trust})
+            table = folder / f"{night.name}.csv"
+            write_atomically(table, text)
+            written += [table, *write_for_people(folder, night, own)]
+        return written
 
 
 # Which files belong together
@@ -203,14 +208,17 @@ def _plan(nights: Sequence[RawRecording], surveys: Sequence[Survey], wake_margin
     )
 
 
-def night_offsets(nights: Sequence[Plan]) -> list[float]:
-    """Seconds to add to each night's clock, in whole days, so that a person's nights follow one another."""
-    offsets, clock, person = [], 0.0, ""
-    for night in nights:
-        clock = 0.0 if night.recording.patient != person else clock
+def night_offsets(nights: Sequence[tuple[str, float]]) -> list[float]:
+    """Seconds to add to each night's clock, in whole days, so that a person's nights follow one another.
+
+    - ``nights``: Whose each is, and its length in seconds.
+    """
+    offsets, clock, before = [], 0.0, ""
+    for person, seconds in nights:
+        clock = 0.0 if person != before else clock
         offsets.append(clock)
-        clock += 86_400.0 * math.ceil(max(night.seconds, 1.0) / 86_400.0)
-        person = night.recording.patient
+        clock += 86_400.0 * math.ceil(max(seconds, 1.0) / 86_400.0)
+        before = person
     return offsets
 
 
