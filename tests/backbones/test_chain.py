@@ -122,7 +122,7 @@ def test_best_reads_classes_in_time_and_is_the_same_after_it_is_opened_again(tmp
     x = (label[:, None] + rng.normal(0, 2, (len(label), 3))).astype(np.float32)
     data = manydg.from_arrays(x, label, who, times=times)
     config = manydg.TrainingConfig(
-        "best", epochs=8, batch_size=32, ratios=(0.5, 0.25, 0.25), execution="plain", context="none",
+        "best", epochs=8, batch_size=32, ratios=(0.5, 0.25, 0.25), execution="plain", context="offline",
         sequence_options={"gap": 100.0},
     )  # fmt: skip
     with pytest.warns(ManyDGWarning, match="best leaves sequence models out"):

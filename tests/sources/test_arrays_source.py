@@ -91,7 +91,7 @@ def test_constant_positions_are_warned_of(tmp_path: Path) -> None:
         ({"x": X[:, 0]}, DataError, r"x.npy has shape \(6,\)"),
         ({"x": np.array(1.0)}, DataError, "single value"),
         ({"x": X[:, :0]}, DataError, r"x.npy has shape \(6, 0\): there is nothing in it"),
-        ({"time": np.array([0, 1, 2, np.nan, 4, 5])}, DataError, r"t.npy: 1 times are missing.*in row 3"),
+        ({"time": np.array([0, 1, 2, np.nan, 4, 5])}, DataError, r"t.npy: time is missing in row 3 .*fill it in"),
         ({"x": X[:0], "y": Y[:0], "p": P[:0]}, DataError, "no rows"),
         ({"x": np.array([[None]] * 6, dtype=object)}, StorageError, "holds Python objects, which are never read"),
         ({"p": np.array(["a"] * 6)}, DataError, "p.npy: all samples are of one patient"),
