@@ -212,8 +212,8 @@ STUDIES = (
               f"experiment weights eegmat --seeds 5 {EEG}"),
     *of_the_claims("eegmat", EEG)[1:],
     StudyPlan("twin-iiic-weights", "twin-iiic",
-              "compare twin-iiic --algorithms base,manydg --seeds 20 --set manydg.mmd=0.2 "
-              f"--set manydg.reconstruction=0.2 --set manydg.similarity=2 {EEG}"),
+              "compare twin-iiic --algorithms base,manydg --seeds 20 --set manydg.mmd=1 "
+              f"--set manydg.reconstruction=1 --set manydg.similarity=1 {EEG}"),
     StudyPlan("sleep-labels", "sleep",
               f"experiment personalise sleep --algorithms base,manydg --seeds 5 {SLEEP}"),
     StudyPlan("kidney-labels", "kidney",

@@ -16,10 +16,11 @@ from manydg.data.dataset import DomainDataset
 from manydg.errors import ConfigError
 from manydg.report import write_report
 from manydg.studies.catalogue import EXPERIMENTS
+from manydg.studies.catalogue.comparisons import WEIGHTS, Objectives, Weights
 from manydg.studies.conduct import compare, conduct, fitting, make_request
 from manydg.studies.figure_data import CellTable, Curve, Similarity, read_figures
 from manydg.studies.records import read_results, views
-from manydg.studies.settings import Options
+from manydg.studies.settings import Options, read_preset
 from manydg.studies.study import Request, fewer_patients
 from manydg.studies.summary import summarize_folder
 from manydg.training.record import EpochEntry, RunRecord, Use
@@ -93,6 +94,17 @@ def test_a_run_that_serves_several_experiments_is_done_once_and_stands_in_all(
     assert served == {"compare", "objectives", "weights", "decomposition"}
     ones = [use.variant for use in full.experiments if use.experiment == "weights"]
     assert sorted(variant["changed"] for variant in ones) == ["mmd", "reconstruction", "similarity"]
+
+
+def test_the_papers_ablations_start_from_weights_of_one_whatever_a_preset_has(folders: dict[str, Path]) -> None:
+    options = replace(read_preset("iiic"), common=QUICK.common)
+    request = make_request("objectives", folders["votes"], options, 1, ("manydg",))
+    assert request.options.of("manydg").settings["mmd"] == 0.2
+    weights = [[run.config.settings[name] for name in WEIGHTS] for run in Objectives().plan(request)]
+    assert weights == [[0, 0, 0], [1, 0, 0], [0, 1, 0], [1, 1, 0], [1, 1, 1]]
+    changed = [[run.config.settings[name] for name in WEIGHTS] for run in Weights().plan(request)]
+    assert changed[:2] == [[0.1, 1, 1], [0.2, 1, 1]]
+    assert changed[-1] == [0.2, 0.2, 2]
 
 
 def test_every_experiment_has_all_its_rows_in_the_summary(studied: tuple[Path, dict[str, Any]]) -> None:

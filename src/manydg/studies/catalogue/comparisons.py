@@ -93,6 +93,11 @@ class LimitedData(Experiment):
 # What each objective of ManyDG is worth, and how much it should weigh (appendix B.6)
 
 
+VALUES = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+WEIGHTS = ("mmd", "reconstruction", "similarity")
+ALIKE = dict.fromkeys(WEIGHTS, 1.0)
+"""What the paper's ablations start from, whatever weights a preset has."""
+GREEDY = {"mmd": 0.2, "reconstruction": 0.2, "similarity": 2.0}
 CASES: dict[str, dict[str, float]] = {
     "case 1: supervised": {"mmd": 0.0, "reconstruction": 0.0, "similarity": 0.0},
     "case 2: supervised, MMD": {"reconstruction": 0.0, "similarity": 0.0},
@@ -120,7 +125,7 @@ class Objectives(Experiment):
 
     def plan(self, request: Request) -> list[PlannedRun]:
         return [
-            PlannedRun("objectives", request.options.of("manydg", seed, **off), {"objectives": name})
+            PlannedRun("objectives", request.options.of("manydg", seed, **{**ALIKE, **off}), {"objectives": name})
             for seed in range(request.seeds)
             for name, off in CASES.items()
         ]
@@ -136,12 +141,6 @@ class Objectives(Experiment):
 
 def _term(name: str, entry: EpochEntry) -> float | None:
     return (entry.val_terms or {}).get(name)
-
-
-VALUES = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
-WEIGHTS = ("mmd", "reconstruction", "similarity")
-ALIKE = dict.fromkeys(WEIGHTS, 1.0)
-GREEDY = {"mmd": 0.2, "reconstruction": 0.2, "similarity": 2.0}
 
 
 class Weights(Experiment):
