@@ -24,7 +24,7 @@ def people(seed: int = 0) -> DomainDataset:
     who = np.repeat(np.arange(40), 25)
     x = rng.normal(size=(len(who), 3)).astype(np.float32)
     x[rng.random(x.shape) < 0.1] = np.nan
-    score = 2 * np.nan_to_num(x[:, 0]) + 1.5 * rng.normal(size=40)[who]
+    score = 2 * np.nan_to_num(x[:, 0]) + 3 * rng.normal(size=40)[who]
     return from_arrays(x, (rng.random(len(who)) < 1 / (1 + np.exp(-score))).astype(int), who, missing=True)
 
 

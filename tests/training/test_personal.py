@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from scipy.optimize import minimize
 
 from manydg.data.dataset import DomainDataset, from_arrays
@@ -28,6 +29,7 @@ from manydg.training.personal import (
     Population,
     Strengths,
     _choose_chain,
+    _choose_reach,
     _most_likely,
     _People,
     count_transitions,
@@ -227,6 +229,51 @@ def test_a_chain_that_does_not_help_without_labels_is_not_chosen_for_what_it_gai
     assert chosen.emission == 0
 
 
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_a_label_that_is_longer_ago_than_it_was_seen_to_help_does_not_count(learner: str) -> None:
+    given, patients, known = outputs(), np.repeat([0, 1], 6), np.array([0, 1, 6])
+    personal = population()
+    reached = {name: dataclasses.replace(value, reach=2.0) for name, value in personal.strengths.items()}
+    short = dataclasses.replace(personal, strengths=reached)
+    labels = known, shown([0, 1, 2])
+    (without,) = [personal_logits(given, patients, known[:0], np.zeros((0, 3)), personal, THREE, learner, causal=True)]
+    far, near = (
+        personal_logits(given, patients, *labels, one, THREE, learner, causal=True) for one in (personal, short)
+    )
+    np.testing.assert_array_equal(near[[0, 1, 2, 3, 6, 7, 8]], far[[0, 1, 2, 3, 6, 7, 8]])
+    np.testing.assert_allclose(near[[4, 5, 9, 10, 11]], without[[4, 5, 9, 10, 11]])
+    assert (far[[4, 5, 9, 10, 11]] != without[[4, 5, 9, 10, 11]]).any(axis=1).all()
+    # It ends where labels are known late, too, and does not where all labels count, earlier or not.
+    late = personal_logits(given, patients, *labels, short, THREE, learner, causal=True, delay=3.0)
+    np.testing.assert_allclose(late, without)
+    offline = [personal_logits(given, patients, *labels, one, THREE, learner) for one in (personal, short)]
+    np.testing.assert_array_equal(*offline)
+
+
+@pytest.mark.parametrize(("bout", "reach"), [(10, 5.0), (60, 20.0), (10**6, 0.0)])
+def test_labels_count_for_as_long_as_they_help_on_validation_patients(bout: int, reach: float) -> None:
+    """A patient's state lasts for so many samples on average, or for ever."""
+    rng, patients, samples = np.random.default_rng(0), 60, 200
+    ill = np.zeros((patients, samples), int)
+    for own in ill:
+        ends = np.cumsum(rng.geometric(1 / bout, samples))
+        own[:] = (np.searchsorted(ends, np.arange(samples), side="right") + rng.integers(2)) % 2
+    who = np.repeat(np.arange(patients), samples)
+    score = 0.5 * (2 * ill.ravel() - 1) + rng.normal(size=ill.size)
+    given = Outputs(
+        np.stack([-score / 2, score / 2], axis=-1),
+        np.zeros((len(who), 1)),
+        np.tile(np.arange(float(samples)), patients),
+    )
+    strong = dict.fromkeys(DEFAULTS, Strengths()) | {"intercept-first": Strengths(intercept=1.0)}
+    start = Population(np.zeros(1), np.eye(1), np.zeros((2, 1)), np.ones(1), np.array([0.5, 0.5]), strong, 0)
+    two = target_of(TargetSpec("classes", ("well", "ill")))
+    trials = [trial for trial in _People(given, np.eye(2)[ill.ravel()], who, two).trials() if trial.first]
+    chosen = _choose_reach(start, trials, 1.0).strengths
+    assert chosen["intercept-first"] == Strengths(intercept=1.0, reach=reach)
+    assert chosen["effects-first"] == Strengths()
+
+
 def test_what_loses_with_one_number_of_labels_is_not_chosen_for_what_it_gains_with_another() -> None:
     def judged(likelihood: float, *metrics: float) -> Any:
         return [SimpleNamespace(likelihood=np.array([likelihood]), metric=metric) for metric in metrics]
@@ -264,7 +311,9 @@ def test_a_chain_is_learnt_where_classes_last_and_a_run_of_an_earlier_version_sa
         dataclasses.replace(run, population=old).personalise(data, given, learner=MARKOV)
 
 
-def test_strengths_come_from_validation_patients_and_are_none_where_labels_tell_nothing(run: Run) -> None:
+def test_strengths_come_from_validation_patients_and_are_none_where_labels_tell_nothing(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert run.population is not None
     assert run.population.patients == 10
     assert run.population.strengths["effects"] != Strengths()
@@ -277,6 +326,12 @@ def test_strengths_come_from_validation_patients_and_are_none_where_labels_tell_
     assert fitted is not None
     used = [name for name, strengths in fitted.strengths.items() if strengths != Strengths()]
     assert len(used) <= 2, used
+    # Nor are they used with a variance of intercepts that training estimated.
+    monkeypatch.setattr(run.algorithm, "intercept_variance", torch.tensor(4.0), raising=False)
+    own = fit_population(run.algorithm, *halves, np.tile(np.float32([1 - share, share]), (len(halves[1]), 1)))
+    assert own is not None
+    assert own.strengths["intercept"] == own.strengths["intercept-first"] == Strengths()
+    assert fit_population(run.algorithm, halves[0], None, None).strengths["intercept"] == Strengths(intercept=2**0.5)  # type: ignore[union-attr]
 
 
 def test_a_few_labels_help_where_patients_differ_and_samples_with_labels_are_not_predicted(run: Run) -> None:

@@ -66,6 +66,8 @@ _COUNTS = (1, 5, 20, 50)
 _STEPS, _TOLERANCE = 100, 1e-5
 _STEPS_OF_SEARCH = 10
 _JUDGED_SAMPLES = 250
+_REACHES = (5.0, 20.0, 80.0)
+"""Usual pauses since the last label that samples are told apart by."""
 _CHAINS = [(0.0, 0.0), *itertools.product(EMISSIONS, PRIORS)]
 """Emission and prior of the chains that are tried: the first passes on what is known from labels, and nothing else."""
 
@@ -84,6 +86,7 @@ class Strengths:
       and the share of the resulting change that is applied.
     - ``steps``: Steps of gradient descent.
     - ``samples``: How many samples the population's shares of the classes count for; without end where it is 0.
+    - ``reach``: How long after the last label it still counts, where only earlier labels do; without end where it is 0.
     """
 
     intercept: float = 0.0
@@ -95,6 +98,7 @@ class Strengths:
     temper: float = 0.0
     steps: int = 0
     samples: float = 0.0
+    reach: float = 0.0
 
 
 _DEFAULTS = {
@@ -192,8 +196,11 @@ def fit_population(
     if pause and algorithm.target.exclusive and not (isinstance(algorithm, Best) and algorithm.chain is not None):
         chain = Chain(_transitions(algorithm.target, train, pause), population.shares, pause)
         population = dataclasses.replace(population, chain=chain)
+    variance = getattr(algorithm, "intercept_variance", None)
+    if variance is not None:
+        population = _with_intercept(population, float(variance))
     if val is None or probabilities is None:
-        return _with_variance_of(algorithm, population)
+        return population
     chosen = _spread_rows(val, _VALIDATION_PATIENTS, _VALIDATION_SAMPLES)
     outputs = _outputs(
         algorithm.target, _features(algorithm, val, chosen), probabilities[chosen], val, chosen, population
@@ -201,18 +208,15 @@ def fit_population(
     people = _People(
         outputs, _indicators(algorithm.target, val.select(chosen)), val.domains[chosen].cpu().numpy(), algorithm.target
     )
-    return _with_variance_of(algorithm, _choose(population, people, pause, causal=causal))
+    return _choose(population, people, pause, causal=causal, estimated=variance is not None)
 
 
-def _with_variance_of(algorithm: Algorithm, population: Population) -> Population:
-    """The population with the variance of intercepts that the algorithm estimated in training, where it did.
+def _with_intercept(population: Population, variance: float) -> Population:
+    """The population with the variance of intercepts that the algorithm estimated in training.
 
     It is of the difference between two logits, each of which has an intercept of its own here.
     """
-    variance = getattr(algorithm, "intercept_variance", None)
-    if variance is None:
-        return population
-    own = Strengths(intercept=float(variance / 2) ** 0.5)
+    own = Strengths(intercept=(variance / 2) ** 0.5)
     return dataclasses.replace(population, strengths={**population.strengths, "intercept": own, "intercept-first": own})
 
 
@@ -494,7 +498,8 @@ def _readings(
         rows = rows[np.argsort(outputs.times[rows], kind="stable")]
         times = outputs.times[rows]
         strengths = population.strengths[learner + FIRST * (causal or own.come_first(times))]
-        for seen, at in own.reaching(times, delay, needs[rows]) if causal else [(own, np.arange(len(rows)))]:
+        reached = own.reaching(times, delay, strengths.reach, needs[rows])
+        for seen, at in reached if causal else [(own, np.arange(len(rows)))]:
             read = seen.since(times, at) if causal and learner == MARKOV else at
             some, asked = seen.thinned(MOST_EARLIER_LABELS if causal else MOST_LABELS), outputs.take(rows[read])
             logits = asked.logits
@@ -562,9 +567,16 @@ class _Labelled:
                 labels[positions[int(row)]] = indicators
         return labels
 
-    def reaching(self, times: Array, delay: float, needs: npt.NDArray[np.bool_]) -> Iterator[tuple[_Labelled, Rows]]:
-        """The labels that are known at each of the times that are needed, and the positions of those times."""
+    def reaching(
+        self, times: Array, delay: float, reach: float, needs: npt.NDArray[np.bool_]
+    ) -> Iterator[tuple[_Labelled, Rows]]:
+        """The labels that are known at each of the times that are needed, and the positions of those times.
+
+        Where the last of them is longer ago than ``reach``, none is.
+        """
         counts = np.searchsorted(self.outputs.times, times - delay, side="left")
+        if reach and len(self.rows):
+            counts[times - self.outputs.times[counts - 1] > reach] = 0
         # Of more than a hundred labels the last fifth may wait, so that they are not weighed anew for every sample.
         counts -= np.where(counts > 100, counts % np.maximum(1, counts // 5), 0)
         for count in np.unique(counts[needs]):
@@ -636,6 +648,19 @@ class _Trial:
         given = people.outputs, people.patients, known, people.indicators[known], population, people.target
         return list(_readings(*given, learner, causal, 0.0, np.isin(np.arange(len(people.patients)), self.rest)))
 
+    def logits(self, learner: str, population: Population, known: Rows, *, causal: bool) -> Array:
+        """Logits of all samples; those judged by are as the labels of the known ones make them."""
+        people = self.people
+        given = people.outputs, people.patients, known, people.indicators[known], population, people.target
+        return personal_logits(*given, learner, causal=causal, asked=self.rest)
+
+    def ages(self) -> Array:
+        """Time from the last labelled sample of the patient to each of those judged by."""
+        people = self.people
+        last = np.full(int(people.patients.max()) + 1, -np.inf)
+        np.maximum.at(last, people.patients[self.known], people.outputs.times[self.known])
+        return np.asarray(people.outputs.times[self.rest] - last[people.patients[self.rest]])
+
     def answers(self, logits: Array) -> Iterator[_Answer]:
         for code in np.unique(self.people.patients[self.rest]):
             rest = self.rest[self.people.patients[self.rest] == code]
@@ -657,8 +682,12 @@ class _Task:
         return self.patient, self.at.logits + _EFFECTS[learner](given), self.truth
 
 
-def _choose(population: Population, people: _People, pause: float, *, causal: bool) -> Population:
-    """The population with the strengths under which the labels that the trials do not show are most likely."""
+def _choose(population: Population, people: _People, pause: float, *, causal: bool, estimated: bool) -> Population:
+    """The population with the strengths under which the labels that the trials do not show are most likely.
+
+    - ``estimated``: Whether the strength of ``intercept`` was estimated in training: it is used as it is where labels
+      are seen to help.
+    """
     drifts = [(0.0, 1.0), *((drift, length * pause) for drift in (0.5, 1.0, 2.0) for length in (10, 50))]
     heads = _grid("head", (0.0, 0.1, 0.2, 0.4))
     intercepts = _grid("intercept", (0.0, 0.3, 0.6, 1.2))
@@ -672,7 +701,7 @@ def _choose(population: Population, people: _People, pause: float, *, causal: bo
                 for size in (0.03, 0.1, 0.3, 1.0)
             ]
         ],
-        "intercept": [intercepts, _grid("slope", (0.0, 0.1, 0.3))],
+        "intercept": [[{}]] if estimated else [intercepts, _grid("slope", (0.0, 0.1, 0.3))],
         "fine-tune": [_grid("steps", (0, 1, 3, 10, 30, 100))],
         MARKOV: [heads, intercepts, heads],
         UNLABELLED: [_grid("samples", (0, 10, 100, 1000))],
@@ -685,10 +714,15 @@ def _choose(population: Population, people: _People, pause: float, *, causal: bo
         some = [trial for trial in trials if trial.first == first]
         tasks = [task for trial in some for task in trial.tasks()]
         for name, parts in grids.items():
-            strengths[name + FIRST * first] = _search(name, parts, population, tasks, people.target)
+            strengths[name + FIRST * first] = _search(
+                name, population.strengths[name], parts, population, tasks, people.target
+            )
     judged = len(np.unique(np.concatenate([people.patients[trial.known] for trial in trials])))
     chosen = dataclasses.replace(population, strengths=strengths, patients=judged)
-    return _choose_best(_choose_chain(chosen, trials, causal=causal), trials, causal=causal)
+    chosen = _choose_chain(chosen, trials, causal=causal)
+    if pause:
+        chosen = _choose_reach(chosen, [trial for trial in trials if trial.first], pause)
+    return _choose_best(chosen, trials, causal=causal)
 
 
 def _grid(name: str, values: tuple[float, ...]) -> list[dict[str, float]]:
@@ -723,6 +757,38 @@ def _choose_chain(population: Population, trials: list[_Trial], *, causal: bool)
     return _most_likely([(alone, before), *options], before)
 
 
+def _choose_reach(population: Population, trials: list[_Trial], pause: float) -> Population:
+    """The population with how long labels count for each learner: as long as they are seen to help.
+
+    Samples are judged apart by the time since the last label. Beyond the first range in which the likelihood does not
+    rise by more than its standard error over patients, or the metric falls, labels no longer count.
+    """
+    strengths = dict(population.strengths)
+    for name in LEARNERS:
+        if strengths.get(name + FIRST, Strengths()) != Strengths() or (name == MARKOV and population.chain is not None):
+            reach = _reach_of(name, population, trials, pause)
+            strengths[name + FIRST] = dataclasses.replace(strengths[name + FIRST], reach=reach)
+    return dataclasses.replace(population, strengths=strengths)
+
+
+def _reach_of(learner: str, population: Population, trials: list[_Trial], pause: float) -> float:
+    of_range: list[tuple[list[_Answer], list[_Answer]]] = [([], []) for _ in range(len(_REACHES) + 1)]
+    for trial in trials:
+        with_labels, without = (
+            trial.logits(learner, population, known, causal=True) for known in (trial.known, trial.known[:0])
+        )
+        ranges = np.searchsorted(np.array(_REACHES) * pause, trial.ages())
+        for number, (after, before) in enumerate(of_range):
+            part = dataclasses.replace(trial, rest=trial.rest[ranges == number])
+            after.extend(part.answers(with_labels))
+            before.extend(part.answers(without))
+    for number, (after, before) in enumerate(of_range):
+        judged, alone = (_judge(answers, trials[0].people.target) for answers in (after, before))
+        if not after or not _gains(judged.likelihood - alone.likelihood) or judged.metric < alone.metric:
+            return _REACHES[max(0, number - 1)] * pause
+    return 0.0
+
+
 def _choose_best(population: Population, trials: list[_Trial], *, causal: bool) -> Population:
     """The population with the learner under which the labels that trials do not show are most likely."""
     before = _judge_counts((trial, trial.people.outputs.logits) for trial in trials)
@@ -747,14 +813,19 @@ def _most_likely(options: Sequence[tuple[_Option, list[_Judged]]], before: list[
 
 
 def _search(
-    learner: str, grids: list[list[dict[str, float]]], population: Population, tasks: list[_Task], target: Target
+    learner: str,
+    start: Strengths,
+    grids: list[list[dict[str, float]]],
+    population: Population,
+    tasks: list[_Task],
+    target: Target,
 ) -> Strengths:
     """One part after the other, the others as they are best so far; nothing where labels are not seen to help.
 
     They are where the likelihood rises by more than its standard error over patients. Strengths with which the target's
     metric falls are left out.
     """
-    kept, nothing = DEFAULTS[learner], Strengths()
+    kept, nothing = start, Strengths()
 
     @cache
     def judge(strengths: Strengths) -> _Judged:
@@ -763,9 +834,9 @@ def _search(
     best = before = judge(nothing)
     found = nothing
     for grid in grids:
-        start = kept
+        before_grid = kept
         for values in grid:
-            candidate = dataclasses.replace(start, **values)  # type: ignore[arg-type]
+            candidate = dataclasses.replace(before_grid, **values)  # type: ignore[arg-type]
             judged = judge(candidate)
             if judged.beats(best) and not judged.metric < before.metric:
                 best, kept, found = judged, candidate, candidate
@@ -799,12 +870,7 @@ class _Judged:
 
 
 def _judge_trials(learner: str, population: Population, trials: list[_Trial], *, causal: bool) -> list[_Judged]:
-    whole = []
-    for trial in trials:
-        known, people = trial.known, trial.people
-        given = people.outputs, people.patients, known, people.indicators[known], population, people.target
-        whole.append((trial, personal_logits(*given, learner, causal=causal, asked=trial.rest)))
-    return _judge_counts(whole)
+    return _judge_counts((trial, trial.logits(learner, population, trial.known, causal=causal)) for trial in trials)
 
 
 def _judge_counts(whole: Iterable[tuple[_Trial, Array]]) -> list[_Judged]:
