@@ -4,8 +4,9 @@
 
 Every run is a process of its own, with as many epochs as the paper has, and validates after each on a tenth as many
 samples. Its seconds count the imports, what is fitted to the inputs, the precomputed spectrograms, compiling or
-capturing, all epochs and their validation; making the synthetic data is left out. --no-validation trains alone. The compiler's cache is empty before the first run of a task and kept for the next; with
---cache it is what earlier calls left in that folder.
+capturing, all epochs and their validation; making the synthetic data is left out. --no-validation trains alone. The
+compiler's cache is empty before the first run of a task and kept for the next; with --cache it is what earlier calls
+left in that folder.
 """
 
 from __future__ import annotations
