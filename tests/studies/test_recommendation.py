@@ -100,6 +100,14 @@ def test_test_patients_have_no_part_in_the_choice() -> None:
     assert choice.row == "manydg"
 
 
+def test_a_control_is_compared_with_and_never_recommended() -> None:
+    values = {"manydg": 0.6, "base": 0.5, "prototype": 0.8, "manydg-random-pairs": 0.9}
+    records = [record(name, seed, value, value) for name, value in values.items() for seed in range(3)]
+    choice = summarize(records).recommendation
+    assert choice is not None
+    assert (choice.row, set(choice.validation)) == ("manydg", {"manydg", "base"})
+
+
 def test_the_cost_of_a_model_is_that_of_its_runs() -> None:
     cost = Cost.of([record("base", seed, 0.5, 0.5) for seed in range(3)])
     assert (cost.seconds, cost.parameters, cost.context) == (10.0, 1000, "none")

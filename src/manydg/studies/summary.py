@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from manydg.algorithms import algorithm_order
+from manydg.algorithms import algorithm_order, controls
 from manydg.algorithms.best import LEAST_SHARE
 from manydg.errors import DataError, unknown_name
 from manydg.evaluation.clinical import ClinicalResult, evaluate
@@ -697,11 +697,12 @@ def _pairs(chosen: Selection, entries: Mapping[tuple[str, str], Entry], draws: D
 
 
 def _recommended(chosen: Selection, costs: Mapping[str, Cost], draws: Draws | None) -> Recommendation | None:
-    """The row to use, and what choosing so is worth on test patients."""
-    metric = chosen.target.selection
+    """The row to use, and what choosing so is worth on test patients; a control is there to be compared with alone."""
+    metric, known = chosen.target.selection, controls()
     validation = {
         row: {seed: math.nan if (value := run.val.get(metric)) is None else float(value) for seed, run in runs.items()}
         for row, runs in chosen.rows.items()
+        if not any(run.algorithm in known for run in runs.values())
     }
     choice = recommend(validation, costs, _test_share(next(runs for runs in chosen.rows.values() if runs)), metric)
     if choice is None or draws is None:
