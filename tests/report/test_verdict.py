@@ -124,6 +124,14 @@ def test_runs_on_another_version_of_the_data_have_no_part_in_the_page(maker: Any
     assert {record.seed for record in chapter.records} == {0, 1}
 
 
+def test_a_control_is_said_to_be_no_choice(results: Path, tmp_path: Path) -> None:
+    text = write_report(results, tmp_path / "report.html").read_text(encoding="utf-8")
+    costs = text.split("What every model costs")[-1].split("</table>")[0]
+    (row,) = [row for row in costs.split("<tr") if "Prototype head" in row]
+    assert ">not to choose from<" in row
+    assert costs.count(">not to choose from<") == 1
+
+
 def test_learners_with_and_without_context_are_chosen_among_too(maker: Any, tmp_path: Path) -> None:
     for seed in range(2):
         for algorithm, context, skill in (("base", "no context", 0.8), ("base", "offline context", 1.4)):

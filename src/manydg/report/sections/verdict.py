@@ -211,7 +211,8 @@ def _all_models(chapter: Chapter, comparison: Comparison, choice: Recommendation
     rows = []
     for row in comparison.rows:
         cost, entry, validated = comparison.summary.costs[row], comparison.entry(row, chapter.metric), choice.validation
-        tied = "recommended" if row == choice.row else "yes" if row in choice.tied else "no"
+        tied = "yes" if row in choice.tied else "no" if row in validated else "not to choose from"
+        tied = "recommended" if row == choice.row else tied
         rows.append([
             Cell(row_title(row)),
             Cell(number(validated.get(row)), validated.get(row)),
@@ -226,7 +227,8 @@ def _all_models(chapter: Chapter, comparison: Comparison, choice: Recommendation
     note = (
         "Validation patients also chose the epochs, so that validation figures are optimistic; they serve the choice "
         f"and nothing else. Training: median run{f' on {devices}' if devices else ''}. Prediction: the model alone, "
-        "without reading files and making patient context. Trees have no trained parameters in this sense."
+        "without reading files and making patient context. Trees have no trained parameters in this sense. Not to "
+        "choose from are controls, which are there to be compared with, and models that lack most of the splits."
     )
     return Table("What every model costs, and which are within chance of the best", columns, rows, note)
 
