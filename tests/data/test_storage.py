@@ -24,7 +24,7 @@ from manydg.data.dataset import DomainDataset, arrays_of, from_arrays, open_data
 from manydg.data.info import DatasetInfo, Provenance, TargetSpec
 from manydg.data.storage import DatasetWriter
 from manydg.errors import DataError, StorageError
-from manydg.files import disk_error, write_atomically
+from manydg.files import disk_error, with_checksum, write_atomically
 
 
 def example(rows: int = 6, first: float = 0.0) -> DomainDataset:
@@ -373,6 +373,22 @@ def test_what_training_depends_on_is_covered_by_a_checksum(
     assert str(error.value).startswith(f"{folder / 'dataset.json'} was changed after it was written")
     assert reason in str(error.value)
     assert str(error.value).endswith("prepare the dataset again")
+
+
+@pytest.mark.parametrize("changed", [
+    {"columns": ["x"]}, {"columns": {"x": 1}}, {"columns": {"x": 10**9}}, {"columns": {"x": -1}},
+    {"columns": {"x": "0"}}, {"samples": [4]}, {"patients": None},
+])  # fmt: skip
+def test_a_forged_description_is_damaged_even_where_its_checksum_is_right(
+    tmp_path: Path, changed: dict[str, Any]
+) -> None:
+    folder = from_arrays(np.zeros((4, 2)), [0, 1, 0, 1], [1, 1, 2, 2]).save(tmp_path / "data")
+    description = json.loads((folder / "dataset.json").read_text())
+    assert description["columns"] == {"x": 0}
+    description.pop("integrity")
+    (folder / "dataset.json").write_text(json.dumps(with_checksum({**description, **changed})))
+    with pytest.raises(StorageError, match=r"dataset\.json is damaged: prepare the dataset again"):
+        open_dataset(folder)
 
 
 def test_a_sample_of_no_patient_is_found_without_checksums(tmp_path: Path) -> None:

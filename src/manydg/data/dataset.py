@@ -36,8 +36,8 @@ from manydg.data.columns import (
     times_in,
     unnest,
 )
-from manydg.data.info import ArrayFile, DatasetInfo, Provenance, TargetSpec, combine_checksums
-from manydg.data.storage import METADATA, DatasetWriter, Verify, offsets_file, read_arrays, read_description
+from manydg.data.info import ArrayFile, DatasetInfo, Provenance, TargetSpec, combine_checksums, offsets_file
+from manydg.data.storage import METADATA, DatasetWriter, Verify, read_arrays, read_description
 from manydg.data.timeline import clock_of
 from manydg.errors import DataError, StorageError
 from manydg.files import Json, ParsedJson

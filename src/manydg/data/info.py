@@ -278,6 +278,11 @@ class ArrayFile:
         return ArrayFile(int(value["bytes"]), str(value["dtype"]), tuple(value["shape"]), value["checksum"])
 
 
+def offsets_file(column: str, level: int) -> str:
+    """The name of the file with an input column's offsets at a ragged level, counted from 0 at the outermost."""
+    return f"inputs.{column}.offsets{'' if level == 0 else level + 1}"
+
+
 @dataclass(frozen=True)
 class DatasetDescription:
     """The content of ``dataset.json``.
@@ -304,13 +309,15 @@ class DatasetDescription:
         """Raise a plain error if an entry is missing or does not agree with the others."""
         files = {key: ArrayFile.from_json(entry) for key, entry in value["files"].items()}
         target, info = TargetSpec.from_json(value["target"]), DatasetInfo.from_json(value["info"])
+        columns, counts = dict(value["columns"].items()), (value["samples"], value["patients"])
         bytes.fromhex(value["pseudonym_key"])
-        needed = {f"inputs.{name}" for name in value["columns"]} | {"targets", "domains", "patients"}
+        if any(type(number) is not int or number < 0 for number in (*columns.values(), *counts)):
+            raise ValueError("a count is no whole number")
+        needed = {f"inputs.{name}" for name in columns} | {"targets", "domains", "patients"}
+        needed |= {offsets_file(name, level) for name, levels in columns.items() for level in range(min(levels, 9))}
         if not needed <= set(files):
             raise KeyError("files")
-        description = DatasetDescription(
-            value["samples"], value["patients"], target, value["columns"], value["pseudonym_key"], files, info
-        )
+        description = DatasetDescription(*counts, target, columns, value["pseudonym_key"], files, info)
         if description.content_hash != value["content_hash"]:
             raise ValueError("the content hash is not that of the files")
         return description

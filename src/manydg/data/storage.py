@@ -23,7 +23,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from manydg.data.columns import Column, Ragged, as_stored, encode_patients, unnest
-from manydg.data.info import ArrayFile, DatasetDescription, DatasetInfo, TargetSpec
+from manydg.data.info import ArrayFile, DatasetDescription, DatasetInfo, TargetSpec, offsets_file
 from manydg.errors import DataError, StorageError
 from manydg.files import (
     HashingThread,
@@ -71,11 +71,6 @@ Ids = Sequence[Any] | Array
 InputColumns = Mapping[str, Column | Array]
 Metadata = Mapping[str, Values]
 Verify = Literal["auto", "full", "sizes"]
-
-
-def offsets_file(column: str, level: int) -> str:
-    """The name of the file with an input column's offsets at a ragged level, counted from 0 at the outermost."""
-    return f"inputs.{column}.offsets{'' if level == 0 else level + 1}"
 
 
 class DatasetWriter:
