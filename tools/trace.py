@@ -1,7 +1,8 @@
 """Count the package's files and functions that four everyday calls run: a measure of how far a reader has to hop.
 
 ``python -m tools.trace`` traces each call in a process of its own with ``sys.setprofile``, threads included, and prints
-functions, files and changes of file. ``--details`` lists the files in the order in which they are entered.
+functions, files and changes of file. ``--details`` lists the files in the order in which they are entered, with what
+runs in each.
 """
 
 from __future__ import annotations
@@ -82,9 +83,12 @@ class Trace:
         self.changes += code.co_filename != self._last
         self._last = code.co_filename
 
-    def files(self) -> list[str]:
-        """Files in the order in which they are first entered, relative to the package."""
-        return list(dict.fromkeys(code.co_filename.removeprefix(self.root) for code in self.functions))
+    def files(self) -> dict[str, list[str]]:
+        """The functions of each file, relative to the package, in the order in which they are first entered."""
+        entered: dict[str, list[str]] = {}
+        for code in self.functions:
+            entered.setdefault(code.co_filename.removeprefix(self.root), []).append(code.co_qualname)
+        return entered
 
 
 def trace(name: str) -> None:
@@ -112,7 +116,7 @@ def trace(name: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("calls", nargs="*", choices=[*PROGRAMS, []], help="all if none is named")
-    parser.add_argument("--details", action="store_true", help="list the files in the order in which they are entered")
+    parser.add_argument("--details", action="store_true", help="list the files in the order in which they are entered, with their functions")
     options = parser.parse_args()
     for name in options.calls or PROGRAMS:
         with tempfile.TemporaryDirectory() as folder:
@@ -128,7 +132,7 @@ def main() -> None:
             f"{result['changes']:4} changes of file"
         )
         if options.details:
-            print("".join(f"           {file}\n" for file in files), end="")
+            print("".join(f"           {file}: {', '.join(names)}\n" for file, names in files.items()), end="")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ import manydg
 from manydg.algorithms import ALGORITHMS
 from manydg.cli import app
 from manydg.sources import SOURCES
+from manydg.studies.catalogue import EXPERIMENTS
 from tools import documentation
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,6 +69,11 @@ def test_every_command_and_every_algorithm_is_in_the_reference() -> None:
     assert {"train", "compare", "predict", "report"} <= set(headings)
     assert {f"prepare {name}" for name in SOURCES.names()} <= set(headings)
     assert re.findall(r"^## (\S+) ", algorithms, flags=re.M) == ALGORITHMS.names()
+
+
+def test_every_experiment_is_on_its_page() -> None:
+    page = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
+    assert set(EXPERIMENTS.names()) <= set(re.findall(r"^\| `([a-z-]+)` \|", page, flags=re.M))
 
 
 def test_what_plug_ins_and_examples_import_is_documented_or_private() -> None:
