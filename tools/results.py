@@ -841,12 +841,23 @@ def _interval(bounds: Sequence[float] | None, *, sign: bool = False) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.results", description=__doc__.splitlines()[0])
-    parser.add_argument("step", choices=["run", "collect", "write", "all", "version"])
+    parser.add_argument(
+        "step",
+        choices=["run", "collect", "write", "all", "version"],
+        help="'all' is run, collect and write; 'version' notes what this code predicts on the reference",
+    )
     parser.add_argument("--data", type=Path, help="folder of raw data, as docs/results.md describes it")
     parser.add_argument("--work", type=Path, default=ROOT / "results-work", help="for datasets and studies")
-    parser.add_argument("--only", nargs="+", default=[], choices=[plan.name for plan in STUDIES])
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--device", default="auto")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=[],
+        choices=[plan.name for plan in STUDIES],
+        metavar="STUDY",
+        help="these studies, by their names in this file",
+    )
+    parser.add_argument("--workers", type=int, default=2, help="how many runs at a time")
+    parser.add_argument("--device", default="auto", help="cpu, cuda or auto")
     chosen = parser.parse_args()
     if chosen.step in ("run", "all"):
         if chosen.data is None:

@@ -115,7 +115,7 @@ def trace(name: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("calls", nargs="*", choices=[*PROGRAMS, []], help="all if none is named")
+    parser.add_argument("calls", nargs="*", choices=[*PROGRAMS, []], metavar="CALL", help="all if none is named")
     parser.add_argument("--details", action="store_true", help="list the files as entered, with their functions")
     options = parser.parse_args()
     for name in options.calls or PROGRAMS:
