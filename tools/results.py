@@ -142,6 +142,12 @@ class StudyPlan:
     people: bool = False
 
     @property
+    def splits(self) -> int:
+        """How many patient splits its command asks for."""
+        seeds, repeats = (re.search(rf"--{option} (\d+)", self.command) for option in ("seeds", "repeats"))
+        return (int(seeds.group(1)) if seeds else 1) * (int(repeats.group(1)) if repeats else 1)
+
+    @property
     def commands(self) -> tuple[str, ...]:
         """What is typed to run it."""
         out = f"--out {self.name}"
@@ -423,9 +429,7 @@ def _unfinished(plan: StudyPlan, summary: dict[str, Any]) -> list[str]:
     labels = dict.fromkeys(name.partition(" ")[2] for name in rows)
     planned = [f"{name} {label}".strip() for name in asked.group(1).split(",") for label in labels] if asked else []
     splits = len(summary["seeds"])
-    seeds, repeats = (re.search(rf"--{option} (\d+)", plan.command) for option in ("seeds", "repeats"))
-    wanted = (int(seeds.group(1)) if seeds else splits) * (int(repeats.group(1)) if repeats else 1)
-    fewer = [f"all ({splits} of {wanted} splits)"] if splits < wanted else []
+    fewer = [f"all ({splits} of {plan.splits} splits)"] if splits < plan.splits else []
     return (
         fewer
         + [name for name in planned if name not in rows]
@@ -547,7 +551,7 @@ _HEADLINE = (
     ("plain training", "rivals", "base (no context)"),
     ("ManyDG as published", "rivals", "manydg (no context)"),
     ("plain training, shown the patient's other samples", "rivals", "base ({} context)"),
-    ("boosting, shown them", "rivals", "lightgbm ({} context)"),
+    ("boosting, shown them", "best", "boosting"),
     ("an averaged network that reads them in order", "sequence", "ema"),
     ("`best`, which weighs all of these", "best", "best"),
 )
@@ -556,6 +560,7 @@ _HEADLINE = (
 def headline(found: dict[str, dict[str, Any]]) -> str:
     """What to expect on the next patient: a few rows of the tables of real patients."""
     columns, body = [""], [[name] for name, _, _ in _HEADLINE]
+    planned = {plan.name: plan.splits for plan in STUDIES}
     for data, name in _REAL.items():
         rivals = found.get(f"{data}-rivals")
         primary = rivals["summaries"][0]["primary"] if rivals else ""
@@ -565,8 +570,14 @@ def headline(found: dict[str, dict[str, Any]]) -> str:
             rows = summaries[0]["rows"] if summaries else {}
             one = next((rows[key] for context in ("causal", "offline") if (key := row.format(context)) in rows), None)
             entry = one["metrics"][primary] if one else None
-            cells.append(f"{_number(entry['mean'])} {_interval(entry['interval'])}".strip() if entry else "")
+            cells.append(_expected(entry, planned[f"{data}-{study}"]) if entry else "")
     return "\n".join([*_table_head(columns, ["---", *["---:"] * len(_REAL)]), *map(_row, body)])
+
+
+def _expected(entry: Mapping[str, Any], planned: int) -> str:
+    """A row's mean and interval, with the number of its splits where more were planned: it is of other patients."""
+    splits = f", {len(entry['values'])} splits" if len(entry["values"]) < planned else ""
+    return f"{_number(entry['mean'])} {_interval(entry['interval'])}".strip() + splits
 
 
 @dataclass(frozen=True)
