@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -34,7 +35,8 @@ GPU = torch.device("cuda")
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_why_nothing_can_be_compiled_is_told() -> None:
-    assert "CUDA" in str(reason_against_compiling(GPU))
+    # In torch's words: one built without CUDA says so, one built with it that there is no NVIDIA driver.
+    assert re.search("CUDA|NVIDIA driver", str(reason_against_compiling(GPU)))
 
 
 @pytest.mark.slow

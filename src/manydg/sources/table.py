@@ -889,8 +889,8 @@ def _event(
     begins = _begins(frame[roles.event], times, in_seconds, path)
     onset = np.full(int(session.max()) + 1, np.inf)
     np.minimum.at(onset, session[~np.isnan(begins)], begins[~np.isnan(begins)])
-    several = ~np.isnan(begins) & (begins != onset[session]) & ~_is_flag(frame[roles.event])
-    if several.any():
+    several = ~np.isnan(begins) & (begins != onset[session])
+    if several.any() and not _is_flag(frame[roles.event]):
         what = "patient" if roles.session is None else "session"
         raise DataError(
             f"{path}: event column '{roles.event}' has two onsets in one {what}, the second in row "
