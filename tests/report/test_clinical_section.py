@@ -93,6 +93,9 @@ def test_the_command_prints_the_same_of_results_and_of_a_run_and_another_thresho
     )
     assert {name: value["estimate"] for name, value in own.items()} == pytest.approx(dict(record.operating))
     assert other["sensitivity"]["estimate"] != own["sensitivity"]["estimate"]
+    undefined = runner.invoke(app, ["clinical", run, "--at", "alarms=0.0001/day"]).output
+    assert "nan" not in undefined
+    assert re.search(r"^Precision +–$", undefined, flags=re.M)
     tables = runner.invoke(app, ["clinical", str(chapter.folder)]).output
     for title in ("At the threshold", "Events caught, by false alarms per patient-day", "sex: base", "sex: prototype"):
         assert title in tables

@@ -37,7 +37,7 @@ def people(own: float) -> DomainDataset:
 
 def run_on(data: DomainDataset, folder: Path, **options: Any) -> Run:
     config = TrainingConfig("base", backbone="mlp", backbone_options={"hidden": 32, "width": 32}, epochs=4, lr=1e-2)
-    return train(data, config.replace(ratios=(0.5, 0.25, 0.25), **options), out=folder, device="cpu")
+    return train(data, config.replace(**{"ratios": (0.5, 0.25, 0.25), **options}), out=folder, device="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +103,14 @@ def test_patients_who_do_not_differ_are_not_recognised(tmp_path: Path) -> None:
     audit = audit_run(run, data, load_split(tmp_path / "run" / "split.json", data))
     unseen = [entry.samples.above_chance for entry in audit.identified if entry.side == "unseen"]
     assert unseen == [False, False]
+
+
+def test_two_test_patients_are_called_too_few_and_no_interval_is_printed(tmp_path: Path) -> None:
+    data = people(2.0)
+    run = run_on(data, tmp_path / "run", ratios=(0.9, 0.05, 0.05))
+    words = audit_run(run, data, load_split(tmp_path / "run" / "split.json", data)).words
+    assert not any("nan" in sentence for sentence in words)
+    assert words[-1] == "Fewer than three test patients: too few to say whether the score depends on them."
 
 
 def test_a_sequence_model_trees_two_networks_and_several_learners_are_audited(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ the paper's letter      here
 ======================  =====================================================================================
 h, v = h(x)             ``backbone``, ``features``: the universal feature extractor (step 1)
 q, z = q(v)             ``domain_encoder``, ``domain_factor``: the patient's part of v (step 2)
-p, v^ = p(z', y)        ``decoder``, ``reconstruction``: one sample's features from its partner's z and its own label
+p, v^ = p(z', w_y)      ``decoder``, ``reconstruction``: one sample's features from its partner's z and its own label
 w_k                     ``predictor.prototypes``: one vector per class
 v_||z, v_perp z         ``parallel``, ``orthogonal``: the parts of v along z and at right angles to it (step 3)
 g, tau                  ``predictor``: similarity of the orthogonal part to the prototypes, over the temperature
@@ -16,7 +16,11 @@ x', y', v', z'          the partner: another sample of the same patient; row ``i
 S                       the classes of a sample of expert votes, over which L_sup is averaged
                         (:class:`~manydg.targets.Votes`); the decoder gets the mean of their prototypes
 sg                      ``detach``, of the scale of L_MMD and of nothing else: every loss reaches all that it is made of
+lambda_1, _2, _3        ``mmd``, ``reconstruction``, ``similarity`` of :class:`ManyDGSettings`
 ======================  =====================================================================================
+
+The paper's q and p are networks of three layers, its g one layer without bias: the prototypes, by inner product. Its
+decoder gets w_y in place of y. The scale of L_MMD has a floor that the paper has not (:func:`mean_discrepancy`).
 
 The paper's labels are classes. Where the label is a measured value, g is linear and the decoder gets a learned
 embedding of the value instead of w_y; temperature and form of the predictor have no effect (``docs/method.md``).

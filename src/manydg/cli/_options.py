@@ -44,7 +44,7 @@ Repeats = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Cross-validation: deal the patients into SEEDS groups so often; each time everyone is tested once.",
+        help="Cross-validation: deal the patients into SEEDS groups this many times and test each group once.",
         show_default="random splits",
     ),
 ]

@@ -57,8 +57,14 @@ if TYPE_CHECKING:
 
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a dataset folder that is already there.")]
 Workers = Annotated[int, typer.Option(min=1, help="Processes that read tables or files.")]
-_PREDICT_HELP = "Predict new raw files with a trained model"
-_PERSONALISE_HELP = "Predict patients of whom a few samples are labelled"
+_PREDICT_HELP = """Predict new raw files with a trained model.
+
+OUT gets probabilities, prediction sets and a mark for patients unlike those of the training, with about.json, which
+explains every column. RAW may also be a dataset folder, prepared like the run's"""
+_PERSONALISE_HELP = """Predict patients of whom a few samples are labelled.
+
+The labels change the predictions of the same patient's other samples, without training again. Of a model with causal
+context they reach later samples only. OUT is as that of 'manydg predict'"""
 _NAMES_SHOWN = 8
 
 

@@ -202,7 +202,7 @@ def experiment(
     dry_run: DryRun = False,
     json: AsJson = False,
 ) -> None:
-    """Run one of the paper's experiments on a dataset.
+    """Run one experiment on a dataset, the paper's or ours.
 
     Its runs join those in OUT/results.jsonl; one that another experiment has done already is not done again. If the
     command is stopped, run it again.
@@ -539,5 +539,9 @@ def _models(screen: Console, title: str, rows: Sequence[str], cells: Mapping[str
 
 
 def _bounds(value: Interval) -> str:
-    known = value.low == value.low
+    from manydg.studies.summary_text import NONE
+
+    if math.isnan(value.estimate):
+        return NONE
+    known = not math.isnan(value.low)
     return f"{value.estimate:.3f}" + (f" [{value.low:.3f}, {value.high:.3f}]" if known else "")

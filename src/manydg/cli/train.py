@@ -94,7 +94,7 @@ def _show_result(record: RunRecord, out: Path) -> None:
         console.print(f"weights: {', '.join(shares)}; context: {record.context.get('mode')}")
         console.print(f"weights chosen: {record.members_rule}")
     patients, samples = record.patients.test, record.samples.test
-    people = "unseen synthetic patients" if record.synthetic else "unseen patients"
+    people = f"unseen {'synthetic ' if record.synthetic else ''}patient{'' if patients == 1 else 's'}"
     show_line(f"{patients} {people}, {samples} samples:  {figures(record.headline)}")
     for when in ("before", "after") if record.event else ():
         apart = {name: value for name, value in record.test.items() if name.endswith(f"_{when}")}

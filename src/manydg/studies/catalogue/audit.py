@@ -277,17 +277,23 @@ def _share(found: Identification) -> str:
     return f"{found.rate:.0%} of the time (by chance {found.chance:.0%}, p = {found.p:.3g})"
 
 
+def _change(change: Interval) -> str:
+    interval = "" if math.isnan(change.low) else f" [{change.low:+.3f}, {change.high:+.3f}]"
+    return f"{change.estimate:+.3f}{interval}"
+
+
 def _erasure_in_words(erased: Sequence[Erased], metric: str, before: float) -> list[str]:
     if not erased:
         return ["Nothing can be erased: its predictions do not come from the features of one network."]
     sentences = [
         f"Without the {entry.directions} direction{'s' if entry.directions > 1 else ''} of v in which training "
-        f"patients differ most, {metric} goes from {before:.3f} by {entry.change.estimate:+.3f} "
-        f"[{entry.change.low:+.3f}, {entry.change.high:+.3f}] (as many directions of exchanged patients: "
-        f"{entry.change_exchanged:+.3f}), and v names the right one of {entry.samples.patients} people "
-        f"{_share(entry.samples)}."
+        f"patients differ most, {metric} changes from {before:.3f} by {_change(entry.change)} (as many directions of "
+        f"exchanged patients: {entry.change_exchanged:+.3f}), and v names the right one of {entry.samples.patients} "
+        f"people {_share(entry.samples)}."
         for entry in erased
     ]
+    if all(math.isnan(entry.change.low) for entry in erased):
+        return [*sentences, "Fewer than three test patients: too few to say whether the score depends on them."]
     # Beyond what erasing as many directions of exchanged patients does.
     worse = [entry.directions for entry in erased if entry.change.high < min(0.0, entry.change_exchanged)]
     better = [entry.directions for entry in erased if entry.change.low > max(0.0, entry.change_exchanged)]
