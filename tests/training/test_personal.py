@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from scipy.optimize import minimize
@@ -375,6 +376,17 @@ def test_a_run_opens_where_no_sample_looked_at_has_any_of_the_labels(tmp_path: P
     train(data, split=split, algorithm="base", epochs=1, out=folder, device="cpu")
     outcome = open_run(folder).personalise(rng.normal(size=(2, 4)), [["a"], None], patients=["new", "new"])
     assert np.isfinite(outcome[1]).all()
+
+
+def test_labels_of_a_column_of_pandas_are_taken_in_their_order(run: Run) -> None:
+    rng, given = np.random.default_rng(0), ["ill", None, "well", "ill"]
+    samples, times = rng.normal(size=(4, 4)), np.arange(4.0)
+
+    def personal(labels: Any) -> np.ndarray:
+        return run.personalise(samples, labels, patients=["new"] * 4, times=times)
+
+    for kind in (object, "string", "category"):
+        np.testing.assert_array_equal(personal(pd.Series(given, index=[3, 2, 1, 0], dtype=kind)), personal(given))
 
 
 def test_labels_that_do_not_fit_are_errors(run: Run) -> None:

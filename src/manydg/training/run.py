@@ -247,17 +247,17 @@ def _shown_labels(
     if len(labels) != samples:
         raise DataError(f"there are {len(labels)} labels, but {samples} samples: give None where a label is not known")
     codes = {name: code for code, name in enumerate(spec.names)}
-    known = [
-        row for row, label in enumerate(labels) if label is not None and label == label
-    ]  # NaN is unequal to itself
+    # By position, whatever the index of a column of pandas. NaN is unequal to itself, and NA is neither that nor equal.
+    missing = ("True", "<NA>")
+    known = {row: label for row, label in enumerate(labels) if label is not None and str(label != label) not in missing}
     indicators = np.zeros((len(known), spec.size))
-    for position, row in enumerate(known):
-        several = spec.kind == "multilabel" and not isinstance(labels[row], str)
-        for name in labels[row] if several else [labels[row]]:
+    for position, (row, label) in enumerate(known.items()):
+        several = spec.kind == "multilabel" and not isinstance(label, str)
+        for name in label if several else [label]:
             if str(name) not in codes:
                 raise DataError(f"row {row}: '{name}' is not one of the model's labels ({', '.join(spec.names[:20])})")
             indicators[position, codes[str(name)]] = 1.0
-    return np.array(known, np.int64), indicators
+    return np.array(list(known), np.int64), indicators
 
 
 def train(
