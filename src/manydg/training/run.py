@@ -447,7 +447,13 @@ def _checked_split(dataset: DomainDataset, config: TrainingConfig, split: Split 
 def _identity(dataset: DomainDataset, config: TrainingConfig, split: Split, backbone: nn.Module | None) -> str:
     custom = None if backbone is None else [type(backbone).__qualname__, str(backbone)]
     sides = [fingerprint(getattr(split, side).tolist()) for side in ("train", "val", "test")]
-    return fingerprint(code_version(), dataset.content_hash(), config.to_json(), sides, custom)
+    return fingerprint(code_version(), data_identity(dataset), config.to_json(), sides, custom)
+
+
+def data_identity(dataset: DomainDataset) -> str:
+    """A hash of the content of a dataset and of what else of it decides a run: settings, and who may be tested."""
+    info = dataset.info
+    return fingerprint(dataset.content_hash(), dict(info.settings), info.test_patients, dict(info.sites))
 
 
 def context_of(schema: InputSchema, algorithm: Algorithm) -> JsonObject:
