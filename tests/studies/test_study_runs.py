@@ -98,7 +98,9 @@ def test_a_finished_comparison_runs_nothing_again(commands: Any, dataset: Path, 
 
 
 @pytest.mark.parametrize(
-    "changes", [{"settings": {"missing": True}}, {"sites": {"0": "A"}}, {"test_patients": ("0",)}], ids=str
+    "changes",
+    [{"settings": {"drug_interactions": [[0, 1]]}}, {"sites": {"0": "A"}}, {"test_patients": ("0",)}],
+    ids=str,
 )
 def test_a_dataset_prepared_anew_with_the_same_values_and_other_facts_about_them_is_studied_anew(
     changes: dict[str, Any], dataset_of: Callable[..., DomainDataset], tmp_path: Path
