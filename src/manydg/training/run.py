@@ -43,7 +43,7 @@ from manydg.data.splits import (
     warn_of_overlap,
 )
 from manydg.data.storage import refuse_dataset_folder
-from manydg.data.timeline import ContextOptions, SequenceOptions, Timeline
+from manydg.data.timeline import ContextOptions, SequenceOptions, Timeline, is_missing
 from manydg.errors import ConfigError, DataError, ManyDGError, StorageError
 from manydg.evaluation.clinical import rates_at_threshold, threshold_for
 from manydg.evaluation.metrics import Predictions, Timing, choose_threshold, score, score_patients, write_predictions
@@ -247,9 +247,8 @@ def _shown_labels(
     if len(labels) != samples:
         raise DataError(f"there are {len(labels)} labels, but {samples} samples: give None where a label is not known")
     codes = {name: code for code, name in enumerate(spec.names)}
-    # By position, whatever the index of a column of pandas. NaN is unequal to itself, and NA is neither that nor equal.
-    missing = ("True", "<NA>")
-    known = {row: label for row, label in enumerate(labels) if label is not None and str(label != label) not in missing}
+    # By position, whatever the index of a column of pandas.
+    known = {row: label for row, label in enumerate(labels) if not is_missing(label)}
     indicators = np.zeros((len(known), spec.size))
     for position, (row, label) in enumerate(known.items()):
         several = spec.kind == "multilabel" and not isinstance(label, str)
