@@ -200,6 +200,17 @@ def test_a_summary_has_every_metric_after_onset_with_interval_and_test(tmp_path:
     assert not [name for name in screen if name.startswith("F1\n")]
 
 
+def test_sites_are_drawn_though_a_tested_patient_was_ill_from_the_first_sample(tmp_path: Path) -> None:
+    data = stays()
+    places = {name: f"site {int(name) // 8}" for name in data.patients.tolist()}
+    onset = torch.where(data.domains % 8 == 0, 0.0, data.metadata["onset"])
+    replace(data, metadata={"onset": onset}, info=replace(data.info, sites=places)).save(tmp_path / "data")
+    by_site = options(epochs=1, split="site", ratios=(0.2, 0.2, 0.6))
+    compare(tmp_path / "data", ["base"], 1, tmp_path / "out", options=by_site, device="cpu")
+    (summary,) = summarize_folder(tmp_path / "out", resamples=20)
+    assert "intervals draw the 3 tested sites first, then patients within them" in summary.notes
+
+
 def test_silence_is_in_each_datasets_own_unit_of_time(tmp_path: Path) -> None:
     """The same patients with clocks that count hours and days."""
     hours = stays()

@@ -542,7 +542,7 @@ def make_record(
     return training_record(config, fitted, sides, name=name, seconds=seconds, device=device).replace(
         run=run,
         dataset_hash=dataset.content_hash(),
-        sites=_sites_of(sides["test"]) if config.split == "site" else {},
+        sites=_sites_of(dataset, held_out["test"]) if config.split == "site" else {},
         code_version=code_version(),
         event=dataset.info.event,
         threshold=threshold,
@@ -601,10 +601,11 @@ def _scores(run: Predictions, threshold: float | None) -> dict[str, float | int 
     }
 
 
-def _sites_of(part: DomainDataset) -> dict[str, str]:
-    """Pseudonym of each patient to the patient's site."""
-    sites = part.sites()
-    return {} if sites is None else dict(zip(part.pseudonyms(), sites.tolist(), strict=True))
+def _sites_of(dataset: DomainDataset, test: Predictions) -> dict[str, str]:
+    """Pseudonym of each tested patient to the patient's site, also of those with samples after an onset alone."""
+    sites, tested = dataset.sites(), set(test.names.tolist())
+    known = [] if sites is None else zip(dataset.pseudonyms(), sites.tolist(), strict=True)
+    return {name: site for name, site in known if name in tested}
 
 
 def training_record(
