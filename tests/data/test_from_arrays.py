@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import polars as pl
 import pytest
 import torch
@@ -58,6 +59,9 @@ def test_given_names_fix_the_codes() -> None:
         ([0.5, 1.2, 0.1, 3.3], {}, "say --kind regression"),
         ([0, 1, np.nan, 1], {}, "1 targets are missing or not finite"),
         (["a", None, "b", "a"], {}, "some targets are missing"),
+        (pd.array(["a", None, "b", "a"], dtype="string"), {}, "some targets are missing"),
+        (pd.array([True, None, False, True], dtype="boolean"), {}, "some targets are missing"),
+        ([["a"], ["a", "b"], ["b"], ["a"]], {}, "targets have rows of different lengths"),
         ([0, 1, 2, 1], {"kind": "binary"}, "binary target has two values; these have 3"),
         ([0, 1, 2, 1], {"kind": "votes"}, "matrix"),
         ([[0, 1]] * 4, {"kind": "classes"}, "one-dimensional"),

@@ -241,6 +241,7 @@ def test_a_wrong_sample_leaves_a_stream_as_it_was() -> None:
         ("new", values[1][:1], 2.0, "features"),
         (None, values[1], 2.0, "whose it is"),
         (float("nan"), values[1], 2.0, "whose it is"),
+        (pd.NA, values[1], 2.0, "whose it is"),
     ]
     for group, x, moment, words in wrong:
         with pytest.raises(DataError, match=words):

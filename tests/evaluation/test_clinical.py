@@ -318,6 +318,17 @@ def test_where_sites_were_split_they_are_drawn_first_here_too() -> None:
     assert by_site.subgroups["g"][1].values["auroc"].note == "no interval: 1 site"
 
 
+def test_nothing_is_tested_against_a_group_of_one_site_however_many_patients_it_has() -> None:
+    run = grouped()
+    places: dict[str, Json] = {
+        name: "one" if number < 40 else f"site {number % 4}" for number, name in enumerate(run.names.tolist())
+    }
+    small = compare_groups([run], "g", PatientResampling.of(run.names, places, resamples=60))[1]
+    assert (small.group, small.differences["auroc"].note) == ("small", "no interval: 1 site")
+    assert math.isfinite(small.values["auroc"].low)
+    assert math.isnan(small.p["auroc"])
+
+
 def test_groups_are_compared_on_the_runs_that_tested_both() -> None:
     """The small group is tested in the first run alone, and in the second the large one is easier."""
     run = grouped()

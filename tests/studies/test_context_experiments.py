@@ -17,7 +17,7 @@ from manydg.data.context import add_context, limit_context
 from manydg.data.dataset import DomainDataset, from_arrays, open_dataset
 from manydg.data.info import DatasetInfo
 from manydg.data.timeline import ContextOptions
-from manydg.errors import ConfigError
+from manydg.errors import ConfigError, DataError
 from manydg.evaluation.metrics import read_predictions
 from manydg.studies.catalogue import EXPERIMENTS
 from manydg.studies.catalogue.context_value import TimeBins, elapsed, scores_by_count, scores_by_elapsed
@@ -269,6 +269,17 @@ def test_context_is_made_anew_for_other_samples_options_and_training_patients(
             assert inference.spared_seconds() > 0
     assert len(made) == len(asked)
     assert inference.with_context(nights, offline, cpu) is not inference.with_context(nights, offline, cpu)
+
+
+def test_context_that_cannot_be_made_is_left_out_or_refused_whatever_was_asked_before() -> None:
+    rng, cpu = np.random.default_rng(0), torch.device("cpu")
+    signals = from_arrays(rng.normal(size=(60, 2, 64)), np.arange(60) % 2, np.arange(60) // 10, rate=64.0)
+    with inference.sharing_context(inference.ContextCache()):
+        for algorithm in ("manydg-context", "best"):
+            auto = TrainingConfig(algorithm, backbone="mlp")
+            assert inference.with_context(signals, auto, cpu) is signals
+        with pytest.raises(DataError, match="spectrograms"):
+            inference.with_context(signals, auto.replace(context="offline"), cpu)
 
 
 def test_a_run_is_charged_for_context_that_another_one_made(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -118,6 +119,15 @@ def test_sites_are_listed_and_drawn(trained: Path) -> None:
     assert [one.patients for one in found.sites] == [8] * 5
     assert found.new.sites == 5
     assert "40 patients of 5 sites" in found.words[0]
+
+
+@pytest.mark.parametrize(("sites", "few"), [(2, "2 sites"), (1, "1 site"), (0, "2 patients")])
+def test_of_two_sites_or_patients_no_change_is_called_sure(trained: Path, sites: int, few: str) -> None:
+    outcome = evaluated(trained, patients(seed=7, count=40 if sites else 2, noise=4.0, sites=sites))
+    assert outcome.change.estimate < -0.05
+    assert all(math.isnan(each.low) for each in (outcome.change, *outcome.steps.values()))
+    assert f"How sure the change is cannot be said (no interval: {few})." in outcome.words
+    assert not [sentence for sentence in outcome.words if "includes 0" in sentence or "largest part" in sentence]
 
 
 def test_the_dataset_of_the_training_and_other_classes_are_refused(trained: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import random
 import signal
@@ -13,8 +14,11 @@ from typing import Any
 
 import pytest
 
+from manydg.config import TrainingConfig
 from manydg.data.dataset import DomainDataset
+from manydg.studies.study import Study, grid
 
+CONFIG = TrainingConfig(epochs=1)
 REQUIRED = {
     "schema", "run", "experiment", "variant", "algorithm", "seed", "dataset", "dataset_hash", "target", "samples",
     "patients", "config", "code_version", "selection_rule", "threshold", "threshold_rule", "epoch", "epochs", "val",
@@ -91,6 +95,24 @@ def test_a_finished_comparison_runs_nothing_again(commands: Any, dataset: Path, 
     assert code == 0
     assert again == out
     assert {file: file.stat().st_mtime_ns for file in folder.glob("runs/*/model.safetensors")} == before
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"settings": {"drug_interactions": [[0, 1]]}}, {"sites": {"0": "A"}}, {"test_patients": ("0",)}],
+    ids=str,
+)
+def test_a_dataset_prepared_anew_with_the_same_values_and_other_facts_about_them_is_studied_anew(
+    changes: dict[str, Any], dataset_of: Callable[..., DomainDataset], tmp_path: Path
+) -> None:
+    data, study = dataset_of(patients=20), Study(tmp_path, tmp_path / "data", grid("c", ["base"], [0], CONFIG), "data")
+    data.save(tmp_path / "data")
+    [(before, _)] = study.keyed()
+    other = dataclasses.replace(data, info=dataclasses.replace(data.info, **changes))
+    other.save(tmp_path / "data", overwrite=True)
+    [(after, _)] = study.keyed()
+    assert other.content_hash() == data.content_hash()
+    assert before != after
 
 
 def test_a_comparison_killed_at_random_goes_on_and_repeats_no_run(

@@ -228,6 +228,12 @@ def test_rounds_of_boosting_are_no_epochs_to_stop_at(dataset: Path, tmp_path: Pa
     assert {(trial.state, trial.epochs) for trial in search.trials} == {("complete", 0)}
 
 
+def test_a_trial_of_best_is_not_stopped_for_what_one_of_its_learners_reaches(dataset: Path, tmp_path: Path) -> None:
+    options = Options(TrainingConfig(epochs=4))
+    (search,) = tune(dataset, ["best"], tmp_path / "out", trials=8, seeds=1, options=options).searches
+    assert {(trial.state, trial.epochs) for trial in search.trials} == {("complete", 0)}
+
+
 # Killed, side by side
 
 

@@ -26,7 +26,7 @@ from manydg.studies.catalogue.personalisation import Unseen
 from manydg.studies.catalogue.trustworthiness import check_promises
 from manydg.studies.conduct import compare
 from manydg.studies.external import evaluate_run
-from manydg.studies.summary import summarize_folder
+from manydg.studies.summary import clinical_results, summarize_folder
 from manydg.studies.tuning import validation_score
 from manydg.training.fit import Silent
 from manydg.training.run import open_run, train
@@ -198,6 +198,31 @@ def test_a_summary_has_every_metric_after_onset_with_interval_and_test(tmp_path:
     screen = [str(column.header) for column in summary.to_rich(200).columns]
     assert "AUPRC\nafter onset" in screen
     assert not [name for name in screen if name.startswith("F1\n")]
+
+
+def test_sites_are_drawn_though_a_tested_patient_was_ill_from_the_first_sample(tmp_path: Path) -> None:
+    data = stays()
+    places = {name: f"site {int(name) // 8}" for name in data.patients.tolist()}
+    onset = torch.where(data.domains % 8 == 0, 0.0, data.metadata["onset"])
+    replace(data, metadata={"onset": onset}, info=replace(data.info, sites=places)).save(tmp_path / "data")
+    by_site = options(epochs=1, split="site", ratios=(0.2, 0.2, 0.6))
+    compare(tmp_path / "data", ["base"], 1, tmp_path / "out", options=by_site, device="cpu")
+    (summary,) = summarize_folder(tmp_path / "out", resamples=20)
+    assert "intervals draw the 3 tested sites first, then patients within them" in summary.notes
+
+
+def test_silence_is_in_each_datasets_own_unit_of_time(tmp_path: Path) -> None:
+    """The same patients with clocks that count hours and days."""
+    hours = stays()
+    assert hours.times is not None
+    onset, event = {"onset": hours.metadata["onset"] / 24}, EventSpec("onset", HORIZON / 24, 1.0, foresee=True)
+    days = replace(hours, times=hours.times / 24, metadata=onset, info=replace(hours.info, event=event))
+    for name, data in (("hours", hours), ("days", days)):
+        data.save(tmp_path / name)
+        compare(tmp_path / name, ["base"], 1, tmp_path / "out", options=options(), device="cpu")
+    results = clinical_results(tmp_path / "out", silence="3h", resamples=20)
+    alarms = {name: result.at_threshold["false_alarms_per_day"].estimate for name, result in results.items()}
+    assert 0 < alarms["base on hours"] == pytest.approx(alarms["base on days"])
 
 
 def test_experiments_on_finished_runs_judge_nothing_from_the_onset_on(tmp_path: Path) -> None:

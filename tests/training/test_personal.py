@@ -9,12 +9,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from scipy.optimize import minimize
 
 from manydg.data.dataset import DomainDataset, from_arrays
 from manydg.data.info import TargetSpec
+from manydg.data.splits import split_named
 from manydg.errors import ConfigError, DataError, StorageError
 from manydg.estimator import EstimatorError, ManyDGClassifier
 from manydg.targets import target_of
@@ -32,6 +34,7 @@ from manydg.training.personal import (
     _choose_reach,
     _most_likely,
     _People,
+    _spread_rows,
     count_transitions,
     fit_population,
     personal_logits,
@@ -360,6 +363,30 @@ def test_an_opened_run_personalises_the_same_and_a_damaged_file_is_named(run: Ru
     with pytest.raises(ConfigError, match="train it again"):
         open_run(run.folder).personalise(new, labels)
     (run.folder / PERSONAL).write_bytes(kept)
+
+
+def test_a_run_opens_where_no_sample_looked_at_has_any_of_the_labels(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    # Sixty of the training patients are looked at, and one in forty has a label.
+    labels = (np.arange(200)[:, None] % 40 == [3, 17]).astype(int)
+    data = from_arrays(rng.normal(size=(200, 4)), labels, np.arange(200), kind="multilabel", names=["a", "b"])
+    split = split_named(data, train=map(str, range(120)), val=map(str, range(120, 160)), test=map(str, range(160, 200)))
+    folder, looked_at = tmp_path / "run", _spread_rows(data.select(split.train), 60, 200)
+    assert not data.select(split.train).targets[looked_at].any()
+    train(data, split=split, algorithm="base", epochs=1, out=folder, device="cpu")
+    outcome = open_run(folder).personalise(rng.normal(size=(2, 4)), [["a"], None], patients=["new", "new"])
+    assert np.isfinite(outcome[1]).all()
+
+
+def test_labels_of_a_column_of_pandas_are_taken_in_their_order(run: Run) -> None:
+    rng, given = np.random.default_rng(0), ["ill", None, "well", "ill"]
+    samples, times = rng.normal(size=(4, 4)), np.arange(4.0)
+
+    def personal(labels: Any) -> np.ndarray:
+        return run.personalise(samples, labels, patients=["new"] * 4, times=times)
+
+    for kind in (object, "string", "category"):
+        np.testing.assert_array_equal(personal(pd.Series(given, index=[3, 2, 1, 0], dtype=kind)), personal(given))
 
 
 def test_labels_that_do_not_fit_are_errors(run: Run) -> None:

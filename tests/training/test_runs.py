@@ -257,7 +257,11 @@ def test_a_folder_of_another_run_is_refused(
 ) -> None:
     train(small_dataset, epochs=1, out=tmp_path)
     before = (tmp_path / "run.json").read_bytes()
-    for data, options in ((dataset_of(patients=14), {}), (small_dataset, {"lr": 0.1}), (small_dataset, {"seed": 1})):
+    # The same values, for which another network is chosen.
+    gaps = dataclasses.replace(small_dataset, info=dataclasses.replace(small_dataset.info, settings={"missing": True}))
+    for data, options in (
+        (dataset_of(patients=14), {}), (gaps, {}), (small_dataset, {"lr": 0.1}), (small_dataset, {"seed": 1})
+    ):  # fmt: skip
         with pytest.raises(StorageError, match="name another folder"):
             train(data, epochs=1, out=tmp_path, **options)
     assert (tmp_path / "run.json").read_bytes() == before

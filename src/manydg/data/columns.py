@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from manydg.data.info import KINDS, TargetSpec
-from manydg.data.timeline import ids_in
+from manydg.data.timeline import ids_in, is_missing
 from manydg.errors import DataError
 from manydg.files import Json
 from manydg.registry import LazyModule
@@ -439,7 +439,10 @@ def encode_targets(
     targets: ArrayLike | Sequence[Any], kind: str | None, names: Sequence[str] | None
 ) -> tuple[Tensor, TargetSpec]:
     """Integer or indicator targets, or measured values, and what they mean."""
-    values = np.asarray(targets)
+    try:
+        values = np.asarray(targets)
+    except ValueError:
+        raise DataError("targets have rows of different lengths: give one label each, or 0 and 1 for all") from None
     if kind is not None and kind not in KINDS:
         raise DataError(f"unknown target kind '{kind}'; known: {', '.join(KINDS)}")
     if values.dtype.kind not in "fiubOUS":
@@ -448,7 +451,7 @@ def encode_targets(
         raise DataError(f"targets are one label for each sample; got {targets!r}")
     if len(values) == 0:
         raise DataError("there is not a single target: no samples were given")
-    if values.dtype.kind == "O" and any(value is None or value != value for value in values.ravel()):
+    if values.dtype.kind == "O" and any(map(is_missing, values.ravel())):
         raise DataError("some targets are missing: leave those rows out")
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         raise DataError(f"{int((~np.isfinite(values)).sum())} targets are missing or not finite: leave those rows out")

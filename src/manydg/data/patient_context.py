@@ -25,6 +25,7 @@ from manydg.data.timeline import (
     assemble,
     clock_of,
     ids_in,
+    is_missing,
     samples_until_known,
     some_patients,
 )
@@ -257,7 +258,7 @@ class PatientStream:
 
     def _checked(self, group: Any, x: Any, time: Any) -> tuple[npt.NDArray[np.float32], Vector]:
         """A sample ``(1, features)`` and its time ``(1,)``; nothing of a wrong one is kept."""
-        if group is None or group != group:
+        if is_missing(group):
             raise DataError("the sample says not whose it is: give its patient")
         row = np.asarray(x, np.float32)[None]
         if self._features is None:

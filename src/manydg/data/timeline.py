@@ -150,13 +150,23 @@ class ContextOptions(_NamedOptions):
 _LARGEST_EXACT = 2**53
 
 
+def is_missing(value: Any) -> bool:
+    """Whether a value is None; NaN or NaT, which are unequal to themselves; or NA of pandas, which is neither.
+
+    Examples
+    --------
+    >>> is_missing(None), is_missing(math.nan), is_missing("a"), is_missing(["a", "b"])
+    (True, True, False, False)
+    """
+    return value is None or str(value != value) in ("True", "<NA>")
+
+
 def ids_in(patients: Any) -> npt.NDArray[Any]:
     """Whose each sample is, ``(rows,)``; raise where that is not said: samples of nobody are not one person's."""
     ids = np.asarray(patients)
     if ids.ndim != 1:
         raise DataError(f"patient ids must be one-dimensional, one per sample; they have shape {ids.shape}")
-    # What is missing is unequal to itself; pandas' NA is so neither truly nor falsely.
-    if ids.dtype.kind == "O" and any(value is None or str(value != value) != "False" for value in ids):
+    if ids.dtype.kind == "O" and any(map(is_missing, ids)):
         raise DataError("some patient ids are missing; every sample must say whose it is")
     if ids.dtype.kind == "M" and np.isnat(ids).any():
         raise DataError("some patient ids are missing (NaT); every sample must say whose it is")
@@ -195,7 +205,7 @@ def clock_of(times: Any) -> npt.NDArray[np.float64]:
 
 
 def _number(value: Any) -> float:
-    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+    if is_missing(value):
         return math.nan
     if isinstance(value, timedelta):
         return value.total_seconds()

@@ -384,7 +384,9 @@ def compare_groups(runs: Sequence[Predictions], column: str, plan: PatientResamp
     gaps = {name: mean_difference(group, by_run[largest]) for name, group in by_run.items()}
     others = [name for name in names if name != largest]
     units = {name: plan.units_of(np.array(sorted(people[name]))) for name in names}
-    few = {name for name in names if units[name] < MIN_PATIENTS}
+    # The group with most patients may be of few sites.
+    compared = {name: min(units[name], units[largest]) for name in names}
+    few = {name for name in names if compared[name] < MIN_PATIENTS}
     p = {
         key: holm([math.nan if name in few else _bootstrap_p(gaps[name][key], plan) for name in others])
         for key in draws[largest]
@@ -396,7 +398,7 @@ def compare_groups(runs: Sequence[Predictions], column: str, plan: PatientResamp
             sum(len(part.truth) for part in parts[name]),
             _positive(parts[name]),
             {key: plan.interval(values, units=units[name]) for key, values in draws[name].items()},
-            {key: plan.interval(values, units=units[name]) for key, values in gaps[name].items()}
+            {key: plan.interval(values, units=compared[name]) for key, values in gaps[name].items()}
             if name != largest
             else {},
             {key: each[others.index(name)] for key, each in p.items()} if name != largest else {},

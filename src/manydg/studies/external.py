@@ -27,7 +27,7 @@ import torch
 from manydg.data.dataset import DomainDataset
 from manydg.errors import DataError
 from manydg.evaluation.metrics import Predictions, choose_threshold, read_predictions, score
-from manydg.evaluation.statistics import Interval, PatientResampling, percentile_interval
+from manydg.evaluation.statistics import MIN_PATIENTS, Interval, PatientResampling, percentile_interval
 from manydg.evaluation.trust import brier_score, reliability, statements
 from manydg.files import JsonObject, fields_as_json
 from manydg.studies.summary_text import METRIC_NAMES
@@ -266,10 +266,11 @@ class _Change:
         """The metric, and its bootstrap draws."""
         return plan.evaluate(predictions)[self.metric][: 1 + plan.resamples]
 
-    @staticmethod
-    def _difference(before: npt.NDArray[np.float64], after: npt.NDArray[np.float64]) -> Interval:
-        gap = after - before
-        return percentile_interval(gap[1:], float(gap[0]))
+    def _difference(self, before: npt.NDArray[np.float64], after: npt.NDArray[np.float64]) -> Interval:
+        gap, fewest = after - before, min(self.own_plan, self.new_plan, key=lambda plan: plan.units)
+        # Of two patients, or sites, a change has no more of an interval than the score itself.
+        few = fewest.units < MIN_PATIENTS
+        return fewest.interval(gap) if few else percentile_interval(gap[1:], float(gap[0]))
 
     def _as_frequent(self) -> Predictions:
         """The run's test samples, repeated so that classes are as frequent as in the new data."""
@@ -364,7 +365,7 @@ def _by_site(new: Predictions, site_of: Mapping[str, str], metric: str) -> list[
 
 def _words(found: External, failed: int, unseen: Sequence[str]) -> list[str]:
     metric, own, new = METRIC_NAMES.get(found.metric, found.metric), found.own, found.new
-    where = f" of {new.sites} sites" if new.sites else ""
+    where = f" of {new.sites} site{'s' if new.sites > 1 else ''}" if new.sites else ""
     words = [
         f"{metric} is {_text(new.metrics[found.metric])} on {new.patients} patients{where} of {found.dataset}, and was "
         f"{_text(own.metrics[found.metric])} on the {own.patients} test patients of the run: a change of "
@@ -372,7 +373,9 @@ def _words(found: External, failed: int, unseen: Sequence[str]) -> list[str]:
     ]
     if failed:
         words.append(f"{failed} samples are left out: the model's output for them is not finite.")
-    if not found.change.low > 0 and not found.change.high < 0:
+    if math.isnan(found.change.low):
+        words.append(f"How sure the change is cannot be said ({found.change.note}).")
+    elif found.change.low <= 0 <= found.change.high:
         words.append(
             "The interval of the change includes 0: these patients do not show that the model does worse here."
         )

@@ -48,7 +48,16 @@ from manydg.studies.settings import Options, as_options, spelled_out
 from manydg.training.fit import Fitted, Reporter, fit, fit_further, trust_named
 from manydg.training.inference import ContextCache, sharing_context
 from manydg.training.record import CurvePoint, EpochEntry, RunRecord, Use, Variant
-from manydg.training.run import PREDICTIONS, draw_split, make_record, predict_held_out, sides_of, train, warm_up
+from manydg.training.run import (
+    PREDICTIONS,
+    data_identity,
+    draw_split,
+    make_record,
+    predict_held_out,
+    sides_of,
+    train,
+    warm_up,
+)
 
 TRAIN = "train"
 
@@ -73,11 +82,14 @@ class PlannedRun:
         """What the run is to its experiment."""
         return Use(self.experiment, self.variant)
 
-    def identity(self, dataset_hash: str) -> str:
-        """The run's id: the same code, data and options always give the same, whatever experiment asks for them."""
+    def identity(self, data: str) -> str:
+        """The run's id: the same code, data and options always give the same, whatever experiment asks for them.
+
+        - ``data``: What :func:`~manydg.training.run.data_identity` gives.
+        """
         # To plain training the variant is a name for what the options say already.
         read = {} if self.procedure == TRAIN else dict(self.variant)
-        return fingerprint(code_version(), dataset_hash, [self.procedure, read, self.config.to_json()])
+        return fingerprint(code_version(), data, [self.procedure, read, self.config.to_json()])
 
     def settled(self, dataset: DomainDataset) -> PlannedRun:
         """The same run with every default of its options spelled out."""
@@ -134,9 +146,9 @@ class Study:
     def keyed(self) -> list[tuple[str, PlannedRun]]:
         """The planned runs in order, each with its id; runs of the same content have the same."""
         data = open_once(self.dataset)
-        hash_ = data.content_hash()
+        identity = data_identity(data)
         settled = [run.settled(data) for run in self.runs]
-        return [(run.identity(hash_), run) for run in settled]
+        return [(run.identity(identity), run) for run in settled]
 
     def is_done(self, key: str) -> bool:
         """Whether a run is over; one killed between its training and the study's marks on its record is not."""

@@ -370,7 +370,7 @@ def clinical_results(
     records = [RunRecord.read(path / RUN_RECORD).replace(folder=".")] if alone else read_results(path)
     models: dict[str, list[Predictions]] = {}
     rules: dict[str, str] = {}
-    quiet: float | None = None
+    quiet: dict[str, float | None] = {}
     counting = _of_models([each for each in records if each.ok])
     for name, record in counting:
         run, val = (load_predictions(path, record, side) for side in ("test", "val"))
@@ -378,7 +378,7 @@ def clinical_results(
             continue
         changes = {name: text for name, text in (("at", at), ("silence", silence)) if text is not None}
         config = record.config.replace(**changes)
-        quiet = silence_of(config, record.event)
+        quiet[name] = silence_of(config, record.event)
         threshold, rule = (record.threshold, record.threshold_rule) if at is None else decide_threshold(config, val)
         models.setdefault(name, []).append(replace(run, threshold=threshold))
         rules[name] = rule
@@ -386,7 +386,8 @@ def clinical_results(
         raise DataError(f"{folder} has no predictions of a finished run: name a run folder or a results folder")
     places = {name: places_of(record for other, record in counting if other == name) for name in models}
     results = {
-        name: evaluate(runs, silence=quiet, resamples=resamples, places=places[name]) for name, runs in models.items()
+        name: evaluate(runs, silence=quiet[name], resamples=resamples, places=places[name])
+        for name, runs in models.items()
     }
     return {name: replace(result, rule=rules[name]) for name, result in results.items()}
 

@@ -20,6 +20,7 @@ from typing import Any, cast
 import numpy as np
 
 from manydg.algorithms import ALGORITHMS
+from manydg.algorithms.best import Best
 from manydg.backbones import SEARCHED_OPTIONS
 from manydg.config import SEARCHED, Range, Searched, TrainingConfig, pick_device, searched_from_json
 from manydg.data.dataset import DomainDataset
@@ -456,13 +457,15 @@ def validation_score(dataset: DomainDataset, config: TrainingConfig, device: str
 class _Pruning(Silent):
     """Notes every epoch in a search's journal and stops a trial that does worse than half of those before it.
 
-    Rounds of boosting are no epochs: what a few of them reach says little where each learns at a rate of its own.
+    Rounds of boosting are no epochs: what a few of them reach says little where each learns at a rate of its own. Those
+    of ``best`` are of one learner after the other, whose values at the same number do not compare.
     """
 
     def __init__(self, job: TrialJob) -> None:
         self.job, self.best, self.epochs = job, -math.inf, 0
         self.metric = job.config.selection or ""
-        self.in_epochs = ALGORITHMS.get(job.config.algorithm).sampling != "whole"
+        algorithm = ALGORITHMS.get(job.config.algorithm)
+        self.in_epochs = algorithm.sampling != "whole" and not issubclass(algorithm, Best)
 
     def epoch_ended(self, entry: EpochEntry) -> None:
         value = entry.val.get(self.metric)

@@ -431,7 +431,9 @@ class ContextCache:
             self._key, self._made = "", None
             start = time.perf_counter()
             data = make()
-            self._key, self._made = key, (dataset, data, time.perf_counter() - start)
+            # Without a context, because the network has no spectrograms, there is nothing to share.
+            if data is not dataset:
+                self._key, self._made = key, (dataset, data, time.perf_counter() - start)
             return data
         _, data, self.spared = self._made
         return data
@@ -481,7 +483,7 @@ def with_context(
     chosen, cache = settled(config, dataset), _cache.get()
 
     def made() -> DomainDataset:
-        return _with_columns(dataset, chosen, device, backbone, training)
+        return _with_columns(dataset, config, device, backbone, training)
 
     data = made() if cache is None else cache.get(dataset, chosen, device, backbone, training, made)
     sequence = sequence_options(chosen)
@@ -532,7 +534,7 @@ def _with_columns(
     training: npt.NDArray[np.int64] | None,
 ) -> DomainDataset:
     """The dataset with the columns of its context alone."""
-    mode = context_mode(config, dataset)
+    mode = context_mode(settled(config, dataset), dataset)
     if mode == NONE:
         return dataset
     spectrum = None

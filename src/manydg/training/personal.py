@@ -260,9 +260,10 @@ def _indicators(target: Target, dataset: DomainDataset) -> Array:
 
 def _moments(features: Array, indicators: Array, patients: Rows) -> Population:
     """Class means and axes of training samples ``(samples, width)``."""
-    counts = np.maximum(indicators.sum(axis=0), 1.0)
-    means = indicators.T @ features / counts[:, None]
-    centre = means[indicators.sum(axis=0) > 0].mean(axis=0)
+    counts = indicators.sum(axis=0)
+    means = indicators.T @ features / np.maximum(counts, 1.0)[:, None]
+    # Of rare labels these samples may have none at all.
+    centre = means[counts > 0].mean(axis=0) if counts.any() else features.mean(axis=0)
     # Several labels, or none: the mean of those present.
     of_sample = indicators @ means / np.maximum(indicators.sum(axis=1, keepdims=True), 1.0)
     within = features - np.where(indicators.sum(axis=1, keepdims=True) > 0, of_sample, centre)

@@ -43,7 +43,7 @@ from manydg.data.splits import (
     warn_of_overlap,
 )
 from manydg.data.storage import refuse_dataset_folder
-from manydg.data.timeline import ContextOptions, SequenceOptions, Timeline
+from manydg.data.timeline import ContextOptions, SequenceOptions, Timeline, is_missing
 from manydg.errors import ConfigError, DataError, ManyDGError, StorageError
 from manydg.evaluation.clinical import rates_at_threshold, threshold_for
 from manydg.evaluation.metrics import Predictions, Timing, choose_threshold, score, score_patients, write_predictions
@@ -247,17 +247,16 @@ def _shown_labels(
     if len(labels) != samples:
         raise DataError(f"there are {len(labels)} labels, but {samples} samples: give None where a label is not known")
     codes = {name: code for code, name in enumerate(spec.names)}
-    known = [
-        row for row, label in enumerate(labels) if label is not None and label == label
-    ]  # NaN is unequal to itself
+    # By position, whatever the index of a column of pandas.
+    known = {row: label for row, label in enumerate(labels) if not is_missing(label)}
     indicators = np.zeros((len(known), spec.size))
-    for position, row in enumerate(known):
-        several = spec.kind == "multilabel" and not isinstance(labels[row], str)
-        for name in labels[row] if several else [labels[row]]:
+    for position, (row, label) in enumerate(known.items()):
+        several = spec.kind == "multilabel" and not isinstance(label, str)
+        for name in label if several else [label]:
             if str(name) not in codes:
                 raise DataError(f"row {row}: '{name}' is not one of the model's labels ({', '.join(spec.names[:20])})")
             indicators[position, codes[str(name)]] = 1.0
-    return np.array(known, np.int64), indicators
+    return np.array(list(known), np.int64), indicators
 
 
 def train(
@@ -447,7 +446,13 @@ def _checked_split(dataset: DomainDataset, config: TrainingConfig, split: Split 
 def _identity(dataset: DomainDataset, config: TrainingConfig, split: Split, backbone: nn.Module | None) -> str:
     custom = None if backbone is None else [type(backbone).__qualname__, str(backbone)]
     sides = [fingerprint(getattr(split, side).tolist()) for side in ("train", "val", "test")]
-    return fingerprint(code_version(), dataset.content_hash(), config.to_json(), sides, custom)
+    return fingerprint(code_version(), data_identity(dataset), config.to_json(), sides, custom)
+
+
+def data_identity(dataset: DomainDataset) -> str:
+    """A hash of the content of a dataset and of what else of it decides a run: settings, and who may be tested."""
+    info = dataset.info
+    return fingerprint(dataset.content_hash(), dict(info.settings), info.test_patients, dict(info.sites))
 
 
 def context_of(schema: InputSchema, algorithm: Algorithm) -> JsonObject:
@@ -537,7 +542,7 @@ def make_record(
     return training_record(config, fitted, sides, name=name, seconds=seconds, device=device).replace(
         run=run,
         dataset_hash=dataset.content_hash(),
-        sites=_sites_of(sides["test"]) if config.split == "site" else {},
+        sites=_sites_of(dataset, held_out["test"]) if config.split == "site" else {},
         code_version=code_version(),
         event=dataset.info.event,
         threshold=threshold,
@@ -596,10 +601,11 @@ def _scores(run: Predictions, threshold: float | None) -> dict[str, float | int 
     }
 
 
-def _sites_of(part: DomainDataset) -> dict[str, str]:
-    """Pseudonym of each patient to the patient's site."""
-    sites = part.sites()
-    return {} if sites is None else dict(zip(part.pseudonyms(), sites.tolist(), strict=True))
+def _sites_of(dataset: DomainDataset, test: Predictions) -> dict[str, str]:
+    """Pseudonym of each tested patient to the patient's site, also of those with samples after an onset alone."""
+    sites, tested = dataset.sites(), set(test.names.tolist())
+    known = [] if sites is None else zip(dataset.pseudonyms(), sites.tolist(), strict=True)
+    return {name: site for name, site in known if name in tested}
 
 
 def training_record(
