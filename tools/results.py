@@ -11,7 +11,7 @@ docs/results.md and docs/results/ from these files; a test compares the pages wi
 three.
 
 Evidence counts as of one version of the code while every algorithm in it predicts the same, bit for bit, on the data
-of tests/reference with targets of its kind. ``version`` notes what the present code predicts, from the reference that
+of tests/reference with targets of its kind, and takes the same settings for the dataset. ``version`` notes what the present code predicts, from the reference that
 the slow tests compare it with, in ``results/versions/``; a test compares these notes with each other.
 """
 
@@ -140,6 +140,16 @@ class StudyPlan:
     reference: str = "base"
     trials: int = 0
     people: bool = False
+
+    @property
+    def source(self) -> str:
+        """What its dataset is prepared from: a source may have settings of its own."""
+        return shlex.split(DATASETS[self.dataset][-1])[2]
+
+    @property
+    def says_settings(self) -> bool:
+        """Whether the settings of algorithms are the study's own."""
+        return any(words in self.command for words in ("--set ", "experiment objectives", "experiment weights"))
 
     @property
     def splits(self) -> int:
@@ -815,12 +825,21 @@ def versions(found: dict[str, dict[str, Any]]) -> str:
 
 
 def predicted(reference: dict[str, Any]) -> dict[str, str]:
-    """For each algorithm and kind of target a hash of what it predicts on the data of the reference, once trained."""
+    """What evidence depends on, each as a hash.
+
+    For each algorithm and kind of target what it predicts on the data of the reference, once trained; for each source
+    and algorithm the settings that training takes by itself.
+    """
     kept: dict[str, list[str]] = {}
     for key, value in sorted(reference.items()):
         part, _, rest = key.partition(".")
         if part == "algorithm" and key.endswith(".predictions.float_hash"):
             kept.setdefault(".".join(rest.split(".")[:2]), []).append(f"{key}={value}")
+        elif part == "backbone" and key.endswith(".config"):
+            _, source, algorithm, _ = rest.split(".")
+            config = json.loads(value)
+            chosen = json.dumps([config[name] for name in ("settings", "lr", "weight_decay")], sort_keys=True)
+            kept.setdefault(f"settings.{source}.{algorithm}", []).append(f"{key}={chosen}")
     return {name: hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16] for name, lines in kept.items()}
 
 

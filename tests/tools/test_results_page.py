@@ -51,16 +51,20 @@ def test_a_page_is_what_the_records_make_of_it(path: Path) -> None:
 
 def test_all_evidence_is_of_one_version_of_the_code_and_one_of_each_dataset() -> None:
     now = predicted(json.loads(REFERENCE.read_text(encoding="utf-8")))
+    plans = {plan.name: plan for plan in STUDIES}
+    assert {"settings.iiic.manydg", "settings.table.base"} <= set(now)
     for name, study in found.items():
         assert len(study["dataset_hash"]) == 1
         algorithms = {row.partition(" ")[0] for summary in study["summaries"] for row in summary["rows"]}
         several = any("jaccard" in summary["metrics"] for summary in study["summaries"])
         asked = [key for key in now if key.split(".")[0] in algorithms and key.endswith("multilabel") == several]
         assert {key.split(".")[0] for key in asked} == algorithms
+        if not plans[name].says_settings:
+            asked += [key for one in algorithms if (key := f"settings.{plans[name].source}.{one}") in now]
         for code in study["code_version"]:
             then = json.loads((VERSIONS / f"{code}.json").read_text(encoding="utf-8"))
             changed = [key for key in asked if then.get(key) != now[key]]
-            assert not changed, f"{name} is of version {code}; {changed} predict otherwise now: run it anew"
+            assert not changed, f"{name} is of version {code}; {changed} are otherwise now: run it anew"
 
 
 def test_a_version_is_another_one_for_an_algorithm_that_predicts_otherwise() -> None:
@@ -75,6 +79,24 @@ def test_a_version_is_another_one_for_an_algorithm_that_predicts_otherwise() -> 
     for kind in ("binary", "votes"):
         after = predicted({**reference, f"algorithm.base.{kind}.predictions.float_hash": "x"})
         assert [key for key in before if after[key] != before[key]] == [f"base.{kind}"]
+
+
+def test_a_version_is_another_one_where_a_source_has_other_settings() -> None:
+    def reference(**changed: object) -> dict[str, str]:
+        config = {"settings": {"mmd": 1.0}, "lr": 0.001, "weight_decay": 0.0, "epochs": 1} | changed
+        same = {"settings": {}, "lr": 0.001, "weight_decay": 0.0}
+        return {"backbone.cnn.iiic.manydg.config": json.dumps(config), "backbone.cnn.iiic.base.config": json.dumps(same)}
+
+    before = predicted(reference())
+    assert set(before) == {"settings.iiic.manydg", "settings.iiic.base"}
+    assert predicted(reference(epochs=2)) == before
+    for changed in ({"settings": {"mmd": 0.2}}, {"lr": 0.002}, {"weight_decay": 0.1}):
+        after = predicted(reference(**changed))
+        assert [key for key in before if after[key] != before[key]] == ["settings.iiic.manydg"]
+    assert StudyPlan("a", "twin-iiic", "compare twin-iiic --algorithms manydg").source == "iiic"
+    assert StudyPlan("a", "twin-iiic", "experiment objectives twin-iiic").says_settings
+    assert StudyPlan("a", "twin-iiic", "compare twin-iiic --set manydg.mmd=1").says_settings
+    assert not StudyPlan("a", "twin-iiic", "experiment limited-data twin-iiic").says_settings
 
 
 def test_the_worth_of_labels_is_a_row_of_counts_with_its_test_and_the_verdict_below() -> None:

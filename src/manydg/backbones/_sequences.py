@@ -563,7 +563,7 @@ class Chain:
             # A sample without an output says nothing.
             evidence[: len(own), column] = np.where(np.isfinite(own).all(axis=1, keepdims=True), own, 1.0)
             steps = np.rint(since / self.pause)
-            # After a long pause, and between samples of the same time, nothing is carried over.
+            # After a long pause, and between samples less than half a usual one apart, nothing is carried over.
             counts[: len(own), column] = np.where((steps >= 1) & (steps <= _MOST_PAUSES), steps, 0)
         powers = [np.linalg.matrix_power(self.transitions, count) for count in range(1, _MOST_PAUSES + 1)]
         moves = np.stack([np.tile(usual, (len(usual), 1)), *powers])
