@@ -11,8 +11,9 @@ docs/results.md and docs/results/ from these files; a test compares the pages wi
 three.
 
 Evidence counts as of one version of the code while every algorithm in it predicts the same, bit for bit, on the data
-of tests/reference with targets of its kind, and takes the same settings for the dataset. ``version`` notes what the present code predicts, from the reference that
-the slow tests compare it with, in ``results/versions/``; a test compares these notes with each other.
+of tests/reference with targets of its kind, and takes the same settings for the dataset. ``version`` notes what the
+present code predicts, from the reference that the slow tests compare it with, in ``results/versions/``; a test compares
+these notes with each other.
 """
 
 from __future__ import annotations

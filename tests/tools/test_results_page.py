@@ -85,7 +85,8 @@ def test_a_version_is_another_one_where_a_source_has_other_settings() -> None:
     def reference(**changed: object) -> dict[str, str]:
         config = {"settings": {"mmd": 1.0}, "lr": 0.001, "weight_decay": 0.0, "epochs": 1} | changed
         same = {"settings": {}, "lr": 0.001, "weight_decay": 0.0}
-        return {"backbone.cnn.iiic.manydg.config": json.dumps(config), "backbone.cnn.iiic.base.config": json.dumps(same)}
+        configs = {"manydg": config, "base": same}
+        return {f"backbone.cnn.iiic.{name}.config": json.dumps(one) for name, one in configs.items()}
 
     before = predicted(reference())
     assert set(before) == {"settings.iiic.manydg", "settings.iiic.base"}
