@@ -631,9 +631,11 @@ def _read_labels(recording: RawRecording, format: ScoringFormat) -> list[Annotat
     files = recording.scorings or ((recording.path,) if inside else ())
     notes = [note for file in files for note in read_scoring(file, format, header.start)]
     if not notes:
+        empty = " and ".join(file.name for file in recording.scorings)
+        why = f"{empty} states none" if empty else "no file of labels is named like it, and it holds no annotations"
         raise DataError(
-            f"{recording.path} has no labels: no file of labels is named like it, and it holds no annotations. Name "
-            "the file with --scoring, or leave such recordings out with --unusable skip"
+            f"{recording.path} has no labels: {why}. Name the file with --scoring, or leave such recordings out with "
+            "--unusable skip"
         )
     return notes
 
