@@ -14,7 +14,8 @@ from manydg import files
 from manydg.data.dataset import DomainDataset, open_dataset
 from manydg.errors import ConfigError, DataError, ManyDGWarning, StorageError
 from manydg.predict import predict_raw
-from manydg.sources import _preparing, prepare
+from manydg.sources import TrainedOn, _preparing, prepare
+from manydg.sources.arrays import Arrays, NewArrayOptions
 from manydg.training.run import train
 
 X = np.arange(24.0).reshape(6, 4)
@@ -39,6 +40,20 @@ def test_arrays_become_a_dataset(tmp_path: Path) -> None:
     assert dataset.times is not None
     assert dataset.times.tolist() == list(range(6))
     assert [file.name for file in dataset.info.provenance.files] == ["x.npy", "y.npy", "p.npy", "t.npy"]
+
+
+@pytest.mark.parametrize("unit", ["m8[h]", "M8[h]", "M8[ns]"])
+def test_times_may_be_dates_or_durations_which_become_seconds(tmp_path: Path, unit: str) -> None:
+    hours = np.arange(6).astype("m8[h]")
+    times = (hours if unit[0] == "m" else np.datetime64("1970-01-01", "h") + hours).astype(unit)
+    dataset = prepared(tmp_path, time=times)
+    assert dataset.times is not None
+    assert dataset.times.tolist() == [3600.0 * hour for hour in range(6)]
+    np.savez(tmp_path / "new.npz", x=X, time=times)
+    trained = TrainedOn("arrays", dataset.info.settings)
+    (new,) = Arrays().for_prediction(tmp_path / "new.npz", trained, NewArrayOptions(keep=("time",)))
+    assert new.times is not None
+    assert new.times.tolist() == new.rows["time"].to_list() == dataset.times.tolist()
 
 
 def test_pieces_smaller_than_the_array_make_the_same_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -822,7 +822,11 @@ def test_recordings_that_cannot_be_used_are_refused_or_skipped_and_counted(tmp_p
 
 def test_a_recording_without_labels_is_refused_with_the_remedy(tmp_path: Path) -> None:
     raw = two_people(tmp_path / "raw")
-    (raw / "ben" / "night.csv").unlink()
+    table = raw / "ben" / "night.csv"
+    table.write_text(table.read_text().splitlines()[0] + "\n")
+    with pytest.raises(DataError, match=r"ben/night.edf has no labels: night.csv states none.*--scoring"):
+        prepared(raw, tmp_path / "out")
+    table.unlink()
     with pytest.raises(DataError, match=r"ben/night.edf has no labels: no file of labels is named like it.*--scoring"):
         prepared(raw, tmp_path / "out")
 

@@ -145,6 +145,31 @@ def test_the_nights_of_a_person_are_one_patient_a_day_apart_as_in_training(tmp_p
     assert len([path for path in written if path.suffix == ".csv"]) == 2
 
 
+def test_the_nights_of_a_person_come_in_their_order_whatever_folders_they_are_in(tmp_path: Path) -> None:
+    raw = sources.synthesize("sleep-edf", tmp_path / "raw", patients=1, nights=2, hours=0.25)
+    for folder, night in (("b", "SC4001E0-PSG.edf"), ("a", "SC4002E0-PSG.edf")):
+        (raw / folder).mkdir()
+        (raw / night).rename(raw / folder / night)
+    trained = sources.TrainedOn("sleep-edf", sleep_edf.SETTINGS)
+    options = sleep_edf.RecordingOptions(keep=("session",))
+    (person,) = sleep_edf.SleepEdf().for_prediction(raw, trained, options)
+    assert person.times is not None
+    first = person.rows["session"].to_numpy() == "1"
+    assert person.times[first].max() < 86_400 <= person.times[~first].min()
+
+
+def test_recordings_of_one_name_keep_their_predictions_apart(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        write_sine(tmp_path / folder / "night.edf", 100)
+    trained = sources.TrainedOn("sleep-edf", sleep_edf.SETTINGS)
+    people = list(sleep_edf.SleepEdf().for_prediction(tmp_path, trained, sleep_edf.RecordingOptions()))
+    assert [person.patients[0] for person in people] == ["a_night", "b_night"]
+    write_sine(tmp_path / "b" / "a_night.edf", 100).rename(tmp_path / "a_night.edf")
+    with pytest.raises(DataError, match="would have the same name: rename one"):
+        list(sleep_edf.SleepEdf().for_prediction(tmp_path, trained, sleep_edf.RecordingOptions()))
+
+
 def test_mne_reads_the_stages_from_the_annotation_file(night: tuple[Recording, np.ndarray], tmp_path: Path) -> None:
     recording, probabilities = night
     _, notes, _ = write_stages(tmp_path / "out", recording, probabilities)

@@ -248,6 +248,10 @@ def test_the_command_exports_a_run(commands: Any, small_dataset: DomainDataset, 
     assert code == 0, err
     assert "input x: float32 (batch, 6)" in printed
     assert_parity(run, small_dataset, out, "torch")
+    by_ending = tmp_path / "by-ending.pt2"
+    code, _, err = commands.run("export", tmp_path / "run", "--out", by_ending)
+    assert code == 0, err
+    assert_parity(run, small_dataset, by_ending, "torch")
     code, _, err = commands.run("export", tmp_path / "nothing", "--out", out)
     assert code == 2
     assert "is not a finished run" in err

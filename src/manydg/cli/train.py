@@ -134,7 +134,12 @@ def show(
 def export(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run.", show_default=False)],
     out: Annotated[Path, typer.Option(help="File to write, such as model.onnx or model.pt2.")],
-    format: Annotated[str, typer.Option(help="onnx (for onnxruntime) or torch (for torch.export.load).")] = "onnx",
+    format: Annotated[
+        str | None,
+        typer.Option(
+            help="onnx (for onnxruntime) or torch (for torch.export.load).", show_default="torch for .pt2, else onnx"
+        ),
+    ] = None,
     context: Annotated[
         str,
         typer.Option(help="Patient context: state (made by the file) or inputs (made by manydg, given with each row)."),
@@ -154,6 +159,7 @@ def export(
     from manydg.files import claimed
     from manydg.training.export import export_run
 
+    format = format or ("torch" if out.suffix == ".pt2" else "onnx")
     with claimed(out):
         written = export_run(run, out, format, context=context, backbone=backbone, algorithm=algorithm)
     if json:

@@ -102,7 +102,10 @@ def apply_context(dataset: DomainDataset, options: ContextOptions, spectrum: Spe
         added[TRUST] = timeline.trust(chosen.mode, strength)
     for signal in _columns(whole, 3, 4):
         if spectrum is None and signal.ndim == 3:
-            raise DataError("context of signals is made of their spectrograms: give the transform as spectrum=")
+            raise DataError(
+                "context of signals is made of their spectrograms, which takes a network that makes them and the signals' "
+                "sampling rate (manydg prepare arrays --rate), or from Python the transform as spectrum="
+            )
         added |= spectral_context(signal, timeline, chosen.mode, strength, spectrum or torch.Tensor)
     info = dataclasses.replace(dataset.info, settings={**dataset.info.settings, "context": chosen.to_json()})
     return dataclasses.replace(whole, columns={**whole.columns, **added}, info=info, stored_hash=None)

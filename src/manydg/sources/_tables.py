@@ -135,7 +135,7 @@ def find_tables(
         )
     if missing := [name for name in needed if name not in present]:
         name = missing[0]
-        remedy = f", or say that you do without it (--without {name})" if name in optional else ""
+        remedy = f", or prepare the data without it (--without {name})" if name in optional else ""
         raise DataError(
             f"{folder} has no table '{name}' (neither {name}.csv nor {name}.csv.gz, in any case): put it there{remedy}"
         )

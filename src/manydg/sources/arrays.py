@@ -102,7 +102,7 @@ class Arrays(Source[ArraysOptions, NewArrayOptions]):
             out, arrays["x"], np.asarray(arrays["y"]), patients, column="x" if options.rate is None else "signal",
             position_name=lambda position: f"{raw.name}: position {list(position)}",
             files={"target": options.y, "patient": options.patient}, kind=options.kind, classes=options.classes,
-            times=_times(options.time, arrays), missing=options.missing,
+            times=_times(arrays, options.time), missing=options.missing,
             info=with_provenance(info, self.name, list(paths.values()), described, flow, raw=raw), overwrite=overwrite,
         )  # fmt: skip
 
@@ -126,8 +126,10 @@ class Arrays(Source[ArraysOptions, NewArrayOptions]):
         check_finite(values, 0, "keep", lambda position: f"{raw}: position {list(position)}")
         column = "signal" if "rate" in trained.settings else "x"
         rows = np.arange(len(values))
+        times = _times(beside, raw)
+        if times is not None and beside["time"].dtype.kind in "mM":
+            beside["time"] = times
         shown = pl.DataFrame({"row": rows} | {name: beside[name] for name in options.keep})
-        times = beside["time"].astype(np.float64) if "time" in beside else None
         yield NewSamples({column: torch.from_numpy(values)}, shown, beside.get("patient", rows), times)
 
 
@@ -163,8 +165,8 @@ def _load(path: Path, role: str) -> npt.NDArray[Any]:
         ) from None
 
 
-def _times(path: Path | None, arrays: dict[str, npt.NDArray[Any]]) -> npt.NDArray[np.float64] | None:
-    if path is None:
+def _times(arrays: dict[str, npt.NDArray[Any]], path: Path | None) -> npt.NDArray[np.float64] | None:
+    if path is None or "time" not in arrays:
         return None
     with naming(path):
         return clock_of(arrays["time"])
@@ -182,11 +184,8 @@ def _check(arrays: dict[str, npt.NDArray[Any]], paths: dict[str, Path]) -> None:
         raise DataError(f"{paths['x']} has no rows")
     if 0 in arrays["x"].shape:
         raise DataError(f"{paths['x']} has shape {arrays['x'].shape}: there is nothing in it to predict from")
-    for role in ("x", *(["time"] if "time" in arrays else [])):
-        if arrays[role].dtype.kind not in "fiub":
+    for role, kinds in (("x", "fiub"), ("time", "fiubmM")):
+        if role in arrays and arrays[role].dtype.kind not in kinds:
             raise DataError(f"{paths[role]} has type {arrays[role].dtype}; it must hold numbers: encode text as codes")
-    if "time" in arrays:
-        with naming(paths["time"]):
-            clock_of(arrays["time"])
     if arrays["x"].ndim == 1:
         raise DataError(f"{paths['x']} has shape {arrays['x'].shape}; samples are (rows, features) or (rows, ..., ...)")

@@ -631,9 +631,11 @@ def _read_labels(recording: RawRecording, format: ScoringFormat) -> list[Annotat
     files = recording.scorings or ((recording.path,) if inside else ())
     notes = [note for file in files for note in read_scoring(file, format, header.start)]
     if not notes:
+        empty = " and ".join(file.name for file in recording.scorings)
+        why = f"{empty} states none" if empty else "no file of labels is named like it, and it holds no annotations"
         raise DataError(
-            f"{recording.path} has no labels: no file of labels is named like it, and it holds no annotations. Name "
-            "the file with --scoring, or leave such recordings out with --unusable skip"
+            f"{recording.path} has no labels: {why}. Name the file with --scoring, or leave such recordings out with "
+            "--unusable skip"
         )
     return notes
 
@@ -1165,18 +1167,28 @@ def read_new(raw: RawRecording, trained: SignalFormat, options: RecordingOptions
     return replace(recording, rows=recording.rows.with_columns(known[name].alias(name) for name in options.keep))
 
 
-def _by_person(raw: Path, rule: str) -> list[list[RawRecording]]:
-    """The recordings of each person, by names that differ; where the rule says nothing of a file, it is a person's."""
+def by_name(raw: Path) -> dict[str, Path]:
+    """The recordings that a path names, by names that differ, after which the files of their predictions are named."""
     paths = find_recordings(raw)
     stems = Counter(path.stem for path in paths)
-    people: dict[str, list[RawRecording]] = {}
+    recordings: dict[str, Path] = {}
     for path in paths:
+        folders = path.relative_to(raw).parent.parts if stems[path.stem] > 1 else ()
+        name = "_".join([*folders, path.stem])
+        if name in recordings:
+            raise DataError(f"the predictions of {recordings[name]} and {path} would have the same name: rename one")
+        recordings[name] = path
+    return recordings
+
+
+def _by_person(raw: Path, rule: str) -> list[list[RawRecording]]:
+    """The recordings of each person; where the rule says nothing of a file, it is a person's."""
+    people: dict[str, list[RawRecording]] = {}
+    for name, path in by_name(raw).items():
         try:
             patient, session = who(path, raw, rule, read_header(path))
         except (ConfigError, DataError):
             patient, session = "", ""
-        alone = stems[path.stem] == 1
-        name = path.stem if alone else "_".join(path.relative_to(raw).with_suffix("").parts)
         people.setdefault(patient or f"\0{path}", []).append(RawRecording(name, patient, session, path))
     return list(people.values())
 

@@ -40,9 +40,9 @@ from manydg.sources.edf import (
     RecordingOptions,
     Survey,
     apart,
+    by_name,
     cohort_flow,
     epoch_table,
-    find_recordings,
     format_of,
     limit,
     plan_recording,
@@ -140,12 +140,13 @@ class SleepEdf(Source[SleepEdfOptions, RecordingOptions]):
         """One person after the other, their nights cut into the epochs the model knows; hypnograms are not needed."""
         self.check_trained_on(trained)
         people: dict[str, list[RawRecording]] = {}
-        for path in find_recordings(raw):
+        for name, path in by_name(raw).items():
             match = _NAME.fullmatch(path.name)
             patient, session = (match["study"].upper() + match["subject"], match["night"]) if match else ("", "")
             # Where the name does not say whose it is, it is a person's.
-            people.setdefault(patient or str(path), []).append(RawRecording(path.stem, patient, session, path))
+            people.setdefault(patient or str(path), []).append(RawRecording(name, patient, session, path))
         for nights in people.values():
+            nights.sort(key=lambda night: night.session)
             recordings = [read_new(night, format_of(trained.settings, options), options) for night in nights]
             yield together(recordings, night_offsets([("", night.seconds) for night in recordings]))
 
