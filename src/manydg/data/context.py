@@ -103,8 +103,8 @@ def apply_context(dataset: DomainDataset, options: ContextOptions, spectrum: Spe
     for signal in _columns(whole, 3, 4):
         if spectrum is None and signal.ndim == 3:
             raise DataError(
-                "context of signals is made of their spectrograms, which takes a network that makes them and the signals' "
-                "sampling rate (manydg prepare arrays --rate), or from Python the transform as spectrum="
+                "context of signals is made of their spectrograms, which takes a network that makes them and the "
+                "signals' sampling rate (manydg prepare arrays --rate), or from Python the transform as spectrum="
             )
         added |= spectral_context(signal, timeline, chosen.mode, strength, spectrum or torch.Tensor)
     info = dataclasses.replace(dataset.info, settings={**dataset.info.settings, "context": chosen.to_json()})
