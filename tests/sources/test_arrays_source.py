@@ -94,7 +94,7 @@ def test_votes_are_read_from_a_matrix(tmp_path: Path) -> None:
 def test_constant_positions_are_warned_of(tmp_path: Path) -> None:
     x = X.copy()
     x[:, 3] = 5.0
-    with pytest.warns(ManyDGWarning, match=r"the same value in every sample: x.npy: position \[3\]"):
+    with pytest.warns(ManyDGWarning, match=r"x.npy: the same value in every sample: position \[3\]"):
         prepared(tmp_path, x=x)
 
 

@@ -6,6 +6,7 @@ import csv
 import datetime
 import gzip
 import importlib.util
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -135,7 +136,8 @@ def test_a_table_with_empty_cells_is_read_as_it_is_and_says_so(tmp_path: Path) -
 
 def test_infinity_is_refused_even_where_missing_values_are_kept(tmp_path: Path) -> None:
     file = write(tmp_path, eog=[0.5, float("nan"), 1.0, float("inf"), 1.0, 3.0])
-    with pytest.raises(DataError, match=r"feature 'eog' in row 3 \(the first row is 0\) is infinite"):
+    said = rf"^{re.escape(str(file))}: feature 'eog' in row 3 \(the first row is 0\) is infinite"
+    with pytest.raises(DataError, match=said):
         prepared(file, missing="keep")
 
 

@@ -62,7 +62,8 @@ def test_what_was_written_and_what_is_odd_is_said_without_naming_a_patient(table
     assert "binary of 2 (W, N1)" in result.output
     assert "input x: 3 float32 a sample" in result.output
     assert "not used as features, being patient, target, time, session, event or site: stage" in result.output
-    assert "manydg: warning: the same value in every sample: feature 'eeg_2'" in result.output
+    constant = f"{tmp_path / 'table.csv'}: the same value in every sample: feature 'eeg_2'"
+    assert f"manydg: warning: {constant}" in result.output
     assert "Roe" not in result.output
 
 

@@ -430,7 +430,7 @@ def write_dense(
     - ``values`` ``(rows, ...)``: Numbers of any type that never change; may be memory-mapped. Stored as float32.
     - ``targets``, ``patients``: As :func:`manydg.from_arrays` takes them.
     - ``position_name``: What messages call a position within a sample.
-    - ``files``: The files that ``target`` and ``patient`` come from, for messages.
+    - ``files``: The files that ``values``, ``target`` and ``patient`` come from, for messages.
     - ``missing`` {"refuse", "keep"}: Whether NaN is an error or a measurement not taken.
     - ``codes`` ``(rows, n)``: Codes of categories, in a column of their own.
     - ``metadata``: Values of each sample that no model sees.
@@ -444,17 +444,17 @@ def write_dense(
     settings = {**info.settings, **({"missing": True} if missing == "keep" else {})}
     value_range = _Range(values.shape[1:])
     with DatasetWriter(out, target, replace(info, settings=settings), overwrite=overwrite) as writer:
-        for rows, piece in _checked_pieces(values, missing, position_name, value_range):
+        for rows, piece in _checked_pieces(values, files["values"], missing, position_name, value_range):
             columns = {column: piece} if piece.shape[1:] != (0,) else {}
             coded = {} if codes is None else {CATEGORIES: codes[rows]}
             when, beside = None if times is None else times[rows], {key: each[rows] for key, each in metadata.items()}
             writer.append_immutable({**columns, **coded}, labels.numpy()[rows], patients[rows], when, beside)
-    _warn_of_constants(value_range.constant(), position_name)
+    _warn_of_constants(value_range.constant(), files["values"], position_name)
     return Path(out)
 
 
 def _checked_pieces(
-    values: Rows, missing: str, position_name: PositionName, value_range: _Range
+    values: Rows, file: Path, missing: str, position_name: PositionName, value_range: _Range
 ) -> Iterator[tuple[slice, npt.NDArray[np.float32]]]:
     """Some rows after the other as float32; the next piece is computed in a thread while the last is written."""
     step = max(1, _PIECE_BYTES // max(1, 4 * math.prod(values.shape[1:])))
@@ -463,18 +463,19 @@ def _checked_pieces(
         rows = slice(start, start + step)
         with np.errstate(over="ignore"):
             piece = np.asarray(values[rows], dtype=np.float32)
-        check_finite(piece, start, missing, position_name)
+        with naming(file):
+            check_finite(piece, start, missing, position_name)
         value_range.update(piece)
         return rows, piece
 
     return prefetch_map(checked, range(0, values.shape[0], step), threads=1)
 
 
-def _warn_of_constants(constant: Sequence[tuple[int, ...]], position_name: PositionName) -> None:
+def _warn_of_constants(constant: Sequence[tuple[int, ...]], file: Path, position_name: PositionName) -> None:
     if constant:
         named = ", ".join(position_name(position) for position in constant[:_NAMED])
         more = f" and {len(constant) - _NAMED} more" if len(constant) > _NAMED else ""
-        warn(f"the same value in every sample: {named}{more}. They tell nothing")
+        warn(f"{file}: the same value in every sample: {named}{more}. They tell nothing")
 
 
 def _check_target(labels: Tensor, target: TargetSpec, *, numbers: bool) -> None:

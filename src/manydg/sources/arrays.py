@@ -100,9 +100,9 @@ class Arrays(Source[ArraysOptions, NewArrayOptions]):
         info = DatasetInfo(settings=settings)
         return write_dense(
             out, arrays["x"], np.asarray(arrays["y"]), patients, column="x" if options.rate is None else "signal",
-            position_name=lambda position: f"{raw.name}: position {list(position)}",
-            files={"target": options.y, "patient": options.patient}, kind=options.kind, classes=options.classes,
-            times=_times(arrays, options.time), missing=options.missing,
+            position_name=lambda position: f"position {list(position)}",
+            files={"values": raw, "target": options.y, "patient": options.patient}, kind=options.kind,
+            classes=options.classes, times=_times(arrays, options.time), missing=options.missing,
             info=with_provenance(info, self.name, list(paths.values()), described, flow, raw=raw), overwrite=overwrite,
         )  # fmt: skip
 

@@ -215,7 +215,8 @@ class TableFile(Source[TableOptions, PredictionOptions]):
         described = options.to_json() | {"left_out_of_features": roles.left_out}
         described |= {"text_left_out": list(texts)} if texts else {}
         return write_dense(
-            out, _Encoded(frame, encoding), labels, patients, files={"target": raw, "patient": raw}, times=times,
+            out, _Encoded(frame, encoding), labels, patients,
+            files=dict.fromkeys(("values", "target", "patient"), raw), times=times,
             position_name=lambda position: f"feature '{encoding.features[position[0]].name}'", kind=options.kind,
             classes=_class_names(options, roles), missing=options.missing, codes=encoding.codes(frame),
             metadata=beside, overwrite=overwrite,
