@@ -269,9 +269,21 @@ def test_the_order_of_keys_and_what_comes_after_a_wrong_request_do_not_matter(tm
         given = samples(start, start + 2)
         other = given if start else [dict(reversed(one.items())) for one in given]
         assert turned.predict(pl.DataFrame(other)).equals(straight.predict(pl.DataFrame(given)))
+    timeless = {name: value for name, value in samples(4, 5)[0].items() if name != "time"}
     with pytest.raises(DataError, match="the columns are not those of the patient's earlier samples"):
+        turned.predict(pl.DataFrame([timeless]))
+    with pytest.raises(DataError, match="'y' is no input of the model"):
         turned.predict(pl.DataFrame([{**samples(4, 5)[0], "y": 1.0}]))
     assert turned.predict(pl.DataFrame(samples(4, 5))).equals(straight.predict(pl.DataFrame(samples(4, 5))))
+
+
+def test_a_wrong_value_is_named_by_its_row_in_the_request(tmp_path: Path) -> None:
+    predictor = Predictor(_train(tmp_path / "run", context="offline", context_options={"parts": ["relative"]}))
+    predictor.predict(pl.DataFrame(samples(0, 3)))
+    for wrong in ([0.0, float("nan"), 0.0], [0.0]):
+        rows = pl.DataFrame([*samples(3, 4), {**samples(4, 5)[0], "x": wrong}])
+        with pytest.raises(DataError, match="row 1"):
+            predictor.predict(rows)
 
 
 def test_samples_of_nobody_are_not_kept_as_those_of_one_person(causal: Run) -> None:

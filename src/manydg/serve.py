@@ -122,6 +122,7 @@ class Predictor:
 
     def _from_rows(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Predictions with the patients' earlier rows before the new ones."""
+        self._dataset(rows)  # What is wrong is named by its row in the request, not among the rows that are kept.
         shown, counts = self._with_context(rows)
         predictions = predict_samples(self.run, self._dataset(shown))
         self._keep(rows)
