@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import polars as pl
 import pytest
 import sklearn
 import torch
@@ -299,6 +301,7 @@ def test_patients_reach_fit_in_cross_validation_pipelines_and_searches() -> None
         ({"validation_share": 1.0}, "validation_share"),
         ({"selection": "kapa"}, "did you mean 'kappa'"),
         ({"device": "tpu"}, "unknown device 'tpu'"),
+        ({"settings": ["mmd"]}, "it must be values by name"),
         ({"backbone": "mpl"}, "did you mean 'mlp'"),
         ({"backbone": nn.Linear(4, 2)}, "cannot take an input of shape"),
     ],
@@ -324,6 +327,57 @@ def test_data_that_cannot_be_learnt_from_are_refused(case: str) -> None:
         X[2, 2] = np.inf
     with pytest.raises(ValueError, match=r"one class|inconsistent|patient ids are missing|infinity"):
         quick().fit(X, y, groups=groups)
+
+
+@pytest.mark.parametrize("kind", ["None", "string", "Int64", "boolean", "polars", "float", "table"])
+def test_a_missing_label_is_refused_with_its_row(kind: str) -> None:
+    X, y = data(classes=2)
+    inputs: Any = X
+    labels: Any = ["ill" if code else "well" for code in y]
+    if kind in ("Int64", "boolean", "float"):
+        labels = pd.Series(y.astype(bool) if kind == "boolean" else y).astype(kind)
+    labels = pd.Series(labels, dtype="string") if kind == "string" else list(labels)
+    labels[3] = np.nan if kind == "float" else None
+    if kind in ("Int64", "boolean"):
+        labels = pd.Series(labels, dtype=kind)
+    if kind == "polars":
+        labels = pl.Series(labels)
+    if kind == "table":
+        inputs = pd.DataFrame({"unit": ["icu", "ward"] * (len(X) // 2)})
+    with pytest.raises(ValueError, match=r"1 of 240 labels are missing, the first in row 3"):
+        quick().fit(inputs, labels, groups=PATIENTS)
+
+
+def test_a_grid_of_numpys_numbers_is_taken_and_saved(tmp_path: Path) -> None:
+    X, y = data()
+    options = {
+        "epochs": np.int64(1),
+        "batch_size": np.int32(64),
+        "lr": np.float32(0.5),
+        "settings": {"mmd": np.float32(1)},
+    }
+    model = quick(**options).fit(X, y, groups=PATIENTS)
+    plain = quick(epochs=1, batch_size=64, lr=0.5, settings={"mmd": 1.0}).fit(X, y, groups=PATIENTS)
+    np.testing.assert_array_equal(model.predict_proba(X), plain.predict_proba(X))
+    model.save(tmp_path / "model")
+    assert ManyDGClassifier.load(tmp_path / "model").epochs == 1
+
+
+@pytest.mark.parametrize("labels", [float, bool, "Int64", "column"])
+def test_labels_of_new_patients_are_those_of_equal_value(labels: Any) -> None:
+    X, y = data(classes=2)
+    model = quick(algorithm="base").fit(X, y, groups=PATIENTS)
+    given: Any = y[:, None] if labels == "column" else pd.Series(y).astype(labels)
+    expected = model.personalise(X, y, PATIENTS).predict_proba(X, PATIENTS)
+    np.testing.assert_array_equal(model.personalise(X, given, PATIENTS).predict_proba(X, PATIENTS), expected)
+
+
+def test_a_personalised_model_that_is_fitted_anew_forgets_the_labels_it_was_shown(tmp_path: Path) -> None:
+    X, y = data(classes=2)
+    model = quick(algorithm="base").fit(X, y, groups=PATIENTS)
+    again = model.personalise(X, 1 - y, PATIENTS).fit(X, y, groups=PATIENTS)
+    np.testing.assert_array_equal(again.predict_proba(X, PATIENTS), model.predict_proba(X, PATIENTS))
+    again.save(tmp_path / "model")
 
 
 def values(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

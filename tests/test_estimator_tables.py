@@ -78,6 +78,14 @@ def test_an_unseen_level_and_an_empty_cell_are_predicted_and_other_columns_refus
     np.testing.assert_array_equal(again.predict_proba(X), model.predict_proba(X))
 
 
+def test_a_table_without_rows_has_no_predictions_and_one_with_a_column_twice_is_refused() -> None:
+    X, y = table()
+    model = quick(epochs=1).fit(X, y, groups=WHO)
+    assert model.predict(X[:0]).shape == (0,)
+    with pytest.raises(ValueError, match="twice: rename or remove one"):
+        quick().fit(pd.concat([X, X], axis=1), y, groups=WHO)
+
+
 def test_weights_say_how_often_a_sample_is_trained_on() -> None:
     assert _repeats(np.array([2.0, 4.0, 6.0]), 0).tolist() == [1, 2, 3]
     weights = np.random.default_rng(0).uniform(1, 3, 2000)

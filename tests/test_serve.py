@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import http.client
 import itertools
@@ -27,7 +28,7 @@ from manydg.data.info import DatasetInfo, EventSpec
 from manydg.data.timeline import PARTS
 from manydg.errors import ConfigError, DataError
 from manydg.predict import predict_samples
-from manydg.serve import ARROW, Limits, Predictor, _advance, check_address, create_app, listen, read_token
+from manydg.serve import ARROW, Limits, Predictor, _advance, check_address, create_app, listen, read_rows, read_token
 from manydg.training.inference import predict_probabilities
 from manydg.training.run import Run, open_run
 
@@ -268,9 +269,21 @@ def test_the_order_of_keys_and_what_comes_after_a_wrong_request_do_not_matter(tm
         given = samples(start, start + 2)
         other = given if start else [dict(reversed(one.items())) for one in given]
         assert turned.predict(pl.DataFrame(other)).equals(straight.predict(pl.DataFrame(given)))
+    timeless = {name: value for name, value in samples(4, 5)[0].items() if name != "time"}
     with pytest.raises(DataError, match="the columns are not those of the patient's earlier samples"):
+        turned.predict(pl.DataFrame([timeless]))
+    with pytest.raises(DataError, match="'y' is no input of the model"):
         turned.predict(pl.DataFrame([{**samples(4, 5)[0], "y": 1.0}]))
     assert turned.predict(pl.DataFrame(samples(4, 5))).equals(straight.predict(pl.DataFrame(samples(4, 5))))
+
+
+def test_a_wrong_value_is_named_by_its_row_in_the_request(tmp_path: Path) -> None:
+    predictor = Predictor(_train(tmp_path / "run", context="offline", context_options={"parts": ["relative"]}))
+    predictor.predict(pl.DataFrame(samples(0, 3)))
+    for wrong in ([0.0, float("nan"), 0.0], [0.0]):
+        rows = pl.DataFrame([*samples(3, 4), {**samples(4, 5)[0], "x": wrong}])
+        with pytest.raises(DataError, match="row 1"):
+            predictor.predict(rows)
 
 
 def test_samples_of_nobody_are_not_kept_as_those_of_one_person(causal: Run) -> None:
@@ -323,6 +336,12 @@ def test_another_host_needs_a_token_and_a_token_is_long(tmp_path: Path) -> None:
         (b'{"samples": [{"x": [1, 2, 3]}]}', "each sample needs its patient"),
         (b'{"samples": [{"patient": "a", "y": 1}]}', "'y' is no input of the model; its inputs are x"),
         (b'{"samples": [{"patient": null, "x": [1, 2, 3]}]}', "row 0 has no 'patient'"),
+        (b'{"samples": [{"patient": ["a"], "x": [1, 2, 3]}]}', "'patient' has type List(String)"),
+        (b'{"samples": [{"patient": "a", "x": "high"}]}', "row 0 (the first row is 0): 'x' needs 3 numbers"),
+        (b'{"samples": [{"patient": "a", "x": ["low", "high", ""]}]}', "'x' needs 3 numbers"),
+        (b'{"samples": [{"patient": "a", "x": {"y": 1}}]}', "'x' needs 3 numbers"),
+        (b'{"samples": [{"patient": "a", "x": [1, 2, 3]}, {"patient": "a"}]}', "row 1 (the first row is 0): 'x'"),
+        (b'{"samples": [{"patient": "a", "x": [1, 2, 3]}, {"patient": "a", "x": [1]}]}', "row 1 (the first row is 0)"),
     ],
 )
 def test_a_wrong_request_gets_one_line_that_says_what_is_wrong(plain: Run, body: bytes, said: str) -> None:
@@ -331,6 +350,35 @@ def test_a_wrong_request_gets_one_line_that_says_what_is_wrong(plain: Run, body:
         assert status == 422
         assert said in json.loads(content)["error"]
         assert ask(port, "/health")[0] == 200
+
+
+def test_a_damaged_arrow_stream_is_refused_whatever_polars_makes_of_it() -> None:
+    stream = pl.DataFrame({"patient": ["a"], "x": [[1.0, 2.0, 3.0]]}).write_ipc_stream(None).getvalue()
+    for position in range(len(stream)):
+        damaged = bytearray(stream)
+        damaged[position] = 255
+        with contextlib.suppress(DataError):
+            read_rows(bytes(damaged), ARROW)
+
+
+@pytest.mark.parametrize("wrong", [[1.0, 2.0], 1.0, [[1.0, 2.0, 3.0]]])
+def test_an_input_of_another_shape_is_refused_and_changes_no_state(causal: Run, wrong: object) -> None:
+    predictor = Predictor(causal)
+    with pytest.raises(DataError, match="'x' needs 3 numbers"):
+        predictor.predict(pl.DataFrame([{"patient": "a", "time": 0.0, "x": wrong}]))
+    assert predictor.patients == 0
+
+
+def test_context_that_the_server_makes_is_no_input(causal: Run) -> None:
+    with served(Predictor(causal)) as port:
+        assert json.loads(ask(port, "/model")[1])["inputs"] == ["x"]
+    with pytest.raises(DataError, match=f"'{COLUMN}' is no input of the model; its inputs are x"):
+        Predictor(causal).predict(pl.DataFrame([{**samples(0, 1)[0], COLUMN: [0.0]}]))
+
+
+def test_a_time_of_any_whole_number_is_a_time(causal: Run) -> None:
+    rows = read_rows(json.dumps({"samples": [{**samples(0, 1)[0], "time": 10**25}]}).encode(), "")
+    assert len(Predictor(causal).predict(rows)) == 1
 
 
 def test_a_model_of_earlier_samples_needs_their_time(causal: Run) -> None:
@@ -362,3 +410,5 @@ def test_a_table_is_asked_for_by_its_own_columns(tmp_path: Path) -> None:
     assert table["p_yes"].is_between(0, 1).all()
     with pytest.raises(DataError, match="lacks 1 features"):
         predictor.predict(pl.DataFrame([{"patient": "n", "age": 0.3}]))
+    with pytest.raises(DataError, match=r"'sex' has type List\(String\); categories are text or numbers"):
+        predictor.predict(pl.DataFrame([{"patient": "n", "age": 0.3, "sex": ["f"]}]))

@@ -44,7 +44,7 @@ from manydg.data.columns import CATEGORIES, FrameEncoding, as_frame, encode_pati
 from manydg.data.dataset import DomainDataset, InputSchema, from_arrays, unlabelled
 from manydg.data.info import DatasetInfo, TargetSpec
 from manydg.data.splits import rank_patients, split_patients
-from manydg.data.timeline import clock_of
+from manydg.data.timeline import clock_of, is_missing
 from manydg.errors import ConfigError, DataError, ManyDGWarning
 from manydg.evaluation.metrics import DEFAULT_THRESHOLD, decide
 from manydg.files import JsonObject, code_version, fingerprint
@@ -76,6 +76,7 @@ class PatientEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
 
     n_features_in_: int
     algorithm_: Algorithm
+    _shown_: _Shown | None = None
     _numeric: ClassVar[bool] = False
 
     def __init__(
@@ -136,7 +137,10 @@ class PatientEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
 
     def _validated(self, X: Any, y: Any, **checks: Any) -> tuple[Any, Array]:
         """Samples and labels, checked; a table with columns that are no numbers stays a table."""
-        if (frame := _mixed_frame(X)) is None:
+        with _as_value_errors():
+            frame = _mixed_frame(X)
+        _refuse_missing(y)
+        if frame is None:
             with np.errstate(over="ignore"):  # A number too large for float32 becomes infinite, which is refused.
                 inputs, labels = validate_data(
                     self,
@@ -172,11 +176,10 @@ class PatientEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
 
     def _outputs(self, X: Any, groups: Any, times: Any) -> npt.NDArray[np.float32]:
         """What the model says of samples, ``(samples, K)``."""
-        shown: _Shown | None = getattr(self, "_shown_", None)
-        if shown is not None:
+        if self._shown_ is not None:
             inputs = self._array(X)
             with _as_value_errors(), _threads(self.n_jobs):
-                return shown.predict(self._run_, inputs, groups, times)
+                return self._shown_.predict(self._run_, inputs, groups, times)
         data = self._new_samples(X, groups, times)
         with _as_value_errors(), _threads(self.n_jobs):
             return self._run_.predict_proba(data)
@@ -248,7 +251,7 @@ class PatientEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
             The file with the weights.
         """
         check_is_fitted(self, "algorithm_")
-        if getattr(self, "_shown_", None) is not None:
+        if self._shown_ is not None:
             raise EstimatorError(
                 "a personalised model holds samples of its patients and is not saved: save the model that personalise "
                 "was called on"
@@ -316,11 +319,12 @@ class PatientEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         """Read what :meth:`_to_json_of_target` wrote."""
 
     def _batch_size(self, samples: int) -> int:
-        return min(256, max(32, samples // 8)) if self.batch_size == "auto" else self.batch_size  # type: ignore[return-value]
+        return min(256, max(32, samples // 8)) if self.batch_size == "auto" else _plain(self.batch_size)
 
     def _config(self, seed: int) -> TrainingConfig:
-        options = {name: getattr(self, name) for name in _PARAMETERS}
-        options |= {name: dict(getattr(self, name) or {}) for name in _TABLES}
+        parameters = _plain(self.get_params(deep=False))
+        options = {name: parameters[name] for name in _PARAMETERS}
+        options |= {name: parameters[name] or {} for name in _TABLES}
         backbone = self.backbone if isinstance(self.backbone, str) else "auto"
         return TrainingConfig(**options, backbone=backbone, batch_size=self._batch_size(0), seed=seed)
 
@@ -331,7 +335,7 @@ class PatientEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         trust_named(config)
         if weights is not None:
             data, weights = data.select(np.flatnonzero(weights)), weights[weights > 0]
-        chosen, held_back = _hold_back(data, self.validation_share, seed)
+        chosen, held_back = _hold_back(data, _plain(self.validation_share), seed)
         data = with_context(data, config, torch.device("cpu"), training=chosen)
         repeated = chosen if weights is None else np.repeat(chosen, _repeats(weights[chosen], seed))
         train = data if held_back is None and weights is None else data.select(repeated)
@@ -376,7 +380,7 @@ class PatientEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
 
     def _adopt(self, run: Run) -> None:
         """Set the fitted attributes that a run decides."""
-        self._run_, self.algorithm_ = run, run.algorithm
+        self._run_, self.algorithm_, self._shown_ = run, run.algorithm, None
         record = run.record
         self.epoch_, self.selection_rule_, self.threshold_ = record.epoch, record.selection_rule, record.threshold
         self.n_patients_ = record.patients.train + record.patients.val
@@ -386,7 +390,7 @@ class PatientEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
 
         A module and a random generator have no JSON value and become null.
         """
-        parameters = dict(self.get_params(deep=False))
+        parameters = _plain(self.get_params(deep=False))
         if not isinstance(self.backbone, str):
             parameters["backbone"] = None
         seed = self.random_state
@@ -601,13 +605,15 @@ class ManyDGClassifier(ClassifierMixin, PatientEstimator):  # type: ignore[misc]
         """
         inputs = self._array(X)
         check_consistent_length(inputs, y)
+        _refuse_missing(y)
         with _as_value_errors():
-            names = [str(label) for label in self.classes_.tolist()]
-            given = np.asarray(y)
-            if given.ndim == 2:
-                labels: list[Any] = [[name for name, has in zip(names, row, strict=True) if has] for row in given]
+            # By value, as labels are the same in scikit-learn: 1, 1.0 and True are one.
+            names = {label: str(label) for label in self.classes_.tolist()}
+            if self.algorithm_.target.kind == "multilabel":
+                rows = check_array(y, dtype=None, input_name="y")
+                labels: list[Any] = [[name for name, has in zip(names, row, strict=True) if has] for row in rows]
             else:
-                labels = [str(label) for label in given.tolist()]
+                labels = [names.get(label, label) for label in column_or_1d(y, warn=True).tolist()]
             model = copy.copy(self)
             model._shown_ = _Shown(inputs, labels, groups, times, learner)
             model._shown_.predict(self._run_, inputs[:0], None if groups is None else [], None if times is None else [])
@@ -632,7 +638,7 @@ class ManyDGClassifier(ClassifierMixin, PatientEstimator):  # type: ignore[misc]
             return "multilabel", np.asarray(y, dtype=np.int64)
         self.classes_, codes = np.unique(column_or_1d(y, warn=True), return_inverse=True)
         if len(self.classes_) < 2:
-            raise EstimatorError(f"y holds one class only ({self.classes_[0]!r}): there is nothing to learn")
+            raise EstimatorError(f"y holds one class only ({self.classes_.tolist()[0]!r}): there is nothing to learn")
         return "binary" if len(self.classes_) == 2 else "classes", codes
 
 
@@ -785,6 +791,19 @@ def _mixed_frame(X: Any) -> pl.DataFrame | None:
     return frame
 
 
+def _refuse_missing(y: Any) -> None:
+    """Raise where a label is NaN, None or NA, of which scikit-learn says neither where they are nor always what."""
+    labels = np.asarray(y)
+    if labels.ndim != 1 or labels.dtype.kind not in "fO":
+        return
+    rows = np.flatnonzero(np.isnan(labels) if labels.dtype.kind == "f" else [is_missing(label) for label in labels])
+    if len(rows):
+        raise EstimatorError(
+            f"Input y contains NaN or None: {len(rows)} of {len(labels)} labels are missing, the first in row "
+            f"{rows[0]} (the first row is 0); leave those samples out"
+        )
+
+
 def _has_gaps(inputs: Array | pl.DataFrame) -> bool:
     """Whether a value is missing."""
     if isinstance(inputs, np.ndarray):
@@ -893,6 +912,19 @@ def _estimator_of(run: Run, folder: Path) -> JsonObject:
         **({} if spec.kind == "regression" else classes),
         "features": {"count": count, "names": names},
     }
+
+
+def _plain(value: Any) -> Any:
+    """A parameter with NumPy's numbers, of which searches make grids, as Python's; also within mappings.
+
+    Examples
+    --------
+    >>> _plain(np.int64(3)), _plain({"weight": np.float32(0.5)})
+    (3, {'weight': 0.5})
+    """
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    return value.item() if isinstance(value, np.generic) else value
 
 
 @contextlib.contextmanager

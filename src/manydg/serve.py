@@ -93,6 +93,7 @@ class Predictor:
         self.is_table = "features" in run.schema.settings
         settings = run.schema.settings
         by_state = "context" in settings and "sequence" not in settings and unstreamed(run.schema) is None
+        self.inputs = run.schema.without_context().columns
         self._stream = stream_of(run.schema) if by_state else None
         self._kept: OrderedDict[str, pl.DataFrame | _Known] = OrderedDict()
         self._lock = threading.Lock()
@@ -121,6 +122,7 @@ class Predictor:
 
     def _from_rows(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Predictions with the patients' earlier rows before the new ones."""
+        self._dataset(rows)  # What is wrong is named by its row in the request, not among the rows that are kept.
         shown, counts = self._with_context(rows)
         predictions = predict_samples(self.run, self._dataset(shown))
         self._keep(rows)
@@ -174,7 +176,9 @@ class Predictor:
             raise DataError(f"each sample needs its patient: add the column '{self.patient}'")
         if self.context == "causal" and self.time not in rows.columns:
             raise DataError(f"the model uses earlier samples: add the column '{self.time}' to each sample")
-        if rows[self.patient].dtype.is_float():
+        if (kind := rows[self.patient].dtype).is_nested():
+            raise DataError(f"'{self.patient}' has type {kind}; a patient is named by text or a number")
+        if kind.is_float():
             rows = rows.with_columns(pl.col(self.patient).fill_nan(None))
         if rows[self.patient].null_count():
             raise DataError(
@@ -216,11 +220,13 @@ class Predictor:
         inputs = rows.drop(self.patient, self.time, strict=False)
         if self.is_table:
             return self.run.as_dataset(inputs, patients, times)
-        unknown = [name for name in inputs.columns if name not in self.run.schema.columns]
+        known = self.inputs
+        unknown = [name for name in inputs.columns if name not in known]
         if unknown or not inputs.columns:
-            known = ", ".join(name for name in self.run.schema.columns if not name.startswith("context"))
-            raise DataError(f"'{(unknown or ['nothing'])[0]}' is no input of the model; its inputs are {known}")
-        arrays = {name: np.array(inputs[name].to_list(), np.float32) for name in inputs.columns}
+            raise DataError(
+                f"'{(unknown or ['nothing'])[0]}' is no input of the model; its inputs are {', '.join(known)}"
+            )
+        arrays = {name: _numbers(inputs[name], known[name].shape) for name in inputs.columns}
         return self.run.as_dataset(arrays, patients, times)
 
     def metrics(self) -> str:
@@ -269,6 +275,24 @@ class _Known:
 
     def __len__(self) -> int:
         return int(self.counts[1])
+
+
+def _numbers(column: pl.Series, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    """Values ``(samples, *shape)`` of an input."""
+    values = [_array(value) for value in column.to_list()]
+    for row, value in enumerate(values):
+        if value is None or value.shape != shape:
+            wanted = f"{' x '.join(map(str, shape))} numbers" if shape else "one number"
+            raise DataError(f"row {row} (the first row is 0): '{column.name}' needs {wanted}, as in training")
+    return np.stack(cast("list[npt.NDArray[np.float32]]", values))
+
+
+def _array(value: Any) -> npt.NDArray[np.float32] | None:
+    """A value as numbers; ``None`` for text, objects and lists of different lengths."""
+    try:
+        return np.array(value, np.float32)
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def _advance(
@@ -372,7 +396,7 @@ def _add_status(app: "FastAPI", predictor: Predictor) -> None:
     @app.get("/model", summary="What the model is, how well it did, and what the columns mean")
     def model() -> dict[str, Any]:
         facts: JsonObject = about(predictor.run)
-        inputs = ["(columns of the training table)"] if predictor.is_table else list(predictor.run.schema.columns)
+        inputs = ["(columns of the training table)"] if predictor.is_table else list(predictor.inputs)
         return {**facts, "inputs": inputs, "patient column": predictor.patient, "time column": predictor.time}
 
 
@@ -425,7 +449,8 @@ def read_rows(content: bytes, kind: str) -> pl.DataFrame:
     if ARROW in kind:
         try:
             return pl.read_ipc_stream(content)
-        except (pl.exceptions.PolarsError, OSError, ValueError) as error:
+        # Polars panics at some damaged streams, which is no Exception to Python.
+        except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, ValueError) as error:
             raise DataError(f"the request is not an Arrow stream ({error})") from None
     asked = parsed(content)
     samples = asked.get("samples") if isinstance(asked, dict) else None

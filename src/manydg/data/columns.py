@@ -721,6 +721,8 @@ def plan_encoding(
 def _features_of(column: pl.Series, frame: pl.DataFrame, time: str | None) -> list[Feature] | None:
     """The numbers that are read off a column; ``None`` where it holds categories."""
     name, kind = column.name, column.dtype
+    if column.dtype.is_nested():
+        raise DataError(f"feature '{column.name}' has type {column.dtype}; categories are text or numbers: make it one")
     # Each different text is looked at once, not each row.
     different = column.unique(maintain_order=True) if kind == pl.String else column
     if _is_number(different):
@@ -842,10 +844,12 @@ def _not_a_number(column: pl.Series) -> str:
 
 def _category_texts(column: pl.Series) -> pl.Series:
     """Categories as text: 3, 3.0 and '3' are one; null where empty."""
+    if column.dtype.is_nested():
+        raise DataError(f"feature '{column.name}' has type {column.dtype}; categories are text or numbers: make it one")
     # Each different text is looked at once, not each row.
     different = column.unique()
     texts = _stripped(different).str.replace(_WHOLE, "$1")
-    if len(different) * 2 > len(column):
+    if len(different) * 2 >= len(column):
         return _stripped(column).str.replace(_WHOLE, "$1")
     if column.dtype == pl.String and (texts.eq_missing(different)).all():
         return column
@@ -894,7 +898,7 @@ def times_in(column: pl.Series) -> npt.NDArray[np.float64]:
     seconds = seconds_of(column)
     if seconds is None and not column.dtype.is_numeric():
         raise DataError(f"'{column.name}' has type {column.dtype}; times are numbers, dates, times or durations")
-    return np.array(column.to_numpy() if seconds is None else seconds, dtype=np.float64)
+    return np.array(column.cast(pl.Float64).to_numpy() if seconds is None else seconds, dtype=np.float64)
 
 
 def as_frame(table: Any) -> pl.DataFrame | None:
