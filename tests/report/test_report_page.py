@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from manydg.cli import app
 from manydg.errors import DataError, ManyDGError, ManyDGWarning, StorageError
 from manydg.report import charts, write_report
 from manydg.report.results_folder import read_results_folder
@@ -360,6 +362,27 @@ def test_the_same_model_on_two_datasets_is_two_models(maker: Any, tmp_path: Path
         maker.run(dataset, "binary", "base", 0, skill=skill)
     maker.write({}, {})
     assert list(clinical_results(tmp_path, resamples=20)) == ["base on one", "base on other"]
+
+
+def test_models_without_rates_have_no_column_beside_those_that_have_some(maker: Any, tmp_path: Path) -> None:
+    for dataset, kind in (("few", "binary"), ("nights", "classes")):
+        maker.run(dataset, kind, "base", 0, skill=1.0)
+    maker.write({}, {})
+    printed = CliRunner().invoke(app, ["clinical", str(tmp_path)])
+    assert printed.exit_code == 0
+    assert [line.split() for line in printed.output.splitlines() if "base on" in line] == [["base", "on", "few"]]
+
+
+def test_every_rule_by_which_the_runs_thresholds_were_chosen_is_printed(maker: Any, tmp_path: Path) -> None:
+    """The first run did not reach what was asked for; the last did."""
+    kept = "precision=.5 on validation patients"
+    missed = "precision=.5 is not reached on validation patients: the threshold with the highest precision there, 0.310"
+    for seed, rule in enumerate((missed, kept, kept)):
+        for algorithm in ("base", "manydg"):
+            maker.run("few", "binary", algorithm, seed, skill=1.0, threshold_rule=rule)
+    maker.write({}, {})
+    assert clinical_results(tmp_path, resamples=20)["base"].rule == f"{missed}; {kept}"
+    assert f"At the threshold: {missed}; {kept}\n" in CliRunner().invoke(app, ["clinical", str(tmp_path)]).output
 
 
 def test_an_experiment_without_a_section_of_its_own_is_shown(maker: Any, tmp_path: Path) -> None:

@@ -369,7 +369,7 @@ def clinical_results(
     alone = (path / RUN_RECORD).is_file()
     records = [RunRecord.read(path / RUN_RECORD).replace(folder=".")] if alone else read_results(path)
     models: dict[str, list[Predictions]] = {}
-    rules: dict[str, str] = {}
+    rules: dict[str, list[str]] = {}
     quiet: dict[str, float | None] = {}
     counting = _of_models([each for each in records if each.ok])
     for name, record in counting:
@@ -381,7 +381,7 @@ def clinical_results(
         quiet[name] = silence_of(config, record.event)
         threshold, rule = (record.threshold, record.threshold_rule) if at is None else decide_threshold(config, val)
         models.setdefault(name, []).append(replace(run, threshold=threshold))
-        rules[name] = rule
+        rules.setdefault(name, []).append(rule)
     if not models:
         raise DataError(f"{folder} has no predictions of a finished run: name a run folder or a results folder")
     places = {name: places_of(record for other, record in counting if other == name) for name in models}
@@ -389,7 +389,7 @@ def clinical_results(
         name: evaluate(runs, silence=quiet[name], resamples=resamples, places=places[name])
         for name, runs in models.items()
     }
-    return {name: replace(result, rule=rules[name]) for name, result in results.items()}
+    return {name: replace(result, rule="; ".join(dict.fromkeys(rules[name]))) for name, result in results.items()}
 
 
 def places_of(records: Iterable[Record]) -> dict[str, Json]:
