@@ -328,7 +328,7 @@ def test_where_sites_were_split_they_are_drawn_first_here_too() -> None:
     by_patient, by_site = (evaluate([run], resamples=60, places=each) for each in (None, places))
     few = evaluate([run], resamples=60, places=dict.fromkeys(places, "one site"))
     whole = PatientResampling.of(run.names, places, resamples=60)
-    assert (whole.unit, whole.units) == ("site", 3)
+    assert (whole.unit, whole.units, whole.drawn) == ("site", 3, "sites, then patients")
     assert by_site.at_threshold["sensitivity"] != by_patient.at_threshold["sensitivity"]
     assert few.at_threshold["sensitivity"].note == "no interval: 1 site"
     # Two of the three sites are of the large group, one of the small.

@@ -16,7 +16,7 @@ from manydg.cli import app
 from manydg.errors import DataError, ManyDGError, ManyDGWarning, StorageError
 from manydg.report import charts, write_report
 from manydg.report.results_folder import read_results_folder
-from manydg.studies.summary import clinical_results
+from manydg.studies.summary import clinical_results, write_summary
 
 VOID = {"meta", "link", "br", "hr", "img", "input", "path", "use", "rect", "circle", "line", "image", "stop"}
 SECTIONS = {
@@ -362,6 +362,37 @@ def test_the_same_model_on_two_datasets_is_two_models(maker: Any, tmp_path: Path
         maker.run(dataset, "binary", "base", 0, skill=skill)
     maker.write({}, {})
     assert list(clinical_results(tmp_path, resamples=20)) == ["base on one", "base on other"]
+
+
+@pytest.mark.parametrize(
+    ("config", "summed", "told"),
+    [
+        ({}, "4 splits by patient", "The patients were divided 4 times at random (62 to"),
+        (
+            {"split": "site"},
+            "4 splits by site",
+            "Whole sites, each with all its patients, were divided 4 times at random",
+        ),
+        (
+            {"split": "site", "folds": 4},
+            "4 splits by site",
+            "Whole sites, each with all its patients, were dealt at random into 4 groups; each of 4 splits tests one",
+        ),
+        (
+            {"folds": 3},
+            "4 splits by patient",
+            "The patients were dealt at random into 3 groups, 2 times anew; each of 4",
+        ),
+    ],
+)
+def test_what_was_split_and_how_is_said(
+    maker: Any, tmp_path: Path, config: dict[str, Any], summed: str, told: str
+) -> None:
+    for seed in range(4):
+        maker.run("nights", "classes", "base", seed, skill=1.0, config={"algorithm": "base", **config})
+    maker.write({}, {})
+    assert summed in write_summary(tmp_path)[1].read_text()
+    assert told in write_report(tmp_path, tmp_path / "page.html").read_text()
 
 
 def test_models_without_rates_have_no_column_beside_those_that_have_some(maker: Any, tmp_path: Path) -> None:

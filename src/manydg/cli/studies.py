@@ -511,7 +511,10 @@ def _show_clinical(screen: Console, results: Mapping[str, ClinicalResult]) -> No
     from manydg.evaluation.clinical import RATE_NAMES
     from manydg.studies.summary_text import p_text
 
-    screen.print("Test patients; brackets are 95% intervals over patients. 'manydg report' has curves and net benefit.")
+    screen.print(
+        "Test patients; brackets are 95% intervals over patients (over sites, then patients, where whole sites were "
+        "split). 'manydg report' has curves and net benefit."
+    )
     rates = {
         name: {RATE_NAMES[key]: value for key, value in each.at_threshold.items()} for name, each in results.items()
     }

@@ -112,6 +112,7 @@ class Summary:
     - ``pairs``: Every two rows at the primary metric.
     - ``costs``: Time, size and needs of each row.
     - ``recommendation``: The row to use, chosen on validation patients; None where there is nothing to choose from.
+    - ``split``: What a split divides: ``patient``, or whole ``site``.
     - ``patients``, ``samples``: Training, validation and test patients of the first run, and their samples.
     - ``test_shares``: Test patients over training patients of each row, the mean over its splits.
     - ``rules``: How epochs and thresholds were chosen.
@@ -132,6 +133,7 @@ class Summary:
     pairs: tuple[Pair, ...]
     costs: Mapping[str, Cost]
     recommendation: Recommendation | None
+    split: str
     patients: Counts
     samples: Counts
     test_shares: Mapping[str, float | None]
@@ -565,8 +567,7 @@ def summarize(
     draws, missing = resample_runs(chosen, predictions or {}, resamples, seed)
     notes += missing
     entries = _entries(chosen, against, draws, notes)
-    notes += composition(chosen) + cautions(chosen.records, chosen.target.patient_metric)
-    notes += _undecided(chosen, entries)
+    notes += composition(chosen) + cautions(chosen.records, chosen.target.patient_metric) + _undecided(chosen, entries)
     return Summary(
         experiment=chosen.experiment,
         dataset=chosen.dataset,
@@ -582,6 +583,7 @@ def summarize(
         pairs=_pairs(chosen, entries, draws),
         costs=(costs := {row: Cost.of(runs.values()) for row, runs in chosen.rows.items()}),
         recommendation=_recommended(chosen, costs, draws),
+        split=chosen.records[0].config.split,
         patients=chosen.records[0].patients,
         samples=chosen.records[0].samples,
         test_shares={row: _test_share(runs) for row, runs in chosen.rows.items()},
