@@ -402,6 +402,7 @@ def test_models_without_rates_have_no_column_beside_those_that_have_some(maker: 
     printed = CliRunner().invoke(app, ["clinical", str(tmp_path)])
     assert printed.exit_code == 0
     assert [line.split() for line in printed.output.splitlines() if "base on" in line] == [["base", "on", "few"]]
+    assert "highest probability" not in printed.output  # the rule of classes, which have no threshold
 
 
 def test_every_rule_by_which_the_runs_thresholds_were_chosen_is_printed(maker: Any, tmp_path: Path) -> None:

@@ -518,7 +518,8 @@ def _show_clinical(screen: Console, results: Mapping[str, ClinicalResult]) -> No
     rates = {
         name: {RATE_NAMES[key]: value for key, value in each.at_threshold.items()} for name, each in results.items()
     }
-    rules = "; ".join(dict.fromkeys(rule for each in results.values() for rule in each.rule.split("; ")))
+    said = [each.rule.split("; ") for each in results.values() if each.at_threshold]
+    rules = "; ".join(dict.fromkeys(rule for each in said for rule in each))
     _models(screen, "At the threshold" + (f": {rules}" if rules else ""), rates)
     caught = {
         name: {f"{point.at:g}": point.value for point in each.alarms.get("events_caught", [])}
