@@ -305,13 +305,30 @@ def test_a_group_of_one_or_two_patients_has_no_interval_and_no_p() -> None:
     assert all(math.isnan(p) for p in small.p.values())
 
 
+def test_a_metric_that_exists_for_one_patient_of_a_group_has_no_interval_and_no_p() -> None:
+    """Three runs test one patient of the group each; two of the three are never positive."""
+    run = grouped()
+    small = np.where(run.groups >= 57, "few", "many")
+    truth = np.where(run.groups >= 58, 0, run.truth)
+    whole = replace(run, truth=truth, subgroups={"g": small})
+    runs = [whole.select((run.groups < 57) | (run.groups == number)) for number in (57, 58, 59)]
+    few, _ = compare_groups(runs, "g", PatientResampling(run.names, resamples=50))
+    assert (few.group, few.patients) == ("few", 3)
+    for bounds in (few.values["auroc"], few.differences["auroc"]):
+        assert math.isfinite(bounds.estimate)
+        assert bounds.note == "no interval: 1 patient"
+    assert math.isnan(few.p["auroc"])
+    assert math.isfinite(few.values["calibration"].low)
+    assert math.isfinite(few.p["calibration"])
+
+
 def test_where_sites_were_split_they_are_drawn_first_here_too() -> None:
     run = grouped()
     places: dict[str, Json] = {name: f"site {number // 20}" for number, name in enumerate(run.names.tolist())}
     by_patient, by_site = (evaluate([run], resamples=60, places=each) for each in (None, places))
     few = evaluate([run], resamples=60, places=dict.fromkeys(places, "one site"))
     whole = PatientResampling.of(run.names, places, resamples=60)
-    assert (whole.unit, whole.units) == ("site", 3)
+    assert (whole.unit, whole.units, whole.drawn) == ("site", 3, "sites, then patients")
     assert by_site.at_threshold["sensitivity"] != by_patient.at_threshold["sensitivity"]
     assert few.at_threshold["sensitivity"].note == "no interval: 1 site"
     # Two of the three sites are of the large group, one of the small.

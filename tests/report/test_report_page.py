@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from manydg.cli import app
 from manydg.errors import DataError, ManyDGError, ManyDGWarning, StorageError
 from manydg.report import charts, write_report
 from manydg.report.results_folder import read_results_folder
-from manydg.studies.summary import clinical_results
+from manydg.studies.summary import clinical_results, write_summary
 
 VOID = {"meta", "link", "br", "hr", "img", "input", "path", "use", "rect", "circle", "line", "image", "stop"}
 SECTIONS = {
@@ -360,6 +362,59 @@ def test_the_same_model_on_two_datasets_is_two_models(maker: Any, tmp_path: Path
         maker.run(dataset, "binary", "base", 0, skill=skill)
     maker.write({}, {})
     assert list(clinical_results(tmp_path, resamples=20)) == ["base on one", "base on other"]
+
+
+@pytest.mark.parametrize(
+    ("config", "summed", "told"),
+    [
+        ({}, "4 splits by patient", "The patients were divided 4 times at random (62 to"),
+        (
+            {"split": "site"},
+            "4 splits by site",
+            "Whole sites, each with all its patients, were divided 4 times at random",
+        ),
+        (
+            {"split": "site", "folds": 4},
+            "4 splits by site",
+            "Whole sites, each with all its patients, were dealt at random into 4 groups; each of 4 splits tests one",
+        ),
+        (
+            {"folds": 3},
+            "4 splits by patient",
+            "The patients were dealt at random into 3 groups, 2 times anew; each of 4",
+        ),
+    ],
+)
+def test_what_was_split_and_how_is_said(
+    maker: Any, tmp_path: Path, config: dict[str, Any], summed: str, told: str
+) -> None:
+    for seed in range(4):
+        maker.run("nights", "classes", "base", seed, skill=1.0, config={"algorithm": "base", **config})
+    maker.write({}, {})
+    assert summed in write_summary(tmp_path)[1].read_text()
+    assert told in write_report(tmp_path, tmp_path / "page.html").read_text()
+
+
+def test_models_without_rates_have_no_column_beside_those_that_have_some(maker: Any, tmp_path: Path) -> None:
+    for dataset, kind in (("few", "binary"), ("nights", "classes")):
+        maker.run(dataset, kind, "base", 0, skill=1.0)
+    maker.write({}, {})
+    printed = CliRunner().invoke(app, ["clinical", str(tmp_path)])
+    assert printed.exit_code == 0
+    assert [line.split() for line in printed.output.splitlines() if "base on" in line] == [["base", "on", "few"]]
+    assert "highest probability" not in printed.output  # the rule of classes, which have no threshold
+
+
+def test_every_rule_by_which_the_runs_thresholds_were_chosen_is_printed(maker: Any, tmp_path: Path) -> None:
+    """The first run did not reach what was asked for; the last did."""
+    kept = "precision=.5 on validation patients"
+    missed = "precision=.5 is not reached on validation patients: the threshold with the highest precision there, 0.310"
+    for seed, rule in enumerate((missed, kept, kept)):
+        for algorithm in ("base", "manydg"):
+            maker.run("few", "binary", algorithm, seed, skill=1.0, threshold_rule=rule)
+    maker.write({}, {})
+    assert clinical_results(tmp_path, resamples=20)["base"].rule == f"{missed}; {kept}"
+    assert f"At the threshold: {missed}; {kept}\n" in CliRunner().invoke(app, ["clinical", str(tmp_path)]).output
 
 
 def test_an_experiment_without_a_section_of_its_own_is_shown(maker: Any, tmp_path: Path) -> None:

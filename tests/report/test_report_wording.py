@@ -42,7 +42,8 @@ def difference(gap: float, low: float, high: float, p: float) -> RivalTest:
         (difference(0.02, -0.01, 0.05, 0.01), "may or may not be more than chance", "not certain"),
         (difference(0.02, 0.01, 0.03, 0.2), "may or may not be more than chance", "not certain"),
         (difference(0.002, -0.01, 0.01, 0.8), "too small to tell from chance (p = 0.800", "no clear difference"),
-        (difference(0.02, math.nan, math.nan, math.nan), "could not be tested", "no clear difference"),
+        (difference(0.02, math.nan, math.nan, math.nan), "could not be tested", "not tested"),
+        (difference(0.02, 0.01, 0.03, math.nan), "could not be tested", "not tested"),
     ],
 )
 def test_words_follow_test_and_interval(test: RivalTest, said: str, short: str) -> None:

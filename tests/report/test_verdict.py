@@ -85,6 +85,27 @@ def test_small_numbers_and_classes_that_are_missed_are_said_on_the_first_screen(
     assert "Boosting was not part of this comparison." in screen
 
 
+def test_one_split_is_not_read_as_a_test_that_found_nothing(maker: Any, tmp_path: Path) -> None:
+    for algorithm, skill in (("base", 1.2), ("manydg", 1.3), ("boosting", 0.3)):
+        maker.run("nights", "classes", algorithm, 0, skill=skill)
+    maker.write({}, {})
+    text = write_report(tmp_path, tmp_path / "page.html").read_text()
+    assert "It was not tested against Base and Gradient boosting." in text
+    assert "Not tested against Base or Gradient boosting." in first_screen(text)
+    for words in (">no clear difference<", ">not certain<", "evidence is mixed", "Wilcoxon p cannot fall below"):
+        assert words not in text, words
+
+
+def test_manydg_is_said_to_be_compared_with_its_controls_only_where_it_is(maker: Any, tmp_path: Path) -> None:
+    for algorithm in ("base", "manydg", "prototype"):
+        for seed in range(2):
+            maker.run("nights", "classes", algorithm, seed, skill=1.2)
+    maker.write({}, {})
+    for reference, said in ((None, True), ("base", False)):
+        text = write_report(tmp_path, tmp_path / f"{said}.html", reference=reference).read_text()
+        assert ("ManyDG against the controls that lack its central idea" in text) == said
+
+
 def test_the_matrix_has_every_pair_once_each_way_with_opposite_signs(results: Path) -> None:
     text = write_report(results, results / "page.html").read_text()
     table = text.split("Every pair of models: kappa")[2].split("</table>")[0]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from manydg.config import TrainingConfig
 from manydg.data.dataset import DomainDataset, from_arrays
@@ -111,6 +113,17 @@ def test_two_test_patients_are_called_too_few_and_no_interval_is_printed(tmp_pat
     words = audit_run(run, data, load_split(tmp_path / "run" / "split.json", data)).words
     assert not any("nan" in sentence for sentence in words)
     assert words[-1] == "Fewer than three test patients: too few to say whether the score depends on them."
+
+
+def test_a_score_that_does_not_exist_is_not_said_to_be_of_too_few_patients(tmp_path: Path) -> None:
+    data = people(2.0)
+    run = run_on(data, tmp_path / "run", epochs=1)
+    split = load_split(tmp_path / "run" / "split.json", data)
+    targets = data.targets.clone()
+    targets[torch.as_tensor(split.test)] = 0
+    words = audit_run(run, replace(data, targets=targets), split).words
+    assert not any("nan" in sentence for sentence in words)
+    assert words[-1] == "auprc does not exist for the test patients, so that nothing can be said of what it depends on."
 
 
 def test_a_sequence_model_trees_two_networks_and_several_learners_are_audited(tmp_path: Path) -> None:

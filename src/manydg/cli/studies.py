@@ -511,15 +511,21 @@ def _show_clinical(screen: Console, results: Mapping[str, ClinicalResult]) -> No
     from manydg.evaluation.clinical import RATE_NAMES
     from manydg.studies.summary_text import p_text
 
-    screen.print("Test patients; brackets are 95% intervals over patients. 'manydg report' has curves and net benefit.")
-    names = {key: name for key, name in RATE_NAMES.items() if key in next(iter(results.values())).at_threshold}
-    rates = {name: [_bounds(each.at_threshold[key]) for key in names] for name, each in results.items()}
-    rules = "; ".join(dict.fromkeys(each.rule for each in results.values()))
-    _models(screen, "At the threshold" + (f": {rules}" if rules else ""), list(names.values()), rates)
-    curves = {name: each.alarms.get("events_caught", []) for name, each in results.items()}
-    budgets = [f"{point.at:g}" for point in next(iter(curves.values()))]
-    caught = {name: [_bounds(point.value) for point in points] for name, points in curves.items()}
-    _models(screen, "Events caught, by false alarms per patient-day", budgets, caught)
+    screen.print(
+        "Test patients; brackets are 95% intervals over patients (over sites, then patients, where whole sites were "
+        "split). 'manydg report' has curves and net benefit."
+    )
+    rates = {
+        name: {RATE_NAMES[key]: value for key, value in each.at_threshold.items()} for name, each in results.items()
+    }
+    said = [each.rule.split("; ") for each in results.values() if each.at_threshold]
+    rules = "; ".join(dict.fromkeys(rule for each in said for rule in each))
+    _models(screen, "At the threshold" + (f": {rules}" if rules else ""), rates)
+    caught = {
+        name: {f"{point.at:g}": point.value for point in each.alarms.get("events_caught", [])}
+        for name, each in results.items()
+    }
+    _models(screen, "Events caught, by false alarms per patient-day", caught)
     for name, result in results.items():
         for column, groups in result.subgroups.items():
             metric = next(iter(groups[0].values))
@@ -532,16 +538,19 @@ def _show_clinical(screen: Console, results: Mapping[str, ClinicalResult]) -> No
             show_table(screen, f"{column}: {name} (p: against the largest group, Holm)", head, rows)
 
 
-def _models(screen: Console, title: str, rows: Sequence[str], cells: Mapping[str, Sequence[str]]) -> None:
-    """A table with a column for each model; none where there is nothing to show."""
+def _models(screen: Console, title: str, values: Mapping[str, Mapping[str, Interval]]) -> None:
+    """A table with a column for each model that has any of the numbers; none where no model has."""
+    shown = {name: each for name, each in values.items() if each}
+    rows = max(shown.values(), key=len, default={})
     if rows:
-        show_table(screen, title, ["", *cells], [list(row) for row in zip(rows, *cells.values(), strict=True)])
+        cells = [[row, *(_bounds(each.get(row)) for each in shown.values())] for row in rows]
+        show_table(screen, title, ["", *shown], cells)
 
 
-def _bounds(value: Interval) -> str:
+def _bounds(value: Interval | None) -> str:
     from manydg.studies.summary_text import NONE
 
-    if math.isnan(value.estimate):
+    if value is None or math.isnan(value.estimate):
         return NONE
     known = not math.isnan(value.low)
     return f"{value.estimate:.3f}" + (f" [{value.low:.3f}, {value.high:.3f}]" if known else "")

@@ -371,8 +371,8 @@ class GroupResult:
 def compare_groups(runs: Sequence[Predictions], column: str, plan: PatientResampling) -> list[GroupResult]:
     """Every group of a column, against the one with most patients, on the same runs and resampled patients.
 
-    A group of fewer than three patients, or sites where these are drawn, has neither intervals nor p: its draws say
-    nothing of others.
+    A metric of fewer than three patients of a group, or sites where these are drawn, has neither interval nor p: its
+    draws say nothing of others. Runs in which the group has no such value do not count.
     """
     counted = [run.scored() for run in runs]
     names = sorted({str(name) for run in counted for name in run.subgroups[column].tolist()}, key=_group_order)
@@ -383,12 +383,17 @@ def compare_groups(runs: Sequence[Predictions], column: str, plan: PatientResamp
     draws = {name: mean_over_runs(group) for name, group in by_run.items()}
     gaps = {name: mean_difference(group, by_run[largest]) for name, group in by_run.items()}
     others = [name for name in names if name != largest]
-    units = {name: plan.units_of(np.array(sorted(people[name]))) for name in names}
+    runs_of = {name: list(zip(parts[name], by_run[name], strict=True)) for name in names}
+    units = {(name, key): _units(plan, runs_of[name], runs_of[name], key) for name in names for key in draws[name]}
     # The group with most patients may be of few sites.
-    compared = {name: min(units[name], units[largest]) for name in names}
-    few = {name for name in names if compared[name] < MIN_PATIENTS}
+    compared = {(name, key): _units(plan, runs_of[name], runs_of[largest], key) for name, key in units}
     p = {
-        key: holm([math.nan if name in few else _bootstrap_p(gaps[name][key], plan) for name in others])
+        key: holm(
+            [
+                _bootstrap_p(gaps[name][key], plan) if compared[name, key] >= MIN_PATIENTS else math.nan
+                for name in others
+            ]
+        )
         for key in draws[largest]
     }
     return [
@@ -397,14 +402,29 @@ def compare_groups(runs: Sequence[Predictions], column: str, plan: PatientResamp
             len(people[name]),
             sum(len(part.truth) for part in parts[name]),
             _positive(parts[name]),
-            {key: plan.interval(values, units=units[name]) for key, values in draws[name].items()},
-            {key: plan.interval(values, units=compared[name]) for key, values in gaps[name].items()}
+            {key: plan.interval(values, units=units[name, key]) for key, values in draws[name].items()},
+            {key: plan.interval(values, units=compared[name, key]) for key, values in gaps[name].items()}
             if name != largest
             else {},
             {key: each[others.index(name)] for key, each in p.items()} if name != largest else {},
         )
         for name in names
     ]
+
+
+def _units(
+    plan: PatientResampling,
+    one: Sequence[tuple[Predictions, Values]],
+    other: Sequence[tuple[Predictions, Values]],
+    metric: str,
+) -> int:
+    """How many patients, or sites, of the smaller of two groups are in the runs in which both have a metric."""
+    known = [
+        (part.names, rest.names)
+        for (part, values), (rest, others) in zip(one, other, strict=True)
+        if not math.isnan(values[metric][0]) and not math.isnan(others[metric][0])
+    ]
+    return min((plan.units_of(np.concatenate(names)) for names in zip(*known, strict=True)), default=0)
 
 
 def _positive(parts: Sequence[Predictions]) -> float:
@@ -484,7 +504,7 @@ class ClinicalResult:
     - ``alarms``, ``decisions``: :func:`alarm_curve` and :func:`decision_curve`; the first is empty without an event.
     - ``subgroups``: Column to :func:`compare_groups`.
     - ``calibration``: Quantiles over patients, by level, of :func:`calibration_by_patient`.
-    - ``rule``: How the threshold was chosen, where it is known.
+    - ``rule``: How the thresholds were chosen, where it is known: every rule of the runs, once.
     """
 
     at_threshold: Mapping[str, Interval]

@@ -108,6 +108,11 @@ class PatientResampling:
         sites = np.array([str(known[str(name)]) for name in people]) if everywhere else None
         return PatientResampling(people, resamples=resamples, seed=seed, sites=sites)
 
+    @property
+    def drawn(self) -> str:
+        """What intervals are over, in words."""
+        return "sites, then patients" if self.unit == "site" else "patients"
+
     def units_of(self, names: npt.NDArray[Any]) -> int:
         """How many patients, or sites of them, these are."""
         return len(np.unique(self._unit_of[np.searchsorted(self.names, names)]))

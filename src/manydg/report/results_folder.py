@@ -193,7 +193,10 @@ class RivalTest:
 
     @property
     def verdict(self) -> str:
-        """``clear`` if test and interval agree, ``unsure`` if only one shows a difference, ``none`` if neither does."""
+        """``clear`` if test and interval agree, ``unsure`` if only one shows a difference, ``none`` if neither does,
+        ``untested`` if no test could be made."""
+        if math.isnan(self.p):
+            return "untested"
         significant = self.p < ALPHA
         if significant and (self.excludes_zero or not self.has_interval):
             return "clear"

@@ -112,6 +112,7 @@ class Summary:
     - ``pairs``: Every two rows at the primary metric.
     - ``costs``: Time, size and needs of each row.
     - ``recommendation``: The row to use, chosen on validation patients; None where there is nothing to choose from.
+    - ``split``: What a split divides: ``patient``, or whole ``site``.
     - ``patients``, ``samples``: Training, validation and test patients of the first run, and their samples.
     - ``test_shares``: Test patients over training patients of each row, the mean over its splits.
     - ``rules``: How epochs and thresholds were chosen.
@@ -132,6 +133,7 @@ class Summary:
     pairs: tuple[Pair, ...]
     costs: Mapping[str, Cost]
     recommendation: Recommendation | None
+    split: str
     patients: Counts
     samples: Counts
     test_shares: Mapping[str, float | None]
@@ -369,7 +371,7 @@ def clinical_results(
     alone = (path / RUN_RECORD).is_file()
     records = [RunRecord.read(path / RUN_RECORD).replace(folder=".")] if alone else read_results(path)
     models: dict[str, list[Predictions]] = {}
-    rules: dict[str, str] = {}
+    rules: dict[str, list[str]] = {}
     quiet: dict[str, float | None] = {}
     counting = _of_models([each for each in records if each.ok])
     for name, record in counting:
@@ -381,7 +383,7 @@ def clinical_results(
         quiet[name] = silence_of(config, record.event)
         threshold, rule = (record.threshold, record.threshold_rule) if at is None else decide_threshold(config, val)
         models.setdefault(name, []).append(replace(run, threshold=threshold))
-        rules[name] = rule
+        rules.setdefault(name, []).append(rule)
     if not models:
         raise DataError(f"{folder} has no predictions of a finished run: name a run folder or a results folder")
     places = {name: places_of(record for other, record in counting if other == name) for name in models}
@@ -389,7 +391,7 @@ def clinical_results(
         name: evaluate(runs, silence=quiet[name], resamples=resamples, places=places[name])
         for name, runs in models.items()
     }
-    return {name: replace(result, rule=rules[name]) for name, result in results.items()}
+    return {name: replace(result, rule="; ".join(dict.fromkeys(rules[name]))) for name, result in results.items()}
 
 
 def places_of(records: Iterable[Record]) -> dict[str, Json]:
@@ -565,8 +567,7 @@ def summarize(
     draws, missing = resample_runs(chosen, predictions or {}, resamples, seed)
     notes += missing
     entries = _entries(chosen, against, draws, notes)
-    notes += composition(chosen) + cautions(chosen.records, chosen.target.patient_metric)
-    notes += _undecided(chosen, entries)
+    notes += composition(chosen) + cautions(chosen.records, chosen.target.patient_metric) + _undecided(chosen, entries)
     return Summary(
         experiment=chosen.experiment,
         dataset=chosen.dataset,
@@ -582,6 +583,7 @@ def summarize(
         pairs=_pairs(chosen, entries, draws),
         costs=(costs := {row: Cost.of(runs.values()) for row, runs in chosen.rows.items()}),
         recommendation=_recommended(chosen, costs, draws),
+        split=chosen.records[0].config.split,
         patients=chosen.records[0].patients,
         samples=chosen.records[0].samples,
         test_shares={row: _test_share(runs) for row, runs in chosen.rows.items()},

@@ -167,7 +167,7 @@ def _cohort(summary: Summary) -> str:
         if number
     )
     seeds = len(summary.seeds)
-    splits = f"{seeds} split{'s' if seeds > 1 else ''} by patient"
+    splits = f"{seeds} split{'s' if seeds > 1 else ''} by {summary.split}"
     return f"{splits}; of the patients of a split {sides}." if sides else f"{splits}."
 
 

@@ -108,7 +108,7 @@ def _at_threshold(models: Models, plan: PatientResampling, silence: float | None
     columns = [Column("Method", numeric=False), *(Column(RATE_NAMES[rate]) for rate in shown)]
     note = (
         "Each run at the threshold that was chosen on its validation patients. Means over the splits, with 95% "
-        "intervals over patients."
+        f"intervals over {plan.drawn}."
     )
     if "events_caught" in shown:
         note += (
@@ -130,7 +130,7 @@ def _alarms(models: Models, plan: PatientResampling, silence: float | None) -> F
     ]  # fmt: skip
     note = (
         "At each budget the threshold that catches most within it on these patients; bands are 95% intervals over "
-        "patients."
+        f"{plan.drawn}."
     )
     return Figure("What a budget of false alarms buys.", panels, note)
 
@@ -183,7 +183,9 @@ def _difference(group: GroupResult, metric: str) -> Cell:
     if gap is None:
         return Cell("", None)
     cell = _cell(gap)
-    return cell if p is None else replace(cell, note=f"{cell.note}, p\N{NO-BREAK SPACE}{probability(p)}")
+    return (
+        cell if p is None or math.isnan(p) else replace(cell, note=f"{cell.note}, p\N{NO-BREAK SPACE}{probability(p)}")
+    )
 
 
 def _groups(chapter: Chapter, caption: str, groups: Sequence[GroupResult]) -> Table:

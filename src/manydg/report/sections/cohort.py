@@ -73,7 +73,13 @@ def _protocol(records: Sequence[RunRecord]) -> str:
     split = records[0].patients
     shares = ((split.train, "learn from"), (split.val, "choose settings"), (split.test, "be judged on"))
     people = listed([f"{count(patients)} to {verb}" for patients, verb in shares if patients])
-    again = f"The patients were divided {seeds} times at random" if seeds > 1 else "The patients were divided once"
+    config = records[0].config
+    units = "Whole sites, each with all its patients," if config.split == "site" else "The patients"
+    again = f"{units} were divided {f'{seeds} times at random' if seeds > 1 else 'once'}"
+    if config.folds:
+        deals = -(-seeds // config.folds)
+        dealt = f"{units} were dealt at random into {config.folds} groups{f', {deals} times anew' if deals > 1 else ''}"
+        again = f"{dealt}; each of {plural(seeds, 'split')} tests one group"
     methods = f"{len(names)} methods were compared: {listed(names)}" if len(names) > 1 else f"{names[0]} was trained"
     return f"{again} ({people}), the same way for every method. {methods}."
 

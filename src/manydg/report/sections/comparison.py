@@ -34,7 +34,7 @@ from manydg.report.words import (
 from manydg.studies.summary import Entry
 from manydg.targets import oriented
 
-_READING = {"unsure": "not certain", "none": "no clear difference"}
+_READING = {"unsure": "not certain", "none": "no clear difference", "untested": "not tested"}
 
 
 class MainComparison(Section):
@@ -126,12 +126,14 @@ def _tests_in_words(chapter: Chapter, comparison: Comparison) -> str:
         "worse": [test for test in tests if test.verdict == "clear" and test.gain < 0],
         "unsure": [test for test in tests if test.verdict == "unsure"],
         "none": [test for test in tests if test.verdict == "none"],
+        "untested": [test for test in tests if test.verdict == "untested"],
     }
     words = {
         "better": f"In {metric}, {name} is clearly better than {{}}",
         "worse": f"in {metric}, {name} is clearly worse than {{}}",
         "unsure": "the evidence is mixed against {}",
         "none": "no clear difference could be shown to {}",
+        "untested": "it was not tested against {}",
     }
     rivals = {key: listed([algorithm_name(test.rival) for test in group]) for key, group in groups.items() if group}
     return sentence("; ".join(words[key].format(names) for key, names in rivals.items())) + "."
@@ -172,7 +174,7 @@ def _caution(comparison: Comparison) -> str:
         "zero; where only one of them holds it reads “not certain”. “No clear difference” does not mean that there is "
         "none."
     )
-    if seeds <= 5:
+    if 2 <= seeds <= 5:
         least = number(2 * 0.5**seeds, 4)
         text += f" With {plural(seeds, 'split')} the Wilcoxon p cannot fall below {least}, even before correction."
     return text
@@ -255,7 +257,7 @@ def difference_in_words(test: RivalTest) -> str:
     around = bounds_text(test.interval)
     facts = f"The difference, {signed(test.difference)}" + (f" (95% interval {around})" if around else "")
     p = f"p {_p_text(test.p)}"
-    if math.isnan(test.p):
+    if test.verdict == "untested":
         return f"{facts}, could not be tested: {test.note or 'too few splits'}."
     if test.verdict == "clear":
         return f"{facts}, is larger than chance would explain ({p} after correction)."
@@ -282,6 +284,8 @@ def _best(chapter: Chapter, comparison: Comparison) -> str:
 
 def _controls(chapter: Chapter, comparison: Comparison) -> str:
     """Where a gain comes from: the two controls that lack the method's central idea."""
+    if comparison.first != "manydg":
+        return ""
     tests = [test for name in controls() if (test := comparison.test(chapter.metric, name))]
     if not tests:
         return ""

@@ -36,6 +36,7 @@ _SAID = {
     "clearly worse": "Clearly worse than",
     "not certain": "Not certainly different from",
     "no clear difference": "No clear difference from",
+    "not tested": "Not tested against",
 }
 _PREDICTION = "Predicting 1,000 samples"
 _WEAK = 0.5
@@ -105,7 +106,7 @@ def _against(comparison: Comparison, choice: Recommendation) -> str:
     said: dict[str, list[str]] = {}
     for row in _alternatives(comparison, choice):
         test = comparison.pair(choice.row, row)
-        words = "Not tested against" if test is None or math.isnan(test.p) else _SAID[reading(test)]
+        words = _SAID["not tested" if test is None else reading(test)]
         said.setdefault(words, []).append(algorithm_name(row.partition(" (")[0]))
     return " ".join(f"{words} {listed(names, last='or')}." for words, names in said.items())
 

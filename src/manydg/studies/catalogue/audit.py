@@ -285,6 +285,8 @@ def _change(change: Interval) -> str:
 def _erasure_in_words(erased: Sequence[Erased], metric: str, before: float) -> list[str]:
     if not erased:
         return ["Nothing can be erased: its predictions do not come from the features of one network."]
+    if math.isnan(before):
+        return [f"{metric} does not exist for the test patients, so that nothing can be said of what it depends on."]
     sentences = [
         f"Without the {entry.directions} direction{'s' if entry.directions > 1 else ''} of v in which training "
         f"patients differ most, {metric} changes from {before:.3f} by {_change(entry.change)} (as many directions of "
