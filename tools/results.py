@@ -725,8 +725,9 @@ def _tested(study: dict[str, Any] | None, asked: Sequence[Claim]) -> list[str]:
         tests.append(compare_paired(gaps, [0.0] * len(gaps), ratio))
         half.append(_half_width(gaps, ratio))
     corrected = iter(holm([test.corrected_p for test in tests if test is not None]))
+    planned = next((plan.splits for plan in STUDIES if plan.name == study.get("study")), 0)
     return [
-        "not run" if test is None else _answer(test, next(corrected), name, width)
+        "not run" if test is None else _answer(test, next(corrected), name, width, planned)
         for test, width in zip(tests, half, strict=True)
     ]
 
@@ -748,11 +749,13 @@ def _half_width(gaps: Sequence[float], ratio: float) -> float:
     return float(stats.t.ppf(0.975, len(gaps) - 1)) * error
 
 
-def _answer(test: PairedComparison, p: float, metric: str, half: float) -> str:
+def _answer(test: PairedComparison, p: float, metric: str, half: float, planned: int) -> str:
     if math.isnan(p):
         return test.note
     interval = _interval([test.difference - half, test.difference + half], sign=True)
-    return f"{_verdict(test.difference, p)}: {_number(test.difference, sign=True)} {interval} {metric}, p {p:.3f}"
+    splits = f" ({test.pairs} of {planned} splits)" if test.pairs < planned else ""
+    said = f"{_verdict(test.difference, p)}: {_number(test.difference, sign=True)} {interval} {metric}, p {p:.3f}"
+    return said + splits
 
 
 def _verdict(difference: float, p: float) -> str:

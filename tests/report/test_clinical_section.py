@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,10 +20,12 @@ from manydg.data.dataset import from_arrays
 from manydg.data.info import DatasetInfo, EventSpec
 from manydg.errors import ConfigError
 from manydg.evaluation.clinical import compare_groups, rates_at_threshold
+from manydg.evaluation.metrics import Predictions
 from manydg.evaluation.statistics import PatientResampling
 from manydg.report.results_folder import Chapter, read_results_folder
 from manydg.report.sections import Figure, Part, Table
-from manydg.report.sections.clinical import Clinical
+from manydg.report.sections.clinical import Clinical, _foremost, _left_out
+from manydg.report.words import row_title
 from manydg.studies.conduct import compare
 
 HOURS, PATIENTS = 14, 60
@@ -126,3 +131,23 @@ def test_groups_have_metrics_differences_and_tests(chapter: Chapter, parts: dict
         share, difference = notes[group.group]
         assert share == f"{group.positive:.1%} positive"
         assert ("p\N{NO-BREAK SPACE}" in difference) == bool(group.p)
+
+
+def test_of_many_models_the_recommended_one_and_the_next_on_validation_patients_are_shown() -> None:
+    rows = {"boosting": 0.5, "dann": 0.7, "ema": 0.6, "base": 0.4}
+    models: dict[str, Sequence[Predictions]] = {row_title(row): [] for row in rows}
+
+    def shown(metric: str, row: str) -> list[str]:
+        choice = SimpleNamespace(row=row, validation=rows)
+        chapter: Any = SimpleNamespace(
+            metric=metric, choice=SimpleNamespace(summary=SimpleNamespace(recommendation=choice))
+        )
+        return list(_foremost(chapter, models, 2))
+
+    assert shown("auprc", "base") == [row_title("dann"), row_title("base")]
+    assert shown("auprc", "dann") == [row_title("dann"), row_title("ema")]
+    assert shown("mae", "dann") == [row_title("dann"), row_title("base")]
+    untold: Any = SimpleNamespace(metric="auprc", choice=None)
+    assert list(_foremost(untold, models, 2)) == [row_title("boosting"), row_title("dann")]
+    assert _left_out(models, models) == ""
+    assert "the next of the 4 on validation patients" in _left_out(models, {})

@@ -206,6 +206,9 @@ def test_claims_are_tested_over_the_splits_and_corrected_for_their_number(made_u
     assert f"yes: +0.110 {interval} Kappa, p {3 * alone:.3f} | not run | not run |" in lines[5]
     assert "| +0.031 Kappa (seizure), +0.014 Kappa (sleep) | no, the reverse: -0.050 [" in lines[0]
     assert "within chance: +0.000 [" in lines[3]
+    assert "splits)" not in lines[3]
+    planned = {"sleep-rivals": made_up["sleep-rivals"] | {"study": "sleep-rivals"}}
+    assert "(3 of 5 splits)" in claims(planned).splitlines()[5]
     assert "within chance: -0.050 [" in lines[4]
     assert "| 0.9768 ± 0.0144, 0.9689 ± 0.0169 (average of four tasks) | not run |" in lines[11]
     assert "\n".join(lines).count("not run") == 35

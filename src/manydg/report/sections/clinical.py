@@ -19,6 +19,7 @@ from manydg.report.results_folder import Chapter
 from manydg.report.sections import Block, Cell, Column, Figure, Part, Section, Table, Text, count_cell
 from manydg.report.words import interval, metric_name, number, probability, row_title, sentence
 from manydg.studies.summary import places_of, row_name, value_of
+from manydg.targets import oriented
 from manydg.training.record import RunRecord
 from manydg.training.run import silence_of
 
@@ -49,8 +50,27 @@ class Clinical(Section):
         if chapter.target.kind == "binary":
             record = next(record for records in groups.values() for record in records)
             yield _decisions(chapter, models, plan, silence_of(record.config, event))
-        best = sorted(models, key=lambda name: -_score(groups[name], chapter.metric))[:_MAX_GROUPED]
-        yield from _subgroups(chapter, {name: models[name] for name in models if name in best}, plan)
+        yield from _subgroups(chapter, models, plan)
+
+
+def _foremost(chapter: Chapter, models: Models, most: int) -> Models:
+    """The recommended model and those that are next on validation patients, in the order of the tables."""
+    choice = None if chapter.choice is None else chapter.choice.summary.recommendation
+    means = {} if choice is None else {
+        row_title(row): math.inf if row == choice.row else oriented(chapter.metric, mean)
+        for row, mean in choice.validation.items()
+    }  # fmt: skip
+    kept = sorted(models, key=lambda name: -means.get(name, -math.inf))[:most]
+    return {name: runs for name, runs in models.items() if name in kept}
+
+
+def _left_out(models: Models, shown: Models) -> str:
+    if len(shown) == len(models):
+        return ""
+    return (
+        f" Shown are the recommended model and the next of the {len(models)} on validation patients; 'manydg clinical' "
+        "has all."
+    )
 
 
 def _score(records: Sequence[RunRecord], metric: str) -> float:
@@ -90,10 +110,12 @@ def _mean_cell(chapter: Chapter, records: Sequence[RunRecord], metric: str) -> C
 def _decisions(chapter: Chapter, models: Models, plan: PatientResampling, silence: float | None) -> Part:
     """Rates at each run's threshold, the curve of alarms, and net benefit."""
     blocks: list[Block] = [_at_threshold(models, plan, silence)]
-    some = dict(list(models.items())[:_MAX_CURVES])
+    some = _foremost(chapter, models, _MAX_CURVES)
     if all(run.timing is not None for runs in some.values() for run in runs):
         blocks.append(_alarms(some, plan, silence))
     blocks.append(_net_benefit(some, plan))
+    if left_out := _left_out(models, some):
+        blocks.append(Text(left_out.strip()))
     return Part("decisions", "Decisions and alarms", blocks, chapter.command("compare"))
 
 
@@ -159,22 +181,24 @@ def _net_benefit(models: Models, plan: PatientResampling) -> Figure:
 
 
 def _subgroups(chapter: Chapter, models: Models, plan: PatientResampling) -> Iterator[Part]:
-    columns = list(next(iter(models.values()))[0].subgroups)
+    some = _foremost(chapter, models, _MAX_GROUPED)
+    left_out = _left_out(models, some)
+    columns = list(next(iter(some.values()))[0].subgroups)
     blocks: list[Block] = []
     for column in columns:
-        for name, runs in models.items():
+        for name, runs in some.items():
             blocks.append(_groups(chapter, f"{column}: {name}", clinical.compare_groups(runs, column, plan)))
-    gaps = {name: np.array(list(clinical.calibration_by_patient(runs).values())) for name, runs in models.items()}
+    gaps = {name: np.array(list(clinical.calibration_by_patient(runs).values())) for name, runs in some.items()}
     if columns:
         lead = (
             "A model may do well on average and fail a group. Each group is scored by itself; differences are from "
             "the largest group, and p is corrected for the number of groups. Average precision depends on how common "
-            "the positive class is in a group; the area under the ROC curve does not."
+            "the positive class is in a group; the area under the ROC curve does not." + left_out
         )
         yield Part("subgroups", "Groups of patients", [Text(lead), *blocks], chapter.command("compare"))
     label = "mean prediction minus truth" if chapter.target.kind == "regression" else "mean probability minus share"
     panel = charts.distributions("Calibration within each patient", gaps, label)
-    caption = "0 is right on average for that patient; above it the model states too much, below too little."
+    caption = "0 is right on average for that patient; above it the model states too much, below too little." + left_out
     yield Part("patient-calibration", "Calibration patient by patient", [Figure(caption, [panel])])
 
 
