@@ -52,7 +52,8 @@ PROGRAMS = {
         "_quietly(main)",
     ),
     "fit": (
-        _ARRAYS + "from manydg import ManyDGClassifier\nmodel = ManyDGClassifier(epochs=2, device='cpu', random_state=0)",
+        _ARRAYS
+        + "from manydg import ManyDGClassifier\nmodel = ManyDGClassifier(epochs=2, device='cpu', random_state=0)",
         "model.fit(X, y, groups=patients)",
     ),
     "predict": (
