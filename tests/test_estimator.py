@@ -363,6 +363,7 @@ def test_a_grid_of_numpys_numbers_is_taken_and_saved(tmp_path: Path) -> None:
     assert ManyDGClassifier.load(tmp_path / "model").epochs == 1
 
 
+@pytest.mark.filterwarnings("ignore:A column-vector y was passed")  # As scikit-learn warns of it.
 @pytest.mark.parametrize("labels", [float, bool, "Int64", "column"])
 def test_labels_of_new_patients_are_those_of_equal_value(labels: Any) -> None:
     X, y = data(classes=2)

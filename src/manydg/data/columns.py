@@ -721,8 +721,6 @@ def plan_encoding(
 def _features_of(column: pl.Series, frame: pl.DataFrame, time: str | None) -> list[Feature] | None:
     """The numbers that are read off a column; ``None`` where it holds categories."""
     name, kind = column.name, column.dtype
-    if column.dtype.is_nested():
-        raise DataError(f"feature '{column.name}' has type {column.dtype}; categories are text or numbers: make it one")
     # Each different text is looked at once, not each row.
     different = column.unique(maintain_order=True) if kind == pl.String else column
     if _is_number(different):
