@@ -95,7 +95,7 @@ class Facts:
     @cached_property
     def intervals(self) -> Mapping[str, Interval]:
         """Of each test metric, over patients; none without predictions."""
-        return {} if self.predictions is None else patient_intervals([self.predictions], places=self.record.sites)
+        return {} if self.predictions is None else patient_intervals([self.predictions], site_of=self.record.sites)
 
     @cached_property
     def calibration(self) -> Calibration | None:

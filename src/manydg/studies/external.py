@@ -144,13 +144,13 @@ class External:
         return found
 
 
-def evaluate_run(run: Run, dataset: DomainDataset, name: str, *, resamples: int = 1000, seed: int = 0) -> External:
+def evaluate_run(run: Run, dataset: DomainDataset, name: str, *, resamples: int = 1000) -> External:
     """Score a finished run on another labelled dataset, and take the change of its score apart.
 
     - ``run``: With its folder, whose predictions on test patients are the other side of the comparison.
     - ``dataset``: Prepared like the run's training data, of other patients.
     - ``name``: What to call the dataset.
-    - ``resamples``, ``seed``: Of the bootstrap over patients, or over sites and then patients where the dataset knows
+    - ``resamples``: Of the bootstrap over patients, or over sites and then patients where the dataset knows
       its sites.
     """
     target = run.algorithm.target
@@ -167,7 +167,7 @@ def evaluate_run(run: Run, dataset: DomainDataset, name: str, *, resamples: int 
         raise DataError(f"{name}: the model's output is finite for no sample")
     sites, strange = dataset.sites(), _strange(run, prepared)
     site_of = None if sites is None else dict(zip(dataset.pseudonyms(), sites.tolist(), strict=True))
-    change = _Change(run, own, new, strange, site_of, resamples, seed)
+    change = _Change(run, own, new, strange, site_of, resamples)
     steps = change.steps()
     found = External(
         run=run.record.run,
@@ -226,15 +226,14 @@ class _Change:
         strange: set[str] | None,
         site_of: Mapping[str, str] | None,
         resamples: int,
-        seed: int,
     ) -> None:
         self.target, self.own, self.new, self.strange = run.algorithm.target, own, new, strange
         self.metric = run.config.selection or self.target.selection
         own_sites = run.record.sites
-        places = np.array([own_sites[name] for name in own.names]) if own_sites else None
-        self.own_plan = PatientResampling(own.names, resamples=resamples, seed=seed, sites=places)
-        places = None if site_of is None else np.array([site_of[name] for name in new.names])
-        self.new_plan = PatientResampling(new.names, resamples=resamples, seed=seed + 1, sites=places)
+        own_by_patient = np.array([own_sites[name] for name in own.names]) if own_sites else None
+        self.own_plan = PatientResampling(own.names, resamples=resamples, sites=own_by_patient)
+        by_patient = None if site_of is None else np.array([site_of[name] for name in new.names])
+        self.new_plan = PatientResampling(new.names, resamples=resamples, seed=1, sites=by_patient)
         self.unseen: list[str] = []
         self.whole = self._difference(self._draws(own, self.own_plan), self._draws(new, self.new_plan))
 
