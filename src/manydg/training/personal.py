@@ -613,18 +613,17 @@ class _People:
         of_each = (np.flatnonzero(self.patients == code) for code in np.unique(self.patients))
         spread = [rows[:: -(-len(rows) // _JUDGED_SAMPLES)] for rows in of_each]
         yield _Trial(self, 0, False, np.zeros(0, np.int64), np.concatenate(spread))
-        for count in _COUNTS:
-            for first in (True, False):
-                known, rest = [], []
-                for code in np.unique(self.patients):
-                    rows = np.flatnonzero(self.patients == code)
-                    rows = rows[np.argsort(self.outputs.times[rows], kind="stable")]
-                    if len(rows) >= 2 * count:
-                        order = rows if first else rng.permutation(rows)
-                        known.append(order[:count])
-                        rest.append(order[count :: -(-(len(order) - count) // _JUDGED_SAMPLES)])
-                if known:
-                    yield _Trial(self, count, first, np.concatenate(known), np.concatenate(rest))
+        for count, first in itertools.product(_COUNTS, (True, False)):
+            known, rest = [], []
+            for code in np.unique(self.patients):
+                rows = np.flatnonzero(self.patients == code)
+                rows = rows[np.argsort(self.outputs.times[rows], kind="stable")]
+                if len(rows) >= 2 * count:
+                    order = rows if first else rng.permutation(rows)
+                    known.append(order[:count])
+                    rest.append(order[count :: -(-(len(order) - count) // _JUDGED_SAMPLES)])
+            if known:
+                yield _Trial(self, count, first, np.concatenate(known), np.concatenate(rest))
 
 
 @dataclass(frozen=True, eq=False)
