@@ -451,7 +451,7 @@ def trust_columns(
     in place of these. ``unlike_training`` is whether the sample's patient is farther from the training
     patients than nearly all validation patients, and ``distance`` how far, one being the limit.
 
-    - ``data``: The samples, with the patient of each.
+    - ``data``: The samples as :meth:`~manydg.training.run.Run.prepare` gives them.
     - ``probabilities`` ``(samples, K)``: As the model gives them; where they are not finite there are no sets, and the
       sample counts as unlike the training.
     """
@@ -521,13 +521,12 @@ def _novelty(
 ) -> Columns:
     if calibration.reference is None:
         return {}
-    prepared = run.prepare(data)
     try:
         if context_of(run.schema, run.algorithm).get("mode") == CAUSAL:
             known = None if earlier is None else earlier.embeddings
-            distances = distances_so_far(run.algorithm, prepared, calibration.reference, known)
+            distances = distances_so_far(run.algorithm, data, calibration.reference, known)
         else:
-            codes, by_patient = calibration.reference.distances(*patient_embeddings(run.algorithm, prepared))
+            codes, by_patient = calibration.reference.distances(*patient_embeddings(run.algorithm, data))
             distances = by_patient[np.searchsorted(codes, data.domains.cpu().numpy())]
     except ValueError as error:
         # Embeddings of another width than the reference's.

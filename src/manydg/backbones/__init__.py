@@ -41,7 +41,7 @@ class Backbone(nn.Module):
 
     output_size: int
     takes_padded: bool = False
-    """Whether ragged columns may come in batches of fixed shape, with leftovers behind the last row (see
+    """Whether ragged columns may come in batches of fixed shape, with leftovers after the last row (see
     :meth:`manydg.data.columns.Ragged.take_padded`), so that a GPU may replay a step."""
     fast_precision: str = "tf32"
     """The arithmetic that trains fastest on a GPU and as well as any: ``float32``, ``tf32`` or ``bf16``."""

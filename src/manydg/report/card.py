@@ -89,7 +89,7 @@ class Facts:
 
     @cached_property
     def predictions(self) -> Predictions | None:
-        """Test predictions the run is judged by; None where the file is gone."""
+        """Test predictions the run is scored on; None where the file is gone."""
         whole = load_predictions(self.folder, self.record.replace(folder="."))
         return None if whole is None else whole.scored()
 
@@ -175,7 +175,7 @@ def _write(title: str, parts: Sequence[Part], out: str | Path) -> Path:
 
 
 def to_markdown(title: str, parts: Sequence[Part], footer: str = "") -> str:
-    """Parts of a page as Markdown; figures are told in words."""
+    """Parts of a page as Markdown; figures are described in words."""
     lines = [f"# {title}", ""]
     for part in parts:
         lines += [f"## {part.title}", ""]

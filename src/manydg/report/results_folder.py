@@ -384,7 +384,7 @@ class Chapter:
         return load_predictions(self.folder, record, "val")
 
     def predictions(self, record: RunRecord) -> Predictions | None:
-        """Test predictions that a run is judged by (:meth:`Predictions.scored`); None without the run's folder."""
+        """Test predictions that a run is scored on (:meth:`Predictions.scored`); None without the run's folder."""
         whole = self.whole_predictions(record)
         return None if whole is None else whole.scored()
 

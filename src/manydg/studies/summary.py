@@ -429,8 +429,8 @@ def composition(chosen: Selection) -> list[str]:
         alone = sum(
             max((member.share for member in record.members), default=0) > 1 - LEAST_SHARE for record in by_seed.values()
         )
-        told = f"; one of them alone on {alone} of {len(by_seed)}" if alone else ""
-        notes.append(f"{row} weighs its candidates, on average over the splits: {parts}{told}")
+        dominated = f"; one of them alone on {alone} of {len(by_seed)}" if alone else ""
+        notes.append(f"{row} weighs its candidates, on average over the splits: {parts}{dominated}")
     return notes
 
 

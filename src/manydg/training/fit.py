@@ -182,7 +182,7 @@ def _with_others(
 ) -> Fitted:
     """Train the other candidates beside the first, and weigh all by the validation patients, or evenly without any.
 
-    Where the plain network without context is clearly behind the one with it, nothing else is trained without context.
+    Where the plain network without context clearly loses to the one with it, nothing else is trained without context.
     """
     first, *others = candidates(InputSchema.of(train))
     trained: dict[str, Algorithm] = {first.label: algorithm}

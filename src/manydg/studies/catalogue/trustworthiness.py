@@ -108,7 +108,7 @@ def _codes(test: Predictions, part: DomainDataset) -> npt.NDArray[np.int64]:
 def _unlike(run: Run, part: DomainDataset, calibration: Calibration) -> npt.NDArray[np.bool_]:
     if calibration.reference is None:
         return np.zeros(part.n_patients, bool)
-    _, distances = calibration.reference.distances(*patient_embeddings(run.algorithm, run.prepare(part).judged()))
+    _, distances = calibration.reference.distances(*patient_embeddings(run.algorithm, run.prepare(part).scored()))
     return np.asarray(distances > calibration.limit, bool)
 
 
