@@ -30,7 +30,7 @@ from manydg.errors import ConfigError, DataError, ManyDGWarning, StorageError
 from manydg.evaluation.clinical import raise_alarms
 from manydg.evaluation.metrics import decide, read_predictions
 from manydg.evaluation.trust import EmbeddingSums, SetRule, prediction_interval, prediction_sets, scale_temperature
-from manydg.files import Json, JsonObject, new_folder, write_through
+from manydg.files import Json, JsonObject, ParsedJson, new_folder, write_through
 from manydg.sources import (
     SOURCES,
     AnySource,
@@ -357,7 +357,7 @@ def _useless(option: str, source: str) -> ConfigError:
 
 def trained_on(run: Run) -> TrainedOn:
     """What a run knows of the data it was trained on."""
-    info = cast("Mapping[str, Any]", run.info)
+    info = cast("ParsedJson", run.info)
     return TrainedOn(
         str(info.get("source") or ""), info.get("settings", {}), info.get("vocabularies", {}), info.get("roles", {})
     )

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from manydg.errors import ConfigError, DataError, ManyDGError, unknown_name
-from manydg.files import Json, csv_text
+from manydg.files import Json, ParsedJson, csv_text
 from manydg.registry import Registry
 
 if TYPE_CHECKING:
@@ -47,11 +47,10 @@ class OptionHelp:
 
     - ``low``: The smallest value allowed.
     - ``choices``: The values allowed, where they are few.
-    - ``metavar``: What help calls the value.
+    - ``metavar``: What help calls the value. Where it ends in ``...``, several words may follow on the command line.
     - ``shown_default``: What help shows as the default, where the value itself (``None``) says too little.
     - ``zero``: Zero on the command line means ``None``: no limit.
     - ``commas``: On the command line several names are one word, separated by commas.
-    - ``greedy``: On the command line several words may follow the option.
     """
 
     help: str
@@ -61,7 +60,6 @@ class OptionHelp:
     shown_default: str | None = None
     zero: bool = False
     commas: bool = False
-    greedy: bool = False
 
 
 KEEP_HELP = (
@@ -171,7 +169,7 @@ class TrainedOn:
     """
 
     source: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: ParsedJson = field(default_factory=dict)
     vocabularies: Mapping[str, Sequence[str]] = field(default_factory=dict)
     roles: Mapping[str, str | None] = field(default_factory=dict)
 

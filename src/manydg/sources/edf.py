@@ -103,7 +103,7 @@ class EdfOptions(Options):
 
     channels: tuple[str, ...] = option(
         (), help="Channels: names, patterns ('EEG*') or derivations ('C4-M1', 'C4 - mean(M1,M2)', 'EOG=E1-M2').",
-        metavar="CHANNEL...", greedy=True, shown_default="all voltages",
+        metavar="CHANNEL...", shown_default="all voltages",
     )  # fmt: skip
     alias: tuple[str, ...] = option(
         (), help="Another label of a channel, as 'M1=A1'; repeat it for more.", metavar="NAME=LABEL",
