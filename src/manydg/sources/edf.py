@@ -333,7 +333,11 @@ def find_cohort(raw: Path, options: EdfOptions) -> Cohort:
     bids = raw.is_dir() and all(_SUBJECT.match(path.stem) for path in paths)
     rule = options.patient or (_BIDS if bids else "folder")
     table = options.patient_table
-    people = _listed_people(table, paths, raw) if table else {p: who(p, raw, rule, headers[p]) for p in paths}
+    people = (
+        _listed_people(table, paths, raw)
+        if table
+        else {p: patient_and_session(p, raw, rule, headers[p]) for p in paths}
+    )
     notes = [path for path, header in headers.items() if not header.labels]
     labels = _scorings_of(raw, notes, people, options.scoring, rule)
     folder = raw if raw.is_dir() else raw.parent
@@ -422,7 +426,7 @@ def _edf_files(raw: Path) -> list[Path]:
     return sorted(path for path in files if not {"derivatives", "sourcedata"} & set(path.relative_to(raw).parts))
 
 
-def who(path: Path, raw: Path, rule: str, header: EdfHeader) -> tuple[str, str]:
+def patient_and_session(path: Path, raw: Path, rule: str, header: EdfHeader) -> tuple[str, str]:
     """The patient and the session of a recording.
 
     - ``rule``: ``bids``, ``folder``, ``file``, ``header``, or a regular expression with groups for the patient and the
@@ -1187,7 +1191,7 @@ def _by_person(raw: Path, rule: str) -> list[list[RawRecording]]:
     people: dict[str, list[RawRecording]] = {}
     for name, path in by_name(raw).items():
         try:
-            patient, session = who(path, raw, rule, read_header(path))
+            patient, session = patient_and_session(path, raw, rule, read_header(path))
         except (ConfigError, DataError):
             patient, session = "", ""
         people.setdefault(patient or f"\0{path}", []).append(RawRecording(name, patient, session, path))

@@ -209,7 +209,7 @@ class TableFile(Source[TableOptions, PredictionOptions]):
             subgroups={group.name: group.names for group in groups},
         )  # fmt: skip
         encoding, texts = _encoding(frame, roles, patients, raw)
-        _question(frame, encoding, labels, roles, raw, numeric=options.kind == "regression")
+        _warn_of_oddities(frame, encoding, labels, roles, raw, numeric=options.kind == "regression")
         options = replace(options, missing=_missing(options.missing, frame, encoding, raw))
         settings = encoding.settings() | ({} if gap is None else {"session_gap": gap})
         described = options.to_json() | {"left_out_of_features": roles.left_out}
@@ -689,7 +689,7 @@ _ROWS_FOR_A_LOOK, _COLUMNS_FOR_A_LOOK, _FEWEST_OF_A_CLASS = 2_000, 8, 10
 _IDENTIFIER = re.compile(r"(?:^|[_ .-])(?:id|mrn)$|[a-z]I[dD]$", re.IGNORECASE)
 
 
-def _question(
+def _warn_of_oddities(
     frame: pl.DataFrame, encoding: FrameEncoding, labels: npt.NDArray[Any], roles: _Roles, path: Path, *, numeric: bool
 ) -> None:
     """Warn of rows that are there twice, of features that give the target away, and of identifiers among them."""
@@ -701,9 +701,9 @@ def _question(
             f"{path}: {repeated:,} of {frame.height:,} rows repeat an earlier row in every column that is used: were "
             "tables joined twice?"
         )
-    if labels.ndim == 1 and (telling := _telling(frame, encoding, labels, ordered=numeric)):
+    if labels.ndim == 1 and (leaking := _leaking_features(frame, encoding, labels, ordered=numeric)):
         warn(
-            f"{path}: each of these features alone tells the target exactly: {', '.join(telling[:5])}. Is it known "
+            f"{path}: each of these features alone tells the target exactly: {', '.join(leaking[:5])}. Is it known "
             "before the target is? If not, leave it out"
         )
     if ids := [name for name in roles.optional if _IDENTIFIER.search(name) and name not in roles.categorical]:
@@ -739,7 +739,7 @@ def _missing(wanted: str, frame: pl.DataFrame, encoding: FrameEncoding, raw: Pat
     return "keep"
 
 
-def _telling(
+def _leaking_features(
     frame: pl.DataFrame, encoding: FrameEncoding, labels: npt.NDArray[Any], *, ordered: bool = False
 ) -> list[str]:
     """Names of the features that fall into as many stretches as there are classes, each of one class alone.
@@ -756,16 +756,16 @@ def _telling(
     if np.bincount(classes).min() < _FEWEST_OF_A_CLASS:
         return []
     every = max(1, frame.height // _ROWS_FOR_A_LOOK)
-    telling, look = [], encoding.numbers(frame.gather_every(every)).T
+    leaking, look = [], encoding.numbers(frame.gather_every(every)).T
     for feature, glance in zip(encoding.features, look, strict=True):
         if _splits_into(glance, classes[::every]) and _splits_into(feature.values(frame), classes):
-            telling.append(feature.name)
+            leaking.append(feature.name)
     codes = encoding.codes(frame)
     for name, column in zip(encoding.levels, () if codes is None else codes.T, strict=True):
         pairs = np.count_nonzero(np.bincount(column * (classes.max() + 1) + classes))
         if pairs == np.count_nonzero(np.bincount(column)):
-            telling.append(name)
-    return telling
+            leaking.append(name)
+    return leaking
 
 
 def _splits_into(values: npt.NDArray[np.floating], classes: npt.NDArray[Any]) -> bool:
