@@ -171,7 +171,7 @@ class TrainingConfig:
     context_options : dict
         Options of :class:`manydg.data.context.ContextOptions`.
     sequence : str
-        ``none``, or the network behind the backbone that reads a patient's samples in the order of time:
+        ``none``, or the network on top of the backbone that reads a patient's samples in the order of time:
         ``gru``, ``transformer`` or ``conv``.
     sequence_options : dict
         Options of :class:`manydg.data.timeline.SequenceOptions`.

@@ -435,7 +435,7 @@ class ManyDGClassifier(ClassifierMixin, PatientEstimator):  # type: ignore[misc]
         Whether each patient's other samples are shown to the learner, all or the earlier ones, none of them with its
         label; ``auto`` is what the algorithm is made for.
     sequence : {"none", "gru", "transformer", "conv"}
-        The network behind the backbone that reads each patient's samples in the order of ``times``.
+        The network on top of the backbone that reads each patient's samples in the order of ``times``.
     sequence_options : dict, optional
         Options of :class:`manydg.data.timeline.SequenceOptions`; ``{"direction": "causal"}`` reads up to each sample.
     class_weight : dict, "balanced" or None

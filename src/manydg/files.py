@@ -423,7 +423,7 @@ def locked(path: Path) -> Iterator[None]:
     """Write an output alone: another process that asks for the same one within the block is refused.
 
     The lock is on the file ``.NAME.lock`` beside the output. The system releases it when its owner ends, however that
-    may be, so that a file left by a killed process is in nobody's way; the next owner takes it over and deletes it.
+    may be, so that a file left by a killed process blocks nobody; the next owner takes it over and deletes it.
     Where no lock can be had (a folder that cannot be written to, a file system without locks) there is none.
 
     - ``path``: A file or folder, which need not exist. Folders made around it for the lock are deleted again if they

@@ -30,7 +30,7 @@ from manydg.errors import ConfigError, DataError, ManyDGWarning, StorageError
 from manydg.evaluation.clinical import raise_alarms
 from manydg.evaluation.metrics import decide, read_predictions
 from manydg.evaluation.trust import EmbeddingSums, SetRule, prediction_interval, prediction_sets, scale_temperature
-from manydg.files import Json, JsonObject, new_folder, write_through
+from manydg.files import Json, JsonObject, ParsedJson, new_folder, write_through
 from manydg.sources import (
     SOURCES,
     AnySource,
@@ -357,7 +357,7 @@ def _useless(option: str, source: str) -> ConfigError:
 
 def trained_on(run: Run) -> TrainedOn:
     """What a run knows of the data it was trained on."""
-    info = cast("Mapping[str, Any]", run.info)
+    info = cast("ParsedJson", run.info)
     return TrainedOn(
         str(info.get("source") or ""), info.get("settings", {}), info.get("vocabularies", {}), info.get("roles", {})
     )
@@ -451,7 +451,7 @@ def trust_columns(
     in place of these. ``unlike_training`` is whether the sample's patient is farther from the training
     patients than nearly all validation patients, and ``distance`` how far, one being the limit.
 
-    - ``data``: The samples, with the patient of each.
+    - ``data``: The samples as :meth:`~manydg.training.run.Run.prepare` gives them.
     - ``probabilities`` ``(samples, K)``: As the model gives them; where they are not finite there are no sets, and the
       sample counts as unlike the training.
     """
@@ -521,13 +521,12 @@ def _novelty(
 ) -> Columns:
     if calibration.reference is None:
         return {}
-    prepared = run.prepare(data)
     try:
         if context_of(run.schema, run.algorithm).get("mode") == CAUSAL:
             known = None if earlier is None else earlier.embeddings
-            distances = distances_so_far(run.algorithm, prepared, calibration.reference, known)
+            distances = distances_so_far(run.algorithm, data, calibration.reference, known)
         else:
-            codes, by_patient = calibration.reference.distances(*patient_embeddings(run.algorithm, prepared))
+            codes, by_patient = calibration.reference.distances(*patient_embeddings(run.algorithm, data))
             distances = by_patient[np.searchsorted(codes, data.domains.cpu().numpy())]
     except ValueError as error:
         # Embeddings of another width than the reference's.

@@ -13,7 +13,7 @@ import torch
 import manydg
 from manydg import jobs
 from manydg.algorithms import best
-from manydg.algorithms.best import Best, Candidate, Stack, candidates, second_is_behind, stack
+from manydg.algorithms.best import Best, Candidate, Stack, candidates, second_is_worse, stack
 from manydg.data.dataset import DomainDataset, InputSchema
 from manydg.data.info import TargetSpec
 from manydg.errors import ConfigError
@@ -248,7 +248,7 @@ def test_without_context_nothing_else_is_trained_where_the_plain_network_is_behi
     val = data.select(np.flatnonzero(data.domains.numpy() < 4))
     config = CONFIG.replace(epochs=1)
     for behind in (True, False):
-        monkeypatch.setattr(fitting, "second_is_behind", lambda *_, answer=behind: answer)
+        monkeypatch.setattr(fitting, "second_is_worse", lambda *_, answer=behind: answer)
         fitted = fitting.fit(config, data, val, torch.device("cpu"))
         without = [member.name for member in fitted.members if "context" not in member.name]
         assert without == (["ema"] if behind else ["ema", "ema+sequence", "lightgbm+large-leaves", "lightgbm"])
@@ -257,10 +257,10 @@ def test_without_context_nothing_else_is_trained_where_the_plain_network_is_behi
 def test_a_loss_larger_by_more_than_a_standard_error_is_behind() -> None:
     truth, who = torch.arange(240) % 3, torch.arange(240) // 30
     good, bad = outputs(2.0, truth, 1), outputs(0.5, truth, 2)
-    assert second_is_behind(TARGET, {"a": good, "b": bad}, truth, who, 0)
-    assert not second_is_behind(TARGET, {"a": bad, "b": good}, truth, who, 0)
-    assert not second_is_behind(TARGET, {"a": good, "b": good}, truth, who, 0)
-    assert not second_is_behind(TARGET, {"a": good, "b": bad}, truth, torch.zeros(240), 0)
+    assert second_is_worse(TARGET, {"a": good, "b": bad}, truth, who, 0)
+    assert not second_is_worse(TARGET, {"a": bad, "b": good}, truth, who, 0)
+    assert not second_is_worse(TARGET, {"a": good, "b": good}, truth, who, 0)
+    assert not second_is_worse(TARGET, {"a": good, "b": bad}, truth, torch.zeros(240), 0)
 
 
 def test_lightgbm_in_a_worker_has_a_share_of_the_cores_and_grows_the_same_trees(

@@ -120,7 +120,7 @@ def test_the_penalty_sets_in_once_with_a_fresh_adam(given: Given) -> None:
     for progress in (0.0, 0.3, 0.4, 0.5, 0.9):
         model.progress.fill_(progress)
         with torch.no_grad():
-            weights.append(float(model.annealed_weight(50.0, 0.4)))
+            weights.append(float(model.annealed_weight()))
         model.step(batch, optimizers)
         steps.append(max(float(state["step"]) for state in optimizers["main"].state.values()))
     assert weights == [1.0, 1.0, 50.0, 50.0, 50.0]

@@ -19,7 +19,8 @@ import manydg
 from manydg.data.dataset import from_arrays
 from manydg.files import csv_text, printable
 from manydg.predict import joined_names
-from manydg.sources.edf import epoch_table, plot_hypnogram
+from manydg.sources.edf import plot_hypnogram
+from manydg.sources.sleep_edf import epoch_table
 from manydg.studies.catalogue import EXPERIMENTS
 
 NAMES = ["=1+1", "@SUM(A1)|x", "[red]$a$ \x1b[31m$b\n\u202ec", "-5"]

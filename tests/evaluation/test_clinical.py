@@ -324,10 +324,10 @@ def test_a_metric_that_exists_for_one_patient_of_a_group_has_no_interval_and_no_
 
 def test_where_sites_were_split_they_are_drawn_first_here_too() -> None:
     run = grouped()
-    places: dict[str, Json] = {name: f"site {number // 20}" for number, name in enumerate(run.names.tolist())}
-    by_patient, by_site = (evaluate([run], resamples=60, places=each) for each in (None, places))
-    few = evaluate([run], resamples=60, places=dict.fromkeys(places, "one site"))
-    whole = PatientResampling.of(run.names, places, resamples=60)
+    sites: dict[str, Json] = {name: f"site {number // 20}" for number, name in enumerate(run.names.tolist())}
+    by_patient, by_site = (evaluate([run], resamples=60, site_of=each) for each in (None, sites))
+    few = evaluate([run], resamples=60, site_of=dict.fromkeys(sites, "one site"))
+    whole = PatientResampling.of(run.names, sites, resamples=60)
     assert (whole.unit, whole.units, whole.drawn) == ("site", 3, "sites, then patients")
     assert by_site.at_threshold["sensitivity"] != by_patient.at_threshold["sensitivity"]
     assert few.at_threshold["sensitivity"].note == "no interval: 1 site"
@@ -337,10 +337,10 @@ def test_where_sites_were_split_they_are_drawn_first_here_too() -> None:
 
 def test_nothing_is_tested_against_a_group_of_one_site_however_many_patients_it_has() -> None:
     run = grouped()
-    places: dict[str, Json] = {
+    sites: dict[str, Json] = {
         name: "one" if number < 40 else f"site {number % 4}" for number, name in enumerate(run.names.tolist())
     }
-    small = compare_groups([run], "g", PatientResampling.of(run.names, places, resamples=60))[1]
+    small = compare_groups([run], "g", PatientResampling.of(run.names, sites, resamples=60))[1]
     assert (small.group, small.differences["auroc"].note) == ("small", "no interval: 1 site")
     assert math.isfinite(small.values["auroc"].low)
     assert math.isnan(small.p["auroc"])

@@ -21,12 +21,13 @@ from manydg.sources import (
     TrainedOn,
     find_source,
     find_twin,
+    is_synthetic,
+    mark_synthetic,
     option_help,
     prepare,
     recognize,
     synthesize,
 )
-from manydg.sources._preparing import is_synthetic, mark_synthetic
 from tools import source_tables
 
 PACKAGE = Path(__file__).resolve().parents[2] / "src" / "manydg"

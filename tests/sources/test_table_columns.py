@@ -324,3 +324,21 @@ def test_a_query_is_a_table_for_preparing_and_predicting(ending: str, tmp_path: 
             prepare("table", path, tmp_path / "no", query=f"COPY visits TO '{tmp_path}/stolen.csv'", **options)
         assert not (tmp_path / "stolen.csv").exists()
     assert path.read_bytes() == before
+
+
+def test_what_an_unordered_query_gives_is_each_patients_own(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    who = np.repeat([f"{number:04d}" for number in range(1000)], 4)
+    visits = pl.DataFrame({"who": who, "hour": np.tile(np.arange(4), 1000), "x": rng.normal(size=4000)})
+    visits = visits.with_columns(y=(pl.col("x") + rng.normal(size=4000) > 0).cast(pl.Int64))
+    pl.concat([visits, visits]).sample(fraction=1.0, shuffle=True, seed=1).write_csv(tmp_path / "visits.csv")
+    query = "SELECT who, hour, AVG(x) AS x, MAX(y) AS y FROM data GROUP BY who, hour"
+    options: dict[str, Any] = {"patient": "who", "target": "y", "features": ["x"]}
+    data = open_dataset(prepare("table", tmp_path / "visits.csv", tmp_path / "data", query=query, **options))
+    run = train(data, algorithm="base", epochs=1, out=tmp_path / "run")
+    raw, out = tmp_path / "visits.csv", tmp_path / "predicted"
+    (file,) = predict_raw(tmp_path / "run", raw, out, query=query, keep=["who", "hour", "x"])
+    found = pl.read_csv(file, schema_overrides={"who": pl.String})
+    expected = found.drop("x").join(visits, on=["who", "hour"], maintain_order="left")
+    np.testing.assert_allclose(found["x"].to_numpy(), expected["x"].to_numpy(), rtol=1e-6)
+    np.testing.assert_allclose(found["p_1"], run.predict_proba(expected.select("x"))[:, 1], atol=1e-5)

@@ -243,6 +243,6 @@ def test_a_model_elsewhere_is_not_judged_by_what_came_after_the_onset(tmp_path: 
     train(stays(), options(), out=tmp_path / "run", device="cpu")
     run, there = open_run(tmp_path / "run"), stays(seed=1)
     there = replace(there, patients=np.array([f"new {name}" for name in there.patients]), stored_hash=None)
-    whole, before = (evaluate_run(run, data, "there", resamples=20) for data in (there, there.judged()))
+    whole, before = (evaluate_run(run, data, "there", resamples=20) for data in (there, there.scored()))
     assert whole.strange == before.strange
     assert whole.to_json() == before.to_json()

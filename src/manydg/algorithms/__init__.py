@@ -239,7 +239,7 @@ class Algorithm(nn.Module):
         train : DomainDataset
         seed : int
         rounds : Rounds, optional
-            Is told of the rounds and says how many to keep; all are kept if not given.
+            Called back with the rounds; says how many to keep; all are kept if not given.
         """
         raise ConfigError(f"{type(self).__name__} is trained by steps")
 

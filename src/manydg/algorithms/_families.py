@@ -26,7 +26,7 @@ from manydg.algorithms import (
     group_sums,
     setting,
 )
-from manydg.algorithms.base import Base
+from manydg.algorithms.base import Base, BaseSettings
 from manydg.backbones import Backbone, Inputs
 from manydg.data.dataset import Batch, DomainDataset
 
@@ -170,25 +170,35 @@ class OverEnvironments(Base):
         return patients.to(train.device)[train.domains]
 
 
+@dataclass(frozen=True)
+class AnnealedSettings(BaseSettings):
+    """The weight of a penalty, and the share of the training from which on it counts with it."""
+
+    weight: float = 1.0
+    anneal: float = 0.1
+
+
 class Annealed(OverEnvironments):
     """Base of algorithms whose penalty counts for 1 at first, and for its weight when a share of training is done.
 
     Adam is reset at that step, as in the authors' code: its running averages are of gradients of another size.
     """
 
+    settings: AnnealedSettings
     annealed: Tensor
 
     def build(self) -> None:
         super().build()
         self.register_buffer("annealed", torch.zeros((), dtype=torch.bool))
 
-    def annealed_weight(self, weight: float, anneal: float) -> Tensor:
+    def annealed_weight(self) -> Tensor:
         """The penalty's weight at this step, a scalar."""
-        return torch.where(self.progress < anneal, min(weight, 1.0), weight)
+        weight = self.settings.weight
+        return torch.where(self.progress < self.settings.anneal, min(weight, 1.0), weight)
 
-    def step_annealed(self, batch: Batch, optimizers: Optimizers, anneal: float) -> dict[str, Tensor]:
+    def step(self, batch: Batch, optimizers: Optimizers) -> dict[str, Tensor]:
         """One update, from a fresh Adam at the first step after the annealing."""
-        over = self.progress >= anneal
+        over = self.progress >= self.settings.anneal
         reset_adam(optimizers["main"], over & ~self.annealed)
         # Where training goes on with other patients, the schedule begins anew.
         self.annealed.copy_(over)

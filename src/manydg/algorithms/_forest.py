@@ -232,7 +232,7 @@ class BoostedTrees(Algorithm):
     def grow(self, table: Table, seed: int, watch: Watch) -> tuple[RoundsOfTrees, Array]:
         """Grow the trees of one model.
 
-        - ``watch``: May be told of the trees while they grow.
+        - ``watch``: Callback for the trees while they grow.
         - returns ``rounds``: One tree a round for two classes or a value, else one for each class.
         - returns ``baseline`` ``(outputs,)``: The scores before the first tree.
         """

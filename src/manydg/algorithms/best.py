@@ -246,9 +246,7 @@ def stack(target: Target, logits: Mapping[str, Tensor], targets: Tensor, patient
     return Stack(weights, held, reason)
 
 
-def second_is_behind(
-    target: Target, logits: Mapping[str, Tensor], targets: Tensor, patients: Tensor, seed: int
-) -> bool:
+def second_is_worse(target: Target, logits: Mapping[str, Tensor], targets: Tensor, patients: Tensor, seed: int) -> bool:
     """Whether the second of two candidates has a larger loss out of fold, by more than one standard error over
     patients; parameters as those of :func:`stack`."""
     rows = _Rows.of(target, logits, targets, patients, seed)

@@ -29,7 +29,7 @@ from torch import Tensor
 from manydg.algorithms import Adam, descend, group_counts, group_sums, setting
 from manydg.algorithms.base import Base, BaseSettings
 from manydg.backbones import Backbone, Inputs
-from manydg.data.dataset import Batch, DomainDataset
+from manydg.data.dataset import DomainDataset
 from manydg.targets import Target
 
 _SAMPLES, _ROWS_AT_ONCE = 20_000, 1024
@@ -64,9 +64,6 @@ class Erasure(Base):
         if backbone.crop is not None:
             return "it is fitted to samples drawn at random, and a sequence model reads whole sessions"
         return None
-
-    def losses(self, batch: Batch) -> dict[str, Tensor]:
-        return {"supervised": self.target.loss(self.predict(batch.inputs), batch.targets)}
 
     def predict(self, inputs: Inputs) -> Tensor:
         logits: Tensor = self.head(self.erased(self.backbone(inputs)))

@@ -25,15 +25,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from manydg.algorithms import Optimizers, setting
-from manydg.algorithms._families import Annealed
-from manydg.algorithms.base import BaseSettings
+from manydg.algorithms import setting
+from manydg.algorithms._families import Annealed, AnnealedSettings
 from manydg.data.dataset import Batch
 from manydg.targets import Target
 
 
 @dataclass(frozen=True)
-class IRMSettings(BaseSettings):
+class IRMSettings(AnnealedSettings):
     weight: float = setting(10.0, 0.1, 1e5, "weight lambda of the penalty")
     anneal: float = setting(0.1, 0.01, 0.9, "share of the training before the penalty has its full weight")
 
@@ -54,12 +53,8 @@ class IRM(Annealed):
         if self.settings.weight:
             gradients = scale_gradients(self.target, logits, batch.targets)
             penalties, counted = squared_means(gradients, batch.domains, self.n_domains)
-            weight = self.annealed_weight(self.settings.weight, self.settings.anneal)
-            terms["penalty"] = weight * penalties.sum() / counted.sum().clamp_min(1)
+            terms["penalty"] = self.annealed_weight() * penalties.sum() / counted.sum().clamp_min(1)
         return terms
-
-    def step(self, batch: Batch, optimizers: Optimizers) -> dict[str, Tensor]:
-        return self.step_annealed(batch, optimizers, self.settings.anneal)
 
 
 def scale_gradients(target: Target, logits: Tensor, targets: Tensor) -> Tensor:

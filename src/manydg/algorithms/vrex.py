@@ -19,14 +19,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from manydg.algorithms import Optimizers, group_risks, mean_and_variance, setting
-from manydg.algorithms._families import Annealed
-from manydg.algorithms.base import BaseSettings
+from manydg.algorithms import group_risks, mean_and_variance, setting
+from manydg.algorithms._families import Annealed, AnnealedSettings
 from manydg.data.dataset import Batch
 
 
 @dataclass(frozen=True)
-class VRExSettings(BaseSettings):
+class VRExSettings(AnnealedSettings):
     weight: float = setting(1.0, 0.1, 1e5, "weight beta of the variance of the risks")
     anneal: float = setting(0.1, 0.01, 0.9, "share of the training before the variance has its full weight")
 
@@ -45,8 +44,5 @@ class VREx(Annealed):
         mean, variance = mean_and_variance(*group_risks(each, batch.domains, self.n_domains))
         terms = {"supervised": mean}
         if self.settings.weight:
-            terms["variance"] = self.annealed_weight(self.settings.weight, self.settings.anneal) * variance
+            terms["variance"] = self.annealed_weight() * variance
         return terms
-
-    def step(self, batch: Batch, optimizers: Optimizers) -> dict[str, Tensor]:
-        return self.step_annealed(batch, optimizers, self.settings.anneal)

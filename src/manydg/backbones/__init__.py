@@ -20,6 +20,7 @@ from manydg.config import Choices, Range, Searched
 from manydg.data.columns import CATEGORIES, Column, take
 from manydg.data.dataset import TRUST, ColumnSchema, DomainDataset, InputSchema
 from manydg.errors import ConfigError, ManyDGWarning, unknown_name
+from manydg.files import JsonObject
 from manydg.registry import Registry
 
 Inputs = Mapping[str, Column]
@@ -41,7 +42,7 @@ class Backbone(nn.Module):
 
     output_size: int
     takes_padded: bool = False
-    """Whether ragged columns may come in batches of fixed shape, with leftovers behind the last row (see
+    """Whether ragged columns may come in batches of fixed shape, with leftovers after the last row (see
     :meth:`manydg.data.columns.Ragged.take_padded`), so that a GPU may replay a step."""
     fast_precision: str = "tf32"
     """The arithmetic that trains fastest on a GPU and as well as any: ``float32``, ``tf32`` or ``bf16``."""
@@ -192,7 +193,7 @@ __all__ = [
 BACKBONES: Registry[Backbone] = Registry("backbone", __name__, Backbone)
 
 
-def build_backbone(name: str, schema: InputSchema, options: Mapping[str, Any] | None = None) -> Backbone:
+def build_backbone(name: str, schema: InputSchema, options: JsonObject | None = None) -> Backbone:
     """Build a backbone by its name, or any trusted ``nn.Module`` class by ``package.module:Class``.
 
     The class is called with the options given, and with ``schema`` if it names that parameter.
@@ -201,7 +202,7 @@ def build_backbone(name: str, schema: InputSchema, options: Mapping[str, Any] | 
     if not issubclass(cls, nn.Module):
         raise ConfigError(f"backbone '{name}' is not an nn.Module: derive it from torch.nn.Module or manydg.Backbone")
     parameters = inspect.signature(cls).parameters
-    given = dict(options or {})
+    given: dict[str, object] = dict(options or {})
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     for key in given:
         if key not in parameters and not takes_any:

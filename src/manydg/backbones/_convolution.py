@@ -64,7 +64,7 @@ def runs_on_cpu(maps: Tensor) -> bool:
 
 
 class BatchNorm(nn.BatchNorm2d):
-    """Torch's batch norm, which also takes maps with further channels behind its own that are zero and stay zero."""
+    """Torch's batch norm, which also takes maps with further channels after its own that are zero and stay zero."""
 
     def forward(self, maps: Tensor) -> Tensor:
         more = maps.shape[1] - self.num_features

@@ -2,7 +2,7 @@
 
 A layout is a flat list of steps, run through recurrent networks or laid out in padded rectangles. Nothing here lets one
 sequence influence another's output. A :class:`FixedLayout` has a fixed shape and never waits for the device, so that a
-training step on it may be captured. :class:`SequenceBackbone` is any backbone with a network behind it that reads the
+training step on it may be captured. :class:`SequenceBackbone` is any backbone with a network on top that reads the
 samples of a session in the order of time; :class:`Chain` reads what a model made of them.
 """
 
@@ -207,7 +207,7 @@ def last_steps(offsets: Tensor, limit: int) -> tuple[Tensor, Tensor]:
 
 
 class FixedLayout(Layout):
-    """How a flat list of steps is divided into rows, where the list has leftovers behind the last row.
+    """How a flat list of steps is divided into rows, where the list has leftovers after the last row.
 
     Leftover steps are in no rectangle and no sum, so that they influence nothing and get no gradient.
 
@@ -220,7 +220,7 @@ class FixedLayout(Layout):
         self.offsets, self.lengths = offsets, offsets[1:] - offsets[:-1]
         self.rows, self.longest, self.steps = offsets.shape[0] - 1, max(1, longest), steps
         flat = torch.arange(steps, device=offsets.device)
-        # Leftovers are in a row of their own behind the others.
+        # Leftovers are in a row of their own after the others.
         self._any_row = torch.searchsorted(offsets[1:], flat, right=True)
         self.row = self._any_row.clamp_max(self.rows - 1)
         self.position = (flat - offsets[self._any_row]).clamp_max(self.longest - 1)
@@ -334,7 +334,7 @@ def sequences_in(order: Tensor) -> Layout:
 
 @dataclass(frozen=True)
 class Steps:
-    """Where each row of a batch is in its sequence, found without waiting for the device.
+    """Where each row of a batch is in its sequence, computed without waiting for the device.
 
     - ``sequence``, ``before``, ``after`` ``(rows,)``: Number of its sequence, and how many rows of it lie before and
       after.
@@ -616,7 +616,7 @@ class ClassChain(nn.Module):
 
     @staticmethod
     def empty(classes: int, *, causal: bool) -> ClassChain:
-        """One with room for the numbers of a file."""
+        """One with the shapes of the numbers in a file."""
         return ClassChain(Chain(np.zeros((classes, classes)), np.zeros(classes)), causal=causal)
 
     def forward(self, logits: Tensor, order: Column, pause: Column) -> Tensor:

@@ -30,7 +30,7 @@ class Attention(Protocol):
 
 
 class RectangleAttention:
-    """Attention in rectangles: steps ``(rows, longest, ...)``, of which those behind a row's end are not seen.
+    """Attention in rectangles: steps ``(rows, longest, ...)``, of which those past a row's end are not seen.
 
     A row without steps attends to its first position, to avoid 0 / 0; its output is not used.
     """
@@ -48,16 +48,16 @@ class RectangleAttention:
 class PackedAttention:
     """Attention without padding: steps ``(steps, ...)``, one row after the other.
 
-    Leftovers behind the last row are cut into rows of their own, so that every step holds numbers and every gradient
-    is defined. The kernel is the one behind torch's own attention over nested tensors.
+    Leftovers after the last row are cut into rows of their own, so that every step holds numbers and every gradient
+    is defined. The kernel is that of torch's own attention over nested tensors.
     """
 
     def __init__(self, layout: FixedLayout) -> None:
         self._longest, self._rows = layout.longest, layout.rows
         leftovers = -(-layout.steps // layout.longest)
         cuts = torch.arange(1, leftovers + 1, device=layout.offsets.device) * layout.longest
-        behind = (layout.offsets[-1] + cuts).clamp_max(layout.steps)
-        self._bounds = torch.cat([layout.offsets, behind]).to(torch.int32)
+        past_end = (layout.offsets[-1] + cuts).clamp_max(layout.steps)
+        self._bounds = torch.cat([layout.offsets, past_end]).to(torch.int32)
 
     @staticmethod
     def suits(layout: Layout, steps: Tensor, head: int) -> bool:

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from manydg.data.dataset import ColumnSchema, DomainDataset
     from manydg.data.info import CohortStep, TargetSpec
-    from manydg.files import Json
+    from manydg.files import Json, ParsedJson
     from manydg.registry import Registry
 
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a dataset folder that is already there.")]
@@ -553,7 +553,7 @@ def summarize(folder: str | Path) -> DatasetSummary:
 def vocabulary_sizes(data: DomainDataset) -> dict[str, int]:
     """Number of real codes in each vocabulary (the unknown code is none), and in each field of an event vocabulary."""
     sizes = {name: sum(word != "<unknown>" for word in words) for name, words in data.info.vocabularies.items()}
-    code_fields = cast("list[dict[str, Any]]", data.info.settings.get("code_fields", []))
+    code_fields = cast("list[ParsedJson]", data.info.settings.get("code_fields", []))
     return sizes | {field["name"]: int(field["stop"]) - int(field["start"]) for field in code_fields}
 
 

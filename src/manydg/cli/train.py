@@ -124,7 +124,7 @@ def show(
 
     text = shown(name)
     if not json:
-        print(shown(name), end="")
+        print(text, end="")
     elif name is None:
         show_json({kind: names.split(", ") for kind, _, names in (line.partition(": ") for line in text.splitlines())})
     else:

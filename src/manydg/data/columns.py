@@ -24,7 +24,7 @@ from torch import Tensor
 from manydg.data.info import KINDS, TargetSpec
 from manydg.data.timeline import ids_in, is_missing
 from manydg.errors import DataError
-from manydg.files import Json
+from manydg.files import Json, ParsedJson
 from manydg.registry import LazyModule
 
 if TYPE_CHECKING:
@@ -615,9 +615,9 @@ class FrameEncoding:
     levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @staticmethod
-    def of(settings: Mapping[str, Any]) -> FrameEncoding:
+    def of(settings: ParsedJson) -> FrameEncoding:
         """The encoding that a dataset was made with, from its settings."""
-        derived: Mapping[str, Any] = settings.get("derived", {})
+        derived: ParsedJson = settings.get("derived", {})
         features = tuple(Feature(name, **derived.get(name, {"column": name})) for name in settings["features"])
         return FrameEncoding(features, {name: tuple(levels) for name, levels in settings.get(CATEGORIES, {}).items()})
 

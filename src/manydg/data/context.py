@@ -49,7 +49,7 @@ _SPECTRUM_ROWS, _SPECTRUM_COLUMNS = 256, 64
 _BUCKETS = 32
 """Positions that the codes of a column of records are hashed to."""
 _COUNTED = 4
-"""Earlier visits that are told apart one by one."""
+"""Earlier visits that are distinguished one by one."""
 _RECORD_STRENGTH = 1.0
 """Of context of records: a stay of hundreds of events tells nearly all of what a patient's stays have in common."""
 

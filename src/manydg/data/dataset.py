@@ -235,8 +235,8 @@ class DomainDataset:
         begun: npt.NDArray[np.bool_] = (self.times >= self.metadata["onset"]).cpu().numpy()
         return rows[~begun[rows]]
 
-    def judged(self) -> DomainDataset:
-        """The samples that a model is judged by: of an event to be foreseen, those before onset."""
+    def scored(self) -> DomainDataset:
+        """The samples that a model is scored on: of an event to be foreseen, those before onset."""
         rows = np.arange(len(self))
         kept = self.learnable(rows)
         return self if len(kept) == len(rows) else self.select(kept)

@@ -526,18 +526,17 @@ def evaluate(
     *,
     silence: float | None = None,
     resamples: int = 1000,
-    seed: int = 0,
-    places: Mapping[str, Json] | None = None,
+    site_of: Mapping[str, Json] | None = None,
 ) -> ClinicalResult:
     """Alarms, net benefit, calibration and subgroups of a model on the test patients of its runs.
 
     - ``runs``: All rows of the test patients, with each run's threshold.
     - ``silence``: After an alarm, in the unit of the times; by default the horizon.
-    - ``resamples``, ``seed``: Of the patient bootstrap.
-    - ``places``: The site of each patient, where whole sites were split: then sites are drawn first.
+    - ``resamples``: Of the patient bootstrap.
+    - ``site_of``: The site of each patient, where whole sites were split: then sites are drawn first.
     """
     everyone = np.concatenate([run.names for run in runs])
-    plan = PatientResampling.of(everyone, places, resamples=resamples, seed=seed)
+    plan = PatientResampling.of(everyone, site_of, resamples=resamples)
     binary, timed = runs[0].target.kind == "binary", all(run.timing is not None for run in runs)
     rates = [rates_at_threshold(run, _weights_of(run, plan), silence) for run in runs if binary]
     at = mean_over_runs(rates) if rates else {}

@@ -134,7 +134,7 @@ class Predictions:
         )
 
     def scored(self) -> Predictions:
-        """The rows that the model is judged by: of an event to be foreseen, those before its onset."""
+        """The rows that the model is scored on: of an event to be foreseen, those before its onset."""
         timing = self.timing
         return self.select(~timing.begun) if timing is not None and timing.event.foresee else self
 

@@ -22,11 +22,12 @@ from sklearn.linear_model import LogisticRegression
 
 from manydg.errors import DataError
 from manydg.evaluation.metrics import divide, group_sums
+from manydg.evaluation.statistics import ALPHA
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 _SLICE = 65_536
-_EXCHANGES, _SIGNIFICANT, _RIDGE = 999, 0.05, 1e-2
+_EXCHANGES, _RIDGE = 999, 1e-2
 
 PARTS = ("v", "parallel", "orthogonal")
 ROWS = (
@@ -44,57 +45,43 @@ class DomainSimilarity:
 
     - ``within``: Over all pairs of samples of one patient, as the paper averages; NaN if no patient has two samples.
     - ``across``: Over all pairs of samples of two patients; NaN with one patient.
-    - ``within_by_patient``: The mean over patients of each one's mean, so that a patient with many samples does not
-      decide.
-    - ``patients``, ``samples``: How many entered.
-    - ``left_out``: Samples whose embedding is zero and has no direction.
     """
 
     within: float
     across: float
-    within_by_patient: float
-    patients: int
-    samples: int
-    left_out: int
 
 
 def domain_similarity(embeddings: npt.NDArray[Any], patients: npt.NDArray[Any]) -> DomainSimilarity:
     """Mean cosine similarity within and across patients, exact over all pairs in time O(samples x dim).
 
     The sum of cosines over the pairs of a group is ``(|s|^2 - n) / 2``, where ``s`` is the sum of the group's ``n``
-    unit vectors; pairs across patients are what is left of all pairs.
+    unit vectors; pairs across patients are what is left of all pairs. An embedding of zero has no direction and enters
+    none.
 
     - ``embeddings`` (samples, dim)
     - ``patients`` (samples,)
     """
-    sums, sizes, left_out = _unit_sums(np.asarray(embeddings), _codes(patients))
+    sums, sizes = _unit_sums(np.asarray(embeddings), _codes(patients))
     samples = sizes.sum()
     inside = ((sums**2).sum(axis=1) - sizes) / 2
     pairs = sizes * (sizes - 1) / 2
     everything = (float((sums.sum(axis=0) ** 2).sum()) - samples) / 2
     other_pairs = samples * (samples - 1) / 2 - pairs.sum()
-    several = sizes > 1
     return DomainSimilarity(
-        within=float(divide(inside.sum(), pairs.sum())),
-        across=float(divide(everything - inside.sum(), other_pairs)),
-        within_by_patient=float((inside[several] / pairs[several]).mean()) if several.any() else math.nan,
-        patients=int((sizes > 0).sum()),
-        samples=int(samples),
-        left_out=left_out,
+        within=float(divide(inside.sum(), pairs.sum())), across=float(divide(everything - inside.sum(), other_pairs))
     )
 
 
-def _unit_sums(embeddings: npt.NDArray[Any], groups: IntArray) -> tuple[FloatArray, FloatArray, int]:
-    """Sum and number of the unit vectors of each group, and how many rows have no direction; a slice at a time."""
+def _unit_sums(embeddings: npt.NDArray[Any], groups: IntArray) -> tuple[FloatArray, FloatArray]:
+    """Sum and number of the unit vectors of each group; a slice at a time."""
     count = int(groups.max(initial=-1)) + 1
-    sums, sizes, left_out = np.zeros((count, embeddings.shape[-1])), np.zeros(count), 0
+    sums, sizes = np.zeros((count, embeddings.shape[-1])), np.zeros(count)
     for start in range(0, len(embeddings), _SLICE):
         units, kept = _unit_rows(embeddings[start : start + _SLICE])
         mine = groups[start : start + _SLICE][kept]
         sums += group_sums(units, mine, count)
         sizes += np.bincount(mine, minlength=count)
-        left_out += int((~kept).sum())
-    return sums, sizes, left_out
+    return sums, sizes
 
 
 def _unit_rows(embeddings: npt.NDArray[Any]) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
@@ -112,31 +99,18 @@ class Norms:
     """Lengths of the two parts of v, ``(samples,)`` each, and their relation.
 
     - ``parallel``, ``orthogonal`` (samples,)
-    - ``parallel_share``: Mean share of the squared length of v that lies along z.
     - ``parallel_larger``: Share of samples whose parallel part is the longer one (the paper: generally so).
-    - ``correlation``: Pearson correlation of the two lengths; NaN where one does not vary.
     """
 
     parallel: FloatArray
     orthogonal: FloatArray
-    parallel_share: float
     parallel_larger: float
-    correlation: float
 
 
 def norms(parallel: npt.NDArray[Any], orthogonal: npt.NDArray[Any]) -> Norms:
     """Lengths of the parts of v along and at right angles to z, both ``(samples, dim)``."""
     along, across = (np.linalg.norm(np.asarray(part, float), axis=1) for part in (parallel, orthogonal))
-    shares = divide(along**2, along**2 + across**2)
-    first, second = along - along.mean(), across - across.mean()
-    scale = math.sqrt(float((first**2).sum()) * float((second**2).sum()))
-    return Norms(
-        parallel=along,
-        orthogonal=across,
-        parallel_share=float(np.nanmean(shares)) if not np.isnan(shares).all() else math.nan,
-        parallel_larger=float((along > across).mean()),
-        correlation=float((first * second).sum()) / scale if scale > 1e-12 else math.nan,
-    )
+    return Norms(parallel=along, orthogonal=across, parallel_larger=float((along > across).mean()))
 
 
 @dataclass(frozen=True)
@@ -169,11 +143,11 @@ class Identification:
 
     @property
     def above_chance(self) -> bool:
-        return self.p < _SIGNIFICANT
+        return self.p < ALPHA
 
 
 def identify_sessions(
-    embeddings: npt.NDArray[Any], patients: npt.NDArray[Any], sessions: npt.NDArray[Any], seed: int = 0
+    embeddings: npt.NDArray[Any], patients: npt.NDArray[Any], sessions: npt.NDArray[Any]
 ) -> Identification:
     """How often the nearest other session by mean embedding (cosine) is of the same patient; each patient counts once.
 
@@ -194,13 +168,13 @@ def identify_sessions(
         right = (of[nearest] == of).astype(float)
         return float((np.bincount(of, right) / np.bincount(of)).mean())
 
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     draws = np.array([rate(rng.permutation(owners)) for _ in range(_EXCHANGES)])
     return _identification(rate(owners), draws, number)
 
 
 def identify_samples(
-    embeddings: npt.NDArray[Any], patients: npt.NDArray[Any], sessions: npt.NDArray[Any], seed: int = 0
+    embeddings: npt.NDArray[Any], patients: npt.NDArray[Any], sessions: npt.NDArray[Any]
 ) -> Identification:
     """How often a linear model that learnt each patient's first session names the patient of a sample of another one.
 
@@ -227,7 +201,7 @@ def identify_samples(
     named = np.zeros((number, number))
     np.add.at(named, (who[~first], scores.argmax(axis=1)), 1.0)
     named /= named.sum(axis=1, keepdims=True)
-    rng, every = np.random.default_rng(seed), np.arange(number)
+    rng, every = np.random.default_rng(0), np.arange(number)
     draws = np.array([named[every, rng.permutation(number)].mean() for _ in range(_EXCHANGES)])
     return _identification(float(named.diagonal().mean()), draws, number)
 

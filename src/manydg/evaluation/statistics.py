@@ -24,6 +24,7 @@ from manydg.files import Json
 FloatArray = npt.NDArray[np.float64]
 MIN_PATIENTS = 3
 JACKKNIFE_GROUPS = 200
+ALPHA = 0.05
 _EXACT_PAIRS = 14
 """Signed ranks are enumerated up to this many pairs (16,384 sign patterns)."""
 
@@ -95,18 +96,16 @@ class PatientResampling:
         self.weights = np.concatenate([ones, draws, jackknife])
 
     @staticmethod
-    def of(
-        names: npt.NDArray[Any], places: Mapping[str, Json] | None, *, resamples: int = 1000, seed: int = 0
-    ) -> PatientResampling:
+    def of(names: npt.NDArray[Any], site_of: Mapping[str, Json] | None, *, resamples: int = 1000) -> PatientResampling:
         """Draws of some patients, and of their sites first where the site of each is known.
 
         - ``names``: In any order, each once or more often.
-        - ``places``: Name of a patient to the patient's site.
+        - ``site_of``: Name of a patient to the patient's site.
         """
-        people, known = np.unique(names), places or {}
+        people, known = np.unique(names), site_of or {}
         everywhere = all(str(name) in known for name in people)
         sites = np.array([str(known[str(name)]) for name in people]) if everywhere else None
-        return PatientResampling(people, resamples=resamples, seed=seed, sites=sites)
+        return PatientResampling(people, resamples=resamples, sites=sites)
 
     @property
     def drawn(self) -> str:
@@ -121,7 +120,7 @@ class PatientResampling:
         """Each metric of a run under every row of ``weights``."""
         return PatientMetrics(run).weighted(self.weights[:, np.searchsorted(self.names, run.names)])
 
-    def interval(self, values: FloatArray, level: float = 0.95, units: int | None = None) -> Interval:
+    def interval(self, values: FloatArray, units: int | None = None) -> Interval:
         """BCa interval from one statistic's value under every row of ``weights``.
 
         - ``units``: How many of the patients (sites) the statistic is of; all of them by default.
@@ -129,8 +128,8 @@ class PatientResampling:
         estimate, number = float(values[0]), self.units if units is None else units
         if number < MIN_PATIENTS:
             note = f"no interval: {number} {self.unit}{'s' if number > 1 else ''}"
-            return Interval(estimate, math.nan, math.nan, level, note)
-        return bca_interval(values[1 : 1 + self.resamples], estimate, values[1 + self.resamples :], level)
+            return Interval(estimate, math.nan, math.nan, note=note)
+        return bca_interval(values[1 : 1 + self.resamples], estimate, values[1 + self.resamples :])
 
 
 def percentile_interval(draws: npt.ArrayLike, estimate: float, level: float = 0.95) -> Interval:
@@ -173,17 +172,15 @@ def patient_intervals(
     runs: Sequence[Predictions],
     *,
     resamples: int = 1000,
-    seed: int = 0,
-    level: float = 0.95,
-    places: Mapping[str, Json] | None = None,
+    site_of: Mapping[str, Json] | None = None,
 ) -> dict[str, Interval]:
     """Interval of each metric's mean over runs (seeds), resampling the people of all the runs' test sets together.
 
-    - ``places``: The site of each patient: then sites are drawn first.
+    - ``site_of``: The site of each patient: then sites are drawn first.
     """
-    plan = PatientResampling.of(_people(runs), places, resamples=resamples, seed=seed)
+    plan = PatientResampling.of(_people(runs), site_of, resamples=resamples)
     means = mean_over_runs([plan.evaluate(run) for run in runs])
-    return {name: plan.interval(values, level) for name, values in means.items()}
+    return {name: plan.interval(values) for name, values in means.items()}
 
 
 def patient_difference(
@@ -191,13 +188,11 @@ def patient_difference(
     others: Sequence[Predictions],
     *,
     resamples: int = 1000,
-    seed: int = 0,
-    level: float = 0.95,
 ) -> dict[str, Interval]:
     """Interval of the mean difference of two models' metrics, run by run and both on the same resampled patients."""
-    plan = PatientResampling(_people([*runs, *others]), resamples=resamples, seed=seed)
+    plan = PatientResampling(_people([*runs, *others]), resamples=resamples)
     ours, theirs = ([plan.evaluate(run) for run in each] for each in (runs, others))
-    return {name: plan.interval(values, level) for name, values in mean_difference(ours, theirs).items()}
+    return {name: plan.interval(values) for name, values in mean_difference(ours, theirs).items()}
 
 
 def mean_over_runs(runs: Sequence[Mapping[str, FloatArray]]) -> dict[str, FloatArray]:
@@ -410,7 +405,7 @@ class RankComparison:
     groups: tuple[tuple[str, ...], ...]
 
 
-def compare_ranks(values: Mapping[str, npt.ArrayLike], alpha: float = 0.05) -> RankComparison | None:
+def compare_ranks(values: Mapping[str, npt.ArrayLike]) -> RankComparison | None:
     """Rank models by a metric, higher being better, within blocks that they share; None for fewer than two of either.
 
     Pairs are tested by Wilcoxon's test and not by the distance of mean ranks (Nemenyi), which depends on the other
@@ -434,18 +429,16 @@ def compare_ranks(values: Mapping[str, npt.ArrayLike], alpha: float = 0.05) -> R
     adjusted = {(names[i], names[j]): value for (i, j), value in zip(pairs, p, strict=True)}
     friedman = float(scipy.stats.friedmanchisquare(*table).pvalue) if len(table) > 2 else math.nan
     return RankComparison(
-        names, tuple(float(means[i]) for i in order), table.shape[1], friedman, adjusted, _alike(names, adjusted, alpha)
+        names, tuple(float(means[i]) for i in order), table.shape[1], friedman, adjusted, _alike(names, adjusted)
     )
 
 
-def _alike(
-    names: Sequence[str], adjusted: Mapping[tuple[str, str], float], alpha: float
-) -> tuple[tuple[str, ...], ...]:
-    """Largest runs of names of which no pair has a p below alpha."""
+def _alike(names: Sequence[str], adjusted: Mapping[tuple[str, str], float]) -> tuple[tuple[str, ...], ...]:
+    """Largest runs of names of which no pair differs significantly."""
     runs: list[tuple[int, int]] = []
     for start in range(len(names)):
         end = start
-        while end + 1 < len(names) and all(adjusted[names[i], names[end + 1]] >= alpha for i in range(start, end + 1)):
+        while end + 1 < len(names) and all(adjusted[names[i], names[end + 1]] >= ALPHA for i in range(start, end + 1)):
             end += 1
         if end > start and (not runs or end > runs[-1][1]):
             runs.append((start, end))

@@ -335,19 +335,18 @@ def shrunk_covariance(centred: FloatArray) -> FloatArray:
     return shrunk
 
 
-def novelty_threshold(distances: Array, false_alarms: float = FALSE_ALARMS) -> tuple[float, float]:
+def novelty_threshold(distances: Array) -> tuple[float, float]:
     """The distance from which a patient is flagged, from patients of the same population who were not trained on.
 
     - ``distances`` ``(patients,)``: Of validation patients.
-    - ``false_alarms``: Wanted probability that a patient of the same population is flagged. ``n`` patients can promise
-      ``1 / (n + 1)`` at best, and with fewer that is what the threshold promises.
-    - returns ``threshold``, ``false_alarms``: A patient is flagged if the distance is larger.
+    - returns ``threshold``, ``false_alarms``: A patient is flagged if the distance is larger, and one of the same
+      population with this probability: :data:`FALSE_ALARMS`, or ``1 / (n + 1)``, the best that ``n`` patients promise.
     """
     ordered = np.sort(np.asarray(distances, float))
     if not len(ordered):
         raise DataError("a threshold of novelty needs at least one validation patient")
-    rank = min(len(ordered), math.ceil((1.0 - false_alarms) * (len(ordered) + 1) - _ROUNDING))
-    return float(ordered[rank - 1]), max(false_alarms, 1.0 / (len(ordered) + 1))
+    rank = min(len(ordered), math.ceil((1.0 - FALSE_ALARMS) * (len(ordered) + 1) - _ROUNDING))
+    return float(ordered[rank - 1]), max(FALSE_ALARMS, 1.0 / (len(ordered) + 1))
 
 
 def _patient_means(values: FloatArray, patients: Array) -> tuple[Array, FloatArray, FloatArray, npt.NDArray[np.int64]]:

@@ -39,6 +39,7 @@ from manydg.report.words import (
 )
 from manydg.studies.records import RESULTS, RUN_RECORD, RUNS, StudiedDataset, read_description
 from manydg.studies.summary import load_predictions
+from manydg.studies.summary_text import markdown_row
 from manydg.targets import Target, target_of
 from manydg.training.inference import Calibration, read_calibration
 from manydg.training.record import RunRecord, cautions
@@ -88,14 +89,14 @@ class Facts:
 
     @cached_property
     def predictions(self) -> Predictions | None:
-        """Test predictions the run is judged by; None where the file is gone."""
+        """Test predictions the run is scored on; None where the file is gone."""
         whole = load_predictions(self.folder, self.record.replace(folder="."))
         return None if whole is None else whole.scored()
 
     @cached_property
     def intervals(self) -> Mapping[str, Interval]:
         """Of each test metric, over patients; none without predictions."""
-        return {} if self.predictions is None else patient_intervals([self.predictions], places=self.record.sites)
+        return {} if self.predictions is None else patient_intervals([self.predictions], site_of=self.record.sites)
 
     @cached_property
     def calibration(self) -> Calibration | None:
@@ -174,7 +175,7 @@ def _write(title: str, parts: Sequence[Part], out: str | Path) -> Path:
 
 
 def to_markdown(title: str, parts: Sequence[Part], footer: str = "") -> str:
-    """Parts of a page as Markdown; figures are told in words."""
+    """Parts of a page as Markdown; figures are described in words."""
     lines = [f"# {title}", ""]
     for part in parts:
         lines += [f"## {part.title}", ""]
@@ -186,10 +187,10 @@ def to_markdown(title: str, parts: Sequence[Part], footer: str = "") -> str:
 def _markdown(block: Block) -> Iterator[str]:
     if isinstance(block, Table):
         yield from (f"**{block.caption}**", "")
-        yield _line([column.title for column in block.columns])
-        yield _line(["---:" if column.numeric else "---" for column in block.columns])
+        yield markdown_row([column.title for column in block.columns])
+        yield markdown_row(["---:" if column.numeric else "---" for column in block.columns])
         for row in block.rows:
-            yield _line([f"{cell.text} ({cell.note})" if cell.note else cell.text for cell in row])
+            yield markdown_row([f"{cell.text} ({cell.note})" if cell.note else cell.text for cell in row])
         if block.note:
             yield from ("", block.note)
     elif isinstance(block, Bullets):
@@ -200,10 +201,6 @@ def _markdown(block: Block) -> Iterator[str]:
         yield block.text
     else:
         yield from (f"{panel.title}: {panel.words}" for panel in block.panels)
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 # The model card

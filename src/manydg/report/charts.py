@@ -77,7 +77,7 @@ _STYLE: Any = {
     "text.parse_math": False,
 }
 _FONTS = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif"
-WIDTH = 3.9
+_WIDTH = 3.9
 """Inches: narrow, so that a phone shows the letters at a size that can be read."""
 
 
@@ -112,10 +112,10 @@ class Panel:
 
 
 @contextmanager
-def canvas(width: float = WIDTH, height: float = 2.9) -> Iterator[tuple[Canvas, Axes]]:
-    """A figure in the report's style with one pair of axes, in inches (a phone's screen is about 5 wide)."""
+def canvas(height: float) -> Iterator[tuple[Canvas, Axes]]:
+    """A figure of a height in inches in the report's style, with one pair of axes."""
     with mpl.rc_context(_STYLE):
-        figure = Canvas(figsize=(width, height), layout="constrained")
+        figure = Canvas(figsize=(_WIDTH, height), layout="constrained")
         FigureCanvasSVG(figure)
         yield figure, figure.add_subplot()
 
@@ -199,7 +199,7 @@ def bars(
     mean = np.asarray(values, float)
     bottom = np.asarray(mean if low is None else low, float)
     top = np.asarray(mean if high is None else high, float)
-    with canvas(WIDTH, 0.75 + 0.32 * len(names)) as (figure, axes):
+    with canvas(0.75 + 0.32 * len(names)) as (figure, axes):
         position = np.arange(len(names))
         for row, (name, value) in enumerate(zip(names, mean, strict=True)):
             solid = foreground is None or name in foreground
@@ -250,7 +250,7 @@ def distributions(title: str, groups: Mapping[str, FloatArray], x_label: str, wo
     kept = {name: values[np.isfinite(values)] for name, values in groups.items()}
     kept = {name: values for name, values in kept.items() if len(values)}
     random = np.random.default_rng(0)
-    with canvas(WIDTH, 1.15 + 0.42 * len(kept)) as (figure, axes):
+    with canvas(1.15 + 0.42 * len(kept)) as (figure, axes):
         for row, values in enumerate(kept.values()):
             style = series_style(0 if row == 0 else 5)
             height = row + random.uniform(-0.24, 0.24, len(values))
@@ -284,7 +284,7 @@ def confusion(title: str, matrix: npt.NDArray[np.int64], names: Sequence[str]) -
     """Shares of each true class ``(K, K)``, rows the truth; every cell carries its percentage."""
     share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     size = len(names)
-    with canvas(WIDTH, min(4.2, 1.5 + 0.5 * size)) as (figure, axes):
+    with canvas(min(4.2, 1.5 + 0.5 * size)) as (figure, axes):
         axes.imshow(share, cmap=SEQUENTIAL, vmin=0, vmax=1.15, aspect="auto")
         for (row, column), value in np.ndenumerate(share if size <= 12 else np.zeros((0, 0))):
             colour = "white" if value > 0.55 else INK
@@ -308,7 +308,7 @@ def agreement(title: str, truth: FloatArray, predicted: FloatArray, what: str) -
     """Predicted against true values; on the dotted line they are equal."""
     low, high = float(min(truth.min(), predicted.min())), float(max(truth.max(), predicted.max()))
     some = _some_samples(len(truth))
-    with canvas(WIDTH, 3.7) as (figure, axes):
+    with canvas(3.7) as (figure, axes):
         axes.plot([low, high], [low, high], color=QUIET, lw=1.0, ls=(0, (1, 2)))
         axes.scatter(truth[some], predicted[some], s=6, color=ACCENT, alpha=0.35, lw=0, rasterized=True)
         axes.set(xlabel=f"true {what}", ylabel=f"predicted {what}")
@@ -325,7 +325,7 @@ def bland_altman(title: str, truth: FloatArray, predicted: FloatArray, what: str
     errors, middle = predicted - truth, (predicted + truth) / 2
     bias, spread = float(errors.mean()), 1.96 * float(errors.std(ddof=1) if len(errors) > 1 else 0.0)
     some = _some_samples(len(truth))
-    with canvas(WIDTH, 3.7) as (figure, axes):
+    with canvas(3.7) as (figure, axes):
         axes.scatter(middle[some], errors[some], s=6, color=ACCENT, alpha=0.35, lw=0, rasterized=True)
         axes.axhline(bias, color=INK, lw=1.2)
         for limit in (bias - spread, bias + spread):
@@ -362,7 +362,7 @@ def _in_panels(title: str, items: Sequence[Item]) -> list[tuple[str, list[Item]]
 
 def reliability(title: str, curves: Mapping[str, Reliability], x_label: str, y_label: str) -> Panel:
     """Observed share against predicted probability; the diagonal is perfect calibration."""
-    with canvas(WIDTH, 3.9) as (figure, axes):
+    with canvas(3.9) as (figure, axes):
         axes.plot([0, 1], [0, 1], color=QUIET, lw=1.0, ls=(0, (1, 2)), label="perfect")
         for position, (name, curve) in enumerate(curves.items()):
             style, kept = series_style(position), curve.counts >= _MIN_STATEMENTS
@@ -391,7 +391,7 @@ def forest(
 ) -> Panel:
     """A dot with its interval for each method, from the top down; a dotted line marks the first mean."""
     mean, bottom, top = (np.asarray(values, float) for values in (means, low, high))
-    with canvas(WIDTH, 0.75 + 0.27 * len(names)) as (figure, axes):
+    with canvas(0.75 + 0.27 * len(names)) as (figure, axes):
         axes.axvline(mean[0], color=QUIET, lw=0.9, ls=(0, (1, 2)))
         for row in range(len(names)):
             style = series_style(0 if row == 0 else 5)
@@ -407,7 +407,7 @@ def forest(
 
 def rank_diagram(title: str, names: Sequence[str], ranks: Sequence[float], joined: Sequence[tuple[int, int]]) -> Panel:
     """Mean ranks from the best down; bars on the right join the rows that no test separates."""
-    with canvas(WIDTH, 0.75 + 0.27 * len(names)) as (figure, axes):
+    with canvas(0.75 + 0.27 * len(names)) as (figure, axes):
         right = max(ranks)
         axes.hlines(range(len(names)), 1, ranks, color=FAINT, lw=1.2)
         axes.plot(ranks, range(len(names)), ls="", marker="D", color=ACCENT, ms=5.5)
@@ -465,7 +465,7 @@ def lines(
 ) -> Panel:
     """Lines over a numeric axis, with the legend below; a line's position decides its style."""
     legend_rows = len(series) if max(len(line.name) for line in series) > _LONG_NAME else (len(series) + 1) // 2
-    with canvas(WIDTH, 2.8 + 0.17 * legend_rows) as (figure, axes):
+    with canvas(2.8 + 0.17 * legend_rows) as (figure, axes):
         for position, line in enumerate(series):
             style = series_style(position)
             axes.plot(
@@ -557,7 +557,7 @@ def _map(
     title: str, points: FloatArray, codes: IntArray, names: Sequence[str], what: str, probe: float | None
 ) -> Panel:
     common = np.argsort(-np.bincount(codes, minlength=len(names)), kind="stable")[:_MAX_NAMED]
-    with canvas(WIDTH, 3.9) as (figure, axes):
+    with canvas(3.9) as (figure, axes):
         rest = ~np.isin(codes, common)
         if rest.any():
             axes.scatter(
@@ -602,7 +602,7 @@ def norms_scatter(data: NormPairs) -> list[Panel]:
 
 def _norms(name: str, pairs: FloatArray, top: float, position: int) -> Panel:
     style = series_style(position)
-    with canvas(WIDTH, 3.7) as (figure, axes):
+    with canvas(3.7) as (figure, axes):
         axes.plot([0, top], [0, top], color=QUIET, lw=1.0, ls=(0, (1, 2)))
         axes.scatter(
             pairs[:, 0], pairs[:, 1], s=6, color=style.colour, marker=style.marker, alpha=0.35, lw=0, rasterized=True
@@ -622,7 +622,7 @@ def _norms(name: str, pairs: FloatArray, top: float, position: int) -> Panel:
 
 def similarity_dots(rows: Sequence[SimilarityRow]) -> Panel:
     """Mean cosine of z within and across patients, a pair of dots per row."""
-    with canvas(WIDTH, 1.25 + 0.5 * len(rows)) as (figure, axes):
+    with canvas(1.25 + 0.5 * len(rows)) as (figure, axes):
         for y, row in enumerate(rows):
             axes.plot(floats([row.within, row.across]), [y, y], color=FAINT, lw=3, zorder=1)
             _dot(axes, row.within, row.within_interval, "same patient", y, 0)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from manydg.algorithms import controls
 from manydg.errors import DataError, ManyDGWarning
 from manydg.evaluation.metrics import Predictions
-from manydg.evaluation.statistics import Interval, PairedComparison, shared_patient_values
+from manydg.evaluation.statistics import ALPHA, Interval, PairedComparison, shared_patient_values
 from manydg.studies.figure_data import FIGURES, PSEUDONYM, CosineTable, FigureData, read_figures
 from manydg.studies.paper_figures import task_on
 from manydg.studies.records import (
@@ -39,7 +39,6 @@ from manydg.targets import Target, oriented, target_of
 from manydg.training.record import EpochEntry, RunRecord
 from manydg.training.run import PREDICTIONS
 
-ALPHA = 0.05
 FIRST = ("manydg", "base", *controls())
 """Shown first, in this order: the method, the plain model and the two controls."""
 Key = TypeVar("Key", bound=Hashable)
@@ -385,7 +384,7 @@ class Chapter:
         return load_predictions(self.folder, record, "val")
 
     def predictions(self, record: RunRecord) -> Predictions | None:
-        """Test predictions that a run is judged by (:meth:`Predictions.scored`); None without the run's folder."""
+        """Test predictions that a run is scored on (:meth:`Predictions.scored`); None without the run's folder."""
         whole = self.whole_predictions(record)
         return None if whole is None else whole.scored()
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from manydg.errors import ConfigError, DataError, ManyDGError, unknown_name
-from manydg.files import Json, csv_text
+from manydg.files import Json, ParsedJson, csv_text, write_json
 from manydg.registry import Registry
 
 if TYPE_CHECKING:
@@ -47,11 +47,10 @@ class OptionHelp:
 
     - ``low``: The smallest value allowed.
     - ``choices``: The values allowed, where they are few.
-    - ``metavar``: What help calls the value.
+    - ``metavar``: What help calls the value. Where it ends in ``...``, several words may follow on the command line.
     - ``shown_default``: What help shows as the default, where the value itself (``None``) says too little.
     - ``zero``: Zero on the command line means ``None``: no limit.
     - ``commas``: On the command line several names are one word, separated by commas.
-    - ``greedy``: On the command line several words may follow the option.
     """
 
     help: str
@@ -61,7 +60,6 @@ class OptionHelp:
     shown_default: str | None = None
     zero: bool = False
     commas: bool = False
-    greedy: bool = False
 
 
 KEEP_HELP = (
@@ -171,7 +169,7 @@ class TrainedOn:
     """
 
     source: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: ParsedJson = field(default_factory=dict)
     vocabularies: Mapping[str, Sequence[str]] = field(default_factory=dict)
     roles: Mapping[str, str | None] = field(default_factory=dict)
 
@@ -420,8 +418,6 @@ class Twin(ABC, Generic[O]):
 
     def create(self, out: Path, options: O) -> Path:
         """Write the files and mark them as synthetic, so that a dataset prepared from them says what it is."""
-        from manydg.sources._preparing import mark_synthetic
-
         folder = self.write(out, options)
         mark_synthetic(folder)
         return folder
@@ -487,6 +483,26 @@ def synthesize(source: str, out: str | Path, **options: object) -> Path:
     """
     twin = find_twin(source)
     return twin.create(Path(out), twin.options_class.of(**options))
+
+
+SYNTHETIC = "synthetic.json"
+"""The file that marks a folder of raw files as synthetic."""
+
+
+def mark_synthetic(folder: Path) -> None:
+    """Mark a folder of raw files as synthetic; one that is marked stays as it is."""
+    if not (folder / SYNTHETIC).exists():
+        about = "These are not data of real patients: 'manydg synthesize' made them up."
+        write_json(folder / SYNTHETIC, {"synthetic": True, "about": about})
+
+
+def is_synthetic(raw: Path) -> bool:
+    """Whether raw files are synthetic: their folder is marked so, or one around it or not far below it."""
+    path = raw.resolve()
+    folder = path if path.is_dir() else path.parent
+    if any((around / SYNTHETIC).is_file() for around in (folder, *folder.parents[:2])):
+        return True
+    return path.is_dir() and any(any(folder.glob(f"{below}{SYNTHETIC}")) for below in ("*/", "*/*/"))
 
 
 def recognize(folder: Path) -> AnySource | None:

@@ -402,13 +402,12 @@ def save_events(store: EventStore, path: Path, counts: dict[str, int]) -> SavedE
     pieces = list(store.pieces())
     kinds = [np.result_type(*(piece.arrays[at].dtype for piece in pieces)).str for at in range(4)] if pieces else []
     kept: dict[str, int] = {}
-    with disk_errors(path.parent):
-        for at, kind in enumerate(kinds):
-            column = _file(path, _COLUMNS[at])
-            with column.open("wb") as file:
-                for piece in pieces:
-                    piece.arrays[at].astype(kind, copy=False).tofile(file)
-            kept[column.name] = column.stat().st_size
+    for at, kind in enumerate(kinds):
+        column = _file(path, _COLUMNS[at])
+        with disk_errors(path.parent), column.open("wb") as file:
+            for piece in pieces:
+                piece.arrays[at].astype(kind, copy=False).tofile(file)
+        kept[column.name] = column.stat().st_size
     shapes = [(piece.field, piece.block, len(piece.arrays[0])) for piece in pieces]
     return SavedEvents(kept, kinds, store.words(), shapes, counts)
 

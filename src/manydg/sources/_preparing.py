@@ -44,11 +44,10 @@ from manydg.files import (
     prefetch_map,
     reading_errors,
     recover_folder,
-    write_json,
     write_unsynced,
 )
 from manydg.jobs import Job, WorkerLostError, current_engine
-from manydg.sources import recognize
+from manydg.sources import is_synthetic, recognize
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -91,26 +90,6 @@ class CohortFlow:
 
     def steps(self) -> tuple[CohortStep, ...]:
         return tuple(self._steps)
-
-
-SYNTHETIC = "synthetic.json"
-"""The file that marks a folder of raw files as synthetic."""
-
-
-def mark_synthetic(folder: Path) -> None:
-    """Mark a folder of raw files as synthetic; one that is marked stays as it is."""
-    if not (folder / SYNTHETIC).exists():
-        about = "These are not data of real patients: 'manydg synthesize' made them up."
-        write_json(folder / SYNTHETIC, {"synthetic": True, "about": about})
-
-
-def is_synthetic(raw: Path) -> bool:
-    """Whether raw files are synthetic: their folder is marked so, or one around it or not far below it."""
-    path = raw.resolve()
-    folder = path if path.is_dir() else path.parent
-    if any((around / SYNTHETIC).is_file() for around in (folder, *folder.parents[:2])):
-        return True
-    return path.is_dir() and any(any(folder.glob(f"{below}{SYNTHETIC}")) for below in ("*/", "*/*/"))
 
 
 def with_provenance(

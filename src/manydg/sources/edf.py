@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import hashlib
-import io
 import math
 import re
 from collections import Counter
@@ -18,7 +17,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +26,7 @@ import torch
 from manydg.data.info import DatasetInfo, SourceFile, TargetSpec
 from manydg.data.storage import DatasetWriter
 from manydg.errors import ConfigError, DataError, StorageError, warn
-from manydg.files import Json, csv_text, disk_error, reading_errors
+from manydg.files import Json, disk_error, reading_errors
 from manydg.jobs import Job, in_this_process
 from manydg.sources import (
     KEEP_HELP,
@@ -105,7 +103,7 @@ class EdfOptions(Options):
 
     channels: tuple[str, ...] = option(
         (), help="Channels: names, patterns ('EEG*') or derivations ('C4-M1', 'C4 - mean(M1,M2)', 'EOG=E1-M2').",
-        metavar="CHANNEL...", greedy=True, shown_default="all voltages",
+        metavar="CHANNEL...", shown_default="all voltages",
     )  # fmt: skip
     alias: tuple[str, ...] = option(
         (), help="Another label of a channel, as 'M1=A1'; repeat it for more.", metavar="NAME=LABEL",
@@ -335,7 +333,11 @@ def find_cohort(raw: Path, options: EdfOptions) -> Cohort:
     bids = raw.is_dir() and all(_SUBJECT.match(path.stem) for path in paths)
     rule = options.patient or (_BIDS if bids else "folder")
     table = options.patient_table
-    people = _listed_people(table, paths, raw) if table else {p: who(p, raw, rule, headers[p]) for p in paths}
+    people = (
+        _listed_people(table, paths, raw)
+        if table
+        else {p: patient_and_session(p, raw, rule, headers[p]) for p in paths}
+    )
     notes = [path for path, header in headers.items() if not header.labels]
     labels = _scorings_of(raw, notes, people, options.scoring, rule)
     folder = raw if raw.is_dir() else raw.parent
@@ -424,7 +426,7 @@ def _edf_files(raw: Path) -> list[Path]:
     return sorted(path for path in files if not {"derivatives", "sourcedata"} & set(path.relative_to(raw).parts))
 
 
-def who(path: Path, raw: Path, rule: str, header: EdfHeader) -> tuple[str, str]:
+def patient_and_session(path: Path, raw: Path, rule: str, header: EdfHeader) -> tuple[str, str]:
     """The patient and the session of a recording.
 
     - ``rule``: ``bids``, ``folder``, ``file``, ``header``, or a regular expression with groups for the patient and the
@@ -1067,23 +1069,26 @@ def write_dataset(
     classes = plans.recipe.classes
     files: list[SourceFile] = []
     target = TargetSpec("binary" if len(classes) == 2 else "classes", classes)
-    with DatasetWriter(out, target, info, overwrite=overwrite) as writer:
-        with Progress("copying signals", total=len(jobs)) as progress:
-            for job, plan, offset in zip(jobs, plans.recordings, offsets, strict=True):
-                known = work.load(job, Checksums)
-                if known is None:
-                    content = map_whole(plan.recording.path)
-                    digest = hashlib.sha256()
-                    with hashed_meanwhile(digest, content.data):
-                        _copy(writer, plan, plans.recipe.format, offset, content)
-                    signal = SourceFile(plan.recording.path.name, len(content), digest.hexdigest())
-                    known = Checksums([signal, *describe_files(plan.recording.scorings)])
-                    work.save(job, known)
-                else:
-                    _copy(writer, plan, plans.recipe.format, offset, None)
-                files += known.files
-                progress.advance()
+    progress = Progress("copying signals", total=len(jobs))
+    with DatasetWriter(out, target, info, overwrite=overwrite) as writer, progress:
+        for job, plan, offset in zip(jobs, plans.recordings, offsets, strict=True):
+            known = work.load(job, Checksums)
+            if known is None:
+                known = _copy_and_hash(writer, plan, plans.recipe.format, offset)
+                work.save(job, known)
+            else:
+                _copy(writer, plan, plans.recipe.format, offset, None)
+            files += known.files
+            progress.advance()
         writer.info = finish(writer.info, files)
+
+
+def _copy_and_hash(writer: DatasetWriter, plan: Plan, format: SignalFormat, offset: float) -> Checksums:
+    content, digest = map_whole(plan.recording.path), hashlib.sha256()
+    with hashed_meanwhile(digest, content.data):
+        _copy(writer, plan, format, offset, content)
+    signal = SourceFile(plan.recording.path.name, len(content), digest.hexdigest())
+    return Checksums([signal, *describe_files(plan.recording.scorings)])
 
 
 def _copy(
@@ -1186,7 +1191,7 @@ def _by_person(raw: Path, rule: str) -> list[list[RawRecording]]:
     people: dict[str, list[RawRecording]] = {}
     for name, path in by_name(raw).items():
         try:
-            patient, session = who(path, raw, rule, read_header(path))
+            patient, session = patient_and_session(path, raw, rule, read_header(path))
         except (ConfigError, DataError):
             patient, session = "", ""
         people.setdefault(patient or f"\0{path}", []).append(RawRecording(name, patient, session, path))
@@ -1283,28 +1288,6 @@ def write_for_people(
     except OSError as error:
         raise disk_error(error, folder) from error
     return [notes, plot]
-
-
-def epoch_table(
-    names: Sequence[str],
-    probabilities: npt.NDArray[np.floating],
-    seconds: float,
-    more: Mapping[str, Sequence[Any]] | None = None,
-) -> str:
-    """CSV text: epoch, its start in seconds, the most probable stage, each stage's probability, and further columns.
-
-    An epoch whose probabilities are not finite has neither a stage nor probabilities.
-    """
-    further = more or {}
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["epoch", "seconds", "stage", *(f"p_{name}" for name in names), *map(csv_text, further)])
-    for epoch, (row, best) in enumerate(zip(probabilities, probabilities.argmax(axis=1), strict=True)):
-        more_cells = [column[epoch] for column in further.values()]
-        known = [names[best], *(f"{value:.6f}" for value in row)] if np.isfinite(row).all() else [""] * (len(row) + 1)
-        cells = [epoch, f"{epoch * seconds:g}", *known, *more_cells]
-        writer.writerow([csv_text(cell) if isinstance(cell, str) else cell for cell in cells])
-    return text.getvalue()
 
 
 def plot_hypnogram(

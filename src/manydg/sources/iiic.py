@@ -473,10 +473,21 @@ def _copy(
             reading = PartReading(part, options)
             for rows, stored, verdicts in reading.blocks():
                 kept = wanted[rows] & (verdicts == KEPT)
-                if kept.any():
-                    signal = np.asarray(stored if kept.all() else stored[kept], np.float32)
-                    signal = signal if options.scale == 1.0 else signal * np.float32(options.scale)
-                    writer.append_immutable({"signal": signal}, reading.votes[rows][kept], keys[rows][kept])
+                _write_kept(writer, stored, kept, reading.votes[rows], keys[rows], options.scale)
                 progress.advance(len(kept))
             readings.append(reading)
     return readings
+
+
+def _write_kept(
+    writer: DatasetWriter,
+    stored: npt.NDArray[Any],
+    kept: npt.NDArray[np.bool_],
+    votes: npt.NDArray[Any],
+    keys: npt.NDArray[np.str_],
+    scale: float,
+) -> None:
+    if kept.any():
+        signal = np.asarray(stored if kept.all() else stored[kept], np.float32)
+        signal = signal if scale == 1.0 else signal * np.float32(scale)
+        writer.append_immutable({"signal": signal}, votes[kept], keys[kept])

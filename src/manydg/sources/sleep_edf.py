@@ -8,15 +8,21 @@ Goldberger et al., "PhysioBank, PhysioToolkit, and PhysioNet", Circulation 101(2
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from manydg.data.info import DatasetInfo
 from manydg.errors import ConfigError, DataError
-from manydg.files import Json, write_atomically
+from manydg.files import Json, csv_text, write_atomically
 from manydg.jobs import Job
 from manydg.sources import (
     NewSamples,
@@ -42,7 +48,6 @@ from manydg.sources.edf import (
     apart,
     by_name,
     cohort_flow,
-    epoch_table,
     format_of,
     limit,
     plan_recording,
@@ -163,6 +168,28 @@ class SleepEdf(Source[SleepEdfOptions, RecordingOptions]):
             write_atomically(table, text)
             written += [table, *write_for_people(folder, night, own)]
         return written
+
+
+def epoch_table(
+    names: Sequence[str],
+    probabilities: npt.NDArray[np.floating],
+    seconds: float,
+    more: Mapping[str, Sequence[Any]] | None = None,
+) -> str:
+    """CSV text: epoch, its start in seconds, the most probable stage, each stage's probability, and further columns.
+
+    An epoch whose probabilities are not finite has neither a stage nor probabilities.
+    """
+    further = more or {}
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["epoch", "seconds", "stage", *(f"p_{name}" for name in names), *map(csv_text, further)])
+    for epoch, (row, best) in enumerate(zip(probabilities, probabilities.argmax(axis=1), strict=True)):
+        more_cells = [column[epoch] for column in further.values()]
+        known = [names[best], *(f"{value:.6f}" for value in row)] if np.isfinite(row).all() else [""] * (len(row) + 1)
+        cells = [epoch, f"{epoch * seconds:g}", *known, *more_cells]
+        writer.writerow([csv_text(cell) if isinstance(cell, str) else cell for cell in cells])
+    return text.getvalue()
 
 
 # Which files belong together

@@ -76,7 +76,7 @@ class TableOptions(Options):
 
     patient: str = option(help="Column of the patient.", metavar="COL")
     features: tuple[str, ...] = option(
-        help="Columns of the inputs, such as 'EEG_*', or '*' for all.", metavar="PATTERN...", greedy=True
+        help="Columns of the inputs, such as 'EEG_*', or '*' for all.", metavar="PATTERN..."
     )
     target: tuple[str, ...] = option(
         (), help="Column of the class; repeat it for votes or labels. --event makes a target of its own.", metavar="COL"
@@ -209,7 +209,7 @@ class TableFile(Source[TableOptions, PredictionOptions]):
             subgroups={group.name: group.names for group in groups},
         )  # fmt: skip
         encoding, texts = _encoding(frame, roles, patients, raw)
-        _question(frame, encoding, labels, roles, raw, numeric=options.kind == "regression")
+        _warn_of_oddities(frame, encoding, labels, roles, raw, numeric=options.kind == "regression")
         options = replace(options, missing=_missing(options.missing, frame, encoding, raw))
         settings = encoding.settings() | ({} if gap is None else {"session_gap": gap})
         described = options.to_json() | {"left_out_of_features": roles.left_out}
@@ -227,7 +227,8 @@ class TableFile(Source[TableOptions, PredictionOptions]):
         """Every row; where no column says whose it is, each is taken for a patient of its own."""
         self.check_trained_on(trained)
         encoding = FrameEncoding.of(trained.settings)
-        columns = read_features(raw, encoding, options.query)
+        answer = None if options.query is None else _answer(raw, trained, encoding, options.query, options.keep)
+        columns = read_features(raw, encoding, answer)
         values = np.asarray(columns.get("x", torch.zeros(0, 0)))
         gaps = np.isnan(values).any(axis=1)
         if gaps.any() and not trained.settings.get("missing"):
@@ -238,10 +239,10 @@ class TableFile(Source[TableOptions, PredictionOptions]):
             )
         with naming(raw):
             check_finite(values, 0, "keep", lambda position: f"feature '{encoding.features[position[0]].name}'")
-        patients, times = read_roles(raw, trained.roles, trained.settings.get("session_gap"), options.query)
+        patients, times = read_roles(raw, trained.roles, trained.settings.get("session_gap"), answer)
         rows = np.arange(len(next(iter(columns.values()))))
         whose = rows if patients is None else patients
-        yield NewSamples(columns, _kept(raw, rows, options.keep, options.query), whose, times)
+        yield NewSamples(columns, _kept(raw, rows, options.keep, answer), whose, times)
 
     def notes_on(self, options: Mapping[str, Json]) -> list[str]:
         reasons = {
@@ -688,7 +689,7 @@ _ROWS_FOR_A_LOOK, _COLUMNS_FOR_A_LOOK, _FEWEST_OF_A_CLASS = 2_000, 8, 10
 _IDENTIFIER = re.compile(r"(?:^|[_ .-])(?:id|mrn)$|[a-z]I[dD]$", re.IGNORECASE)
 
 
-def _question(
+def _warn_of_oddities(
     frame: pl.DataFrame, encoding: FrameEncoding, labels: npt.NDArray[Any], roles: _Roles, path: Path, *, numeric: bool
 ) -> None:
     """Warn of rows that are there twice, of features that give the target away, and of identifiers among them."""
@@ -700,9 +701,9 @@ def _question(
             f"{path}: {repeated:,} of {frame.height:,} rows repeat an earlier row in every column that is used: were "
             "tables joined twice?"
         )
-    if labels.ndim == 1 and (telling := _telling(frame, encoding, labels, ordered=numeric)):
+    if labels.ndim == 1 and (leaking := _leaking_features(frame, encoding, labels, ordered=numeric)):
         warn(
-            f"{path}: each of these features alone tells the target exactly: {', '.join(telling[:5])}. Is it known "
+            f"{path}: each of these features alone tells the target exactly: {', '.join(leaking[:5])}. Is it known "
             "before the target is? If not, leave it out"
         )
     if ids := [name for name in roles.optional if _IDENTIFIER.search(name) and name not in roles.categorical]:
@@ -738,7 +739,7 @@ def _missing(wanted: str, frame: pl.DataFrame, encoding: FrameEncoding, raw: Pat
     return "keep"
 
 
-def _telling(
+def _leaking_features(
     frame: pl.DataFrame, encoding: FrameEncoding, labels: npt.NDArray[Any], *, ordered: bool = False
 ) -> list[str]:
     """Names of the features that fall into as many stretches as there are classes, each of one class alone.
@@ -755,16 +756,16 @@ def _telling(
     if np.bincount(classes).min() < _FEWEST_OF_A_CLASS:
         return []
     every = max(1, frame.height // _ROWS_FOR_A_LOOK)
-    telling, look = [], encoding.numbers(frame.gather_every(every)).T
+    leaking, look = [], encoding.numbers(frame.gather_every(every)).T
     for feature, glance in zip(encoding.features, look, strict=True):
         if _splits_into(glance, classes[::every]) and _splits_into(feature.values(frame), classes):
-            telling.append(feature.name)
+            leaking.append(feature.name)
     codes = encoding.codes(frame)
     for name, column in zip(encoding.levels, () if codes is None else codes.T, strict=True):
         pairs = np.count_nonzero(np.bincount(column * (classes.max() + 1) + classes))
         if pairs == np.count_nonzero(np.bincount(column)):
-            telling.append(name)
-    return telling
+            leaking.append(name)
+    return leaking
 
 
 def _splits_into(values: npt.NDArray[np.floating], classes: npt.NDArray[Any]) -> bool:
@@ -1015,12 +1016,21 @@ def _band_order(name: str) -> tuple[float, str]:
 # New tables
 
 
-def _kept(path: Path, rows: npt.NDArray[np.int64], keep: Sequence[str], query: str | None) -> pl.DataFrame:
+def _answer(
+    path: Path, trained: TrainedOn, encoding: FrameEncoding, query: str, keep: Sequence[str]
+) -> list[OpenTable]:
+    """What a query gives: asked once, since without ORDER BY its rows may come in another order every time."""
+    features = encoding.columns()
+    texts = [pattern for pattern in keep if not any(fnmatchcase(name, pattern) for name in features)]
+    return open_tables(path, trained.roles.get("patient"), *encoding.levels, *texts, query=query)
+
+
+def _kept(path: Path, rows: npt.NDArray[np.int64], keep: Sequence[str], answer: list[OpenTable] | None) -> pl.DataFrame:
     """The number of each row, and the columns asked for as they are in the file."""
     numbered = pl.DataFrame({"row": rows})
     if not keep:
         return numbered
-    tables = open_tables(path, *keep, query=query)
+    tables = answer or open_tables(path, *keep)
     chosen = _columns(keep, tables[0].columns, path, "kept")
     if "row" in chosen:
         raise DataError(f"{path}: the column 'row' cannot be kept: predictions have one with the row's number")
@@ -1028,10 +1038,15 @@ def _kept(path: Path, rows: npt.NDArray[np.int64], keep: Sequence[str], query: s
     return numbered.hstack(frame.with_columns(pl.col(name).cast(pl.String) for name in chosen))
 
 
-def read_features(file: str | Path, encoding: FrameEncoding, query: str | None = None) -> dict[str, Column]:
-    """The features of a new table, for a model that was trained on them: input columns by name."""
+def read_features(
+    file: str | Path, encoding: FrameEncoding, answer: list[OpenTable] | None = None
+) -> dict[str, Column]:
+    """The features of a new table, for a model that was trained on them: input columns by name.
+
+    - ``answer``: Of a query on the file, where one is the table.
+    """
     path, names = Path(file), encoding.columns()
-    tables = open_tables(path, *encoding.levels, query=query)
+    tables = answer or open_tables(path, *encoding.levels)
     absent = [name for name in names if name not in tables[0].columns]
     if absent:
         raise DataError(
@@ -1043,16 +1058,19 @@ def read_features(file: str | Path, encoding: FrameEncoding, query: str | None =
 
 
 def read_roles(
-    file: str | Path, roles: Mapping[str, str | None], gap: float | None = None, query: str | None = None
+    file: str | Path,
+    roles: Mapping[str, str | None],
+    gap: float | None = None,
+    answer: list[OpenTable] | None = None,
 ) -> tuple[npt.NDArray[Any] | None, npt.NDArray[np.float64] | None]:
     """Whose each row of a new table is, and when it was taken, ``(rows,)``; ``None`` where there is no such column.
 
     - ``roles``: Columns by what they are for: ``patient``, ``time``, ``session``.
     - ``gap``: ``session_gap`` of the data the model was trained on; sessions are laid out with it.
-    - ``query``: SQL whose result is the table.
+    - ``answer``: Of a query on the file, where one is the table.
     """
     path = Path(file)
-    tables = open_tables(path, roles.get("patient"), query=query)
+    tables = answer or open_tables(path, roles.get("patient"))
     named = {role: name for role, name in roles.items() if name in tables[0].columns}
     if not named:
         return None, None

@@ -135,22 +135,22 @@ class External:
             metrics.append([name.replace("_", " "), _number(getattr(self.own, name)), _number(getattr(self.new, name))])
         steps = [["step", f"change of {METRIC_NAMES.get(self.metric, self.metric)}"]]
         steps += [[name, _text(change)] for name, change in self.steps.items()] + [["together", _text(self.change)]]
-        found = [("Scores", metrics), ("What the change is made of", steps)]
+        tables = [("Scores", metrics), ("What the change is made of", steps)]
         if self.sites:
             rows = [[one.site, str(one.patients), str(one.samples), _number(one.value)] for one in self.sites]
-            found.append(
+            tables.append(
                 ("Sites", [["site", "patients", "samples", METRIC_NAMES.get(self.metric, self.metric)], *rows])
             )
-        return found
+        return tables
 
 
-def evaluate_run(run: Run, dataset: DomainDataset, name: str, *, resamples: int = 1000, seed: int = 0) -> External:
+def evaluate_run(run: Run, dataset: DomainDataset, name: str, *, resamples: int = 1000) -> External:
     """Score a finished run on another labelled dataset, and take the change of its score apart.
 
     - ``run``: With its folder, whose predictions on test patients are the other side of the comparison.
     - ``dataset``: Prepared like the run's training data, of other patients.
     - ``name``: What to call the dataset.
-    - ``resamples``, ``seed``: Of the bootstrap over patients, or over sites and then patients where the dataset knows
+    - ``resamples``: Of the bootstrap over patients, or over sites and then patients where the dataset knows
       its sites.
     """
     target = run.algorithm.target
@@ -167,9 +167,9 @@ def evaluate_run(run: Run, dataset: DomainDataset, name: str, *, resamples: int 
         raise DataError(f"{name}: the model's output is finite for no sample")
     sites, strange = dataset.sites(), _strange(run, prepared)
     site_of = None if sites is None else dict(zip(dataset.pseudonyms(), sites.tolist(), strict=True))
-    change = _Change(run, own, new, strange, site_of, resamples, seed)
+    change = _Change(run, own, new, strange, site_of, resamples)
     steps = change.steps()
-    found = External(
+    result = External(
         run=run.record.run,
         algorithm=run.record.algorithm,
         trained_on=run.record.dataset,
@@ -183,11 +183,11 @@ def evaluate_run(run: Run, dataset: DomainDataset, name: str, *, resamples: int 
         sites=[] if site_of is None else _by_site(new, site_of, change.metric),
         words=[],
     )
-    return replace(found, words=_words(found, int(failed.sum()), change.unseen))
+    return replace(result, words=_words(result, int(failed.sum()), change.unseen))
 
 
 def _check(run: Run, dataset: DomainDataset, name: str) -> None:
-    """Raise if the dataset is not one that the run can be judged by."""
+    """Raise if the dataset is not one that the run can be scored on."""
     if run.algorithm.target.numeric:
         raise DataError(
             "a change of the score is taken apart for classes and labels, and this run predicts a measured value: "
@@ -209,9 +209,9 @@ def _strange(run: Run, prepared: DomainDataset) -> set[str] | None:
     calibration = None if run.folder is None else read_calibration(run.folder)
     if calibration is None or calibration.reference is None:
         return None
-    judged = prepared.judged()
-    codes, distances = calibration.reference.distances(*patient_embeddings(run.algorithm, judged))
-    names = np.array(judged.pseudonyms())[codes]
+    counted = prepared.scored()
+    codes, distances = calibration.reference.distances(*patient_embeddings(run.algorithm, counted))
+    names = np.array(counted.pseudonyms())[codes]
     return set(names[~(distances <= calibration.limit)].tolist())
 
 
@@ -226,15 +226,14 @@ class _Change:
         strange: set[str] | None,
         site_of: Mapping[str, str] | None,
         resamples: int,
-        seed: int,
     ) -> None:
         self.target, self.own, self.new, self.strange = run.algorithm.target, own, new, strange
         self.metric = run.config.selection or self.target.selection
         own_sites = run.record.sites
-        places = np.array([own_sites[name] for name in own.names]) if own_sites else None
-        self.own_plan = PatientResampling(own.names, resamples=resamples, seed=seed, sites=places)
-        places = None if site_of is None else np.array([site_of[name] for name in new.names])
-        self.new_plan = PatientResampling(new.names, resamples=resamples, seed=seed + 1, sites=places)
+        own_by_patient = np.array([own_sites[name] for name in own.names]) if own_sites else None
+        self.own_plan = PatientResampling(own.names, resamples=resamples, sites=own_by_patient)
+        by_patient = None if site_of is None else np.array([site_of[name] for name in new.names])
+        self.new_plan = PatientResampling(new.names, resamples=resamples, seed=1, sites=by_patient)
         self.unseen: list[str] = []
         self.whole = self._difference(self._draws(own, self.own_plan), self._draws(new, self.new_plan))
 
@@ -351,71 +350,71 @@ def _side(predictions: Predictions, plan: PatientResampling, sites: int) -> Side
 
 def _by_site(new: Predictions, site_of: Mapping[str, str], metric: str) -> list[SiteScore]:
     sites = np.array([site_of[name] for name in new.names])[new.groups]
-    found = []
+    scores = []
     for site in np.unique(sites):
         part = new.select(sites == site)
         value = score(part.target, part.truth, part.probabilities, part.threshold)[metric]
         known = value if math.isfinite(value) else None
-        found.append(SiteScore(str(site), len(part.names), len(part.truth), known))
-    return sorted(found, key=lambda one: (-one.patients, one.site))
+        scores.append(SiteScore(str(site), len(part.names), len(part.truth), known))
+    return sorted(scores, key=lambda one: (-one.patients, one.site))
 
 
 # In words
 
 
-def _words(found: External, failed: int, unseen: Sequence[str]) -> list[str]:
-    metric, own, new = METRIC_NAMES.get(found.metric, found.metric), found.own, found.new
+def _words(result: External, failed: int, unseen: Sequence[str]) -> list[str]:
+    metric, own, new = METRIC_NAMES.get(result.metric, result.metric), result.own, result.new
     where = f" of {new.sites} site{'s' if new.sites > 1 else ''}" if new.sites else ""
     words = [
-        f"{metric} is {_text(new.metrics[found.metric])} on {new.patients} patients{where} of {found.dataset}, and was "
-        f"{_text(own.metrics[found.metric])} on the {own.patients} test patients of the run: a change of "
-        f"{_text(found.change)}."
+        f"{metric} is {_text(new.metrics[result.metric])} on {new.patients} patients{where} of {result.dataset}, and "
+        f"was {_text(own.metrics[result.metric])} on the {own.patients} test patients of the run: a change of "
+        f"{_text(result.change)}."
     ]
     if failed:
         words.append(f"{failed} samples are left out: the model's output for them is not finite.")
-    if math.isnan(found.change.low):
-        words.append(f"How sure the change is cannot be said ({found.change.note}).")
-    elif found.change.low <= 0 <= found.change.high:
+    if math.isnan(result.change.low):
+        words.append(f"How sure the change is cannot be said ({result.change.note}).")
+    elif result.change.low <= 0 <= result.change.high:
         words.append(
             "The interval of the change includes 0: these patients do not show that the model does worse here."
         )
-    told = {
-        "prevalence": f"Prevalence: {{}}. {_shares(found)}",
+    sentences = {
+        "prevalence": f"Prevalence: {{}}. {_shares(result)}",
         "discrimination": "Discrimination: {}. Of patients like those of the training, with classes as frequent and "
         "probabilities recalibrated, that is how much worse or better the model tells them apart.",
-        "strange patients": f"Strange patients: {{}}. {found.strange} of {new.patients} are farther from the training "
+        "strange patients": f"Strange patients: {{}}. {result.strange} of {new.patients} are farther from the training "
         "patients than nearly all validation patients were.",
         "calibration": f"Calibration: {{}}. The model states {new.stated:.1%} on average and {new.observed:.1%} is "
         f"true; on its own test patients it was {own.stated:.1%} and {own.observed:.1%}. This part comes back by "
         "recalibration on labelled patients of the new data.",
     }
-    words += [told[name].format(_text(change)) for name, change in found.steps.items()]
-    if "strange patients" not in found.steps:
-        words.append(_no_strange(found))
+    words += [sentences[name].format(_text(change)) for name, change in result.steps.items()]
+    if "strange patients" not in result.steps:
+        words.append(_no_strange(result))
     if unseen:
         words.append(
             f"The run's test patients have no sample of {', '.join(unseen)}: prevalence is that of the others."
         )
-    losses = {name: change.estimate for name, change in found.steps.items()}
+    losses = {name: change.estimate for name, change in result.steps.items()}
     largest = min(losses, key=lambda name: losses[name])
-    if found.change.high < 0 and losses[largest] < 0:
+    if result.change.high < 0 and losses[largest] < 0:
         words.append(f"The largest part of the drop is {largest} ({losses[largest]:+.3f}).")
     return words
 
 
-def _no_strange(found: External) -> str:
-    if found.strange is None:
+def _no_strange(result: External) -> str:
+    if result.strange is None:
         return "Strange patients: the run has no reference of its training patients, so that they cannot be told."
-    return f"Strange patients: {found.strange} of {found.new.patients}: too few of one kind to take them apart."
+    return f"Strange patients: {result.strange} of {result.new.patients}: too few of one kind to take them apart."
 
 
-def _shares(found: External) -> str:
-    names = sorted(found.new.shares, key=lambda name: -abs(found.new.shares[name] - found.own.shares[name]))[:2]
+def _shares(result: External) -> str:
+    names = sorted(result.new.shares, key=lambda name: -abs(result.new.shares[name] - result.own.shares[name]))[:2]
     parts = [
-        f"{name} is {found.new.shares[name]:.1%} of the samples here, {found.own.shares[name]:.1%} there"
+        f"{name} is {result.new.shares[name]:.1%} of the samples here, {result.own.shares[name]:.1%} there"
         for name in names
     ]
-    return "; ".join(parts[:1] if len(found.new.shares) == 2 else parts) + "."
+    return "; ".join(parts[:1] if len(result.new.shares) == 2 else parts) + "."
 
 
 def _text(value: Interval) -> str:

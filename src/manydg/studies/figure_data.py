@@ -54,6 +54,16 @@ _MAX_POINTS = 20_000
 # The seven kinds of figure.
 
 
+class _Data:
+    """The data of a figure of some kind; ``experiment`` is the one whose section it joins unless it names another."""
+
+    kind: ClassVar[str]
+    experiment: ClassVar[str | None] = None
+
+    def check(self) -> None:
+        """Raise where fields contradict one another; nothing by default."""
+
+
 @dataclass(frozen=True)
 class EmbeddingPanel:
     """One map: a point ``(x, y)`` per sample, and how well a linear probe tells patients and labels apart in it."""
@@ -65,7 +75,7 @@ class EmbeddingPanel:
 
 
 @dataclass(frozen=True)
-class Embedding:
+class Embedding(_Data):
     """Samples in two dimensions.
 
     - ``patients``: Each sample's index into ``pseudonyms``.
@@ -73,8 +83,8 @@ class Embedding:
     - ``method``: How two dimensions were made of many.
     """
 
-    kind: ClassVar[str] = "embedding"
-    experiment: ClassVar[str | None] = "embedding"
+    kind = "embedding"
+    experiment = "embedding"
 
     panels: Annotated[Sequence[EmbeddingPanel], _SOME]
     patients: Indices
@@ -108,11 +118,11 @@ class SplitNorms:
 
 
 @dataclass(frozen=True)
-class NormPairs:
+class NormPairs(_Data):
     """How long the parts of v along and across z are."""
 
-    kind: ClassVar[str] = "norms"
-    experiment: ClassVar[str | None] = "norms"
+    kind = "norms"
+    experiment = "norms"
 
     splits: Annotated[Sequence[SplitNorms], _SOME]
 
@@ -133,16 +143,13 @@ class SimilarityRow:
 
 
 @dataclass(frozen=True)
-class Similarity:
+class Similarity(_Data):
     """Whether z is more alike within a patient than across patients."""
 
-    kind: ClassVar[str] = "similarity"
-    experiment: ClassVar[str | None] = "domain-similarity"
+    kind = "similarity"
+    experiment = "domain-similarity"
 
     rows: Annotated[Sequence[SimilarityRow], _SOME]
-
-    def check(self) -> None:
-        """Nothing hangs on anything else."""
 
 
 @dataclass(frozen=True)
@@ -161,16 +168,13 @@ class CosineRow:
 
 
 @dataclass(frozen=True)
-class CosineTable:
+class CosineTable(_Data):
     """How far labels and patients use the same dimensions of v."""
 
-    kind: ClassVar[str] = "orthogonality"
-    experiment: ClassVar[str | None] = "orthogonality"
+    kind = "orthogonality"
+    experiment = "orthogonality"
 
     rows: Annotated[Sequence[CosineRow], _SOME]
-
-    def check(self) -> None:
-        """Nothing hangs on anything else."""
 
 
 @dataclass(frozen=True)
@@ -202,11 +206,10 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Curve:
+class Curve(_Data):
     """Lines over a numeric axis."""
 
-    kind: ClassVar[str] = "curve"
-    experiment: ClassVar[str | None] = None
+    kind = "curve"
 
     x: XAxis
     y: Axis
@@ -223,11 +226,10 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Bars:
+class Bars(_Data):
     """A bar per name, with optional whiskers."""
 
-    kind: ClassVar[str] = "bars"
-    experiment: ClassVar[str | None] = None
+    kind = "bars"
 
     y: Axis
     names: Names
@@ -242,11 +244,10 @@ class Bars:
 
 
 @dataclass(frozen=True)
-class CellTable:
+class CellTable(_Data):
     """A table of text and numbers."""
 
-    kind: ClassVar[str] = "table"
-    experiment: ClassVar[str | None] = None
+    kind = "table"
 
     columns: Names
     rows: Annotated[Sequence[Sequence[Cell]], _SOME]

@@ -386,15 +386,15 @@ def clinical_results(
         rules.setdefault(name, []).append(rule)
     if not models:
         raise DataError(f"{folder} has no predictions of a finished run: name a run folder or a results folder")
-    places = {name: places_of(record for other, record in counting if other == name) for name in models}
+    sites = {name: sites_of(record for other, record in counting if other == name) for name in models}
     results = {
-        name: evaluate(runs, silence=quiet[name], resamples=resamples, places=places[name])
+        name: evaluate(runs, silence=quiet[name], resamples=resamples, site_of=sites[name])
         for name, runs in models.items()
     }
     return {name: replace(result, rule="; ".join(dict.fromkeys(rules[name]))) for name, result in results.items()}
 
 
-def places_of(records: Iterable[Record]) -> dict[str, Json]:
+def sites_of(records: Iterable[Record]) -> dict[str, Json]:
     """The site of each test patient, where whole sites were split."""
     return {name: site for record in records for name, site in record.sites.items()}
 
@@ -429,8 +429,8 @@ def composition(chosen: Selection) -> list[str]:
         alone = sum(
             max((member.share for member in record.members), default=0) > 1 - LEAST_SHARE for record in by_seed.values()
         )
-        told = f"; one of them alone on {alone} of {len(by_seed)}" if alone else ""
-        notes.append(f"{row} weighs its candidates, on average over the splits: {parts}{told}")
+        dominated = f"; one of them alone on {alone} of {len(by_seed)}" if alone else ""
+        notes.append(f"{row} weighs its candidates, on average over the splits: {parts}{dominated}")
     return notes
 
 
@@ -480,7 +480,7 @@ class Draws:
 
 
 def resample_runs(
-    chosen: Selection, predictions: Mapping[str, Predictions], resamples: int, seed: int
+    chosen: Selection, predictions: Mapping[str, Predictions], resamples: int
 ) -> tuple[Draws | None, list[str]]:
     """Resample the patients of all runs together, and say how many runs lack predictions.
 
@@ -494,7 +494,7 @@ def resample_runs(
     note = f"{lacking} of {len(known)} runs have no predictions here, so that some intervals cannot be given"
     if not names:
         return None, [note] if lacking else []
-    plan = PatientResampling.of(np.array(sorted(names)), places_of(records), resamples=resamples, seed=seed)
+    plan = PatientResampling.of(np.array(sorted(names)), sites_of(records), resamples=resamples)
     runs = {}
     for record in records:
         run = known[record.run]
@@ -546,7 +546,6 @@ def summarize(
     reference: str = REFERENCE,
     *,
     resamples: int = 1000,
-    seed: int = 0,
     tuned: bool = False,
 ) -> Summary:
     """Sum up the runs of one experiment on one dataset.
@@ -555,7 +554,7 @@ def summarize(
     - ``predictions``: Test predictions by run id.
     - ``reference``: The row that the others are tested against; where there is none of that name, the method with
       context, if it has one row.
-    - ``resamples``, ``seed``: Of the patient bootstrap.
+    - ``resamples``: Of the patient bootstrap.
     - ``tuned``: Whether every split has settings of its own by search; otherwise it is said where they differ.
     - raises DataError: If no run ended well, or the records are of several experiments or datasets.
     """
@@ -564,7 +563,7 @@ def summarize(
     notes = [*chosen.notes, *(() if tuned else mixed_settings(chosen))]
     if against is None and len(chosen.rows) > 1:
         notes.append(f"no tests: there is no run of the reference {reference}; --reference names another")
-    draws, missing = resample_runs(chosen, predictions or {}, resamples, seed)
+    draws, missing = resample_runs(chosen, predictions or {}, resamples)
     notes += missing
     entries = _entries(chosen, against, draws, notes)
     notes += composition(chosen) + cautions(chosen.records, chosen.target.patient_metric) + _undecided(chosen, entries)

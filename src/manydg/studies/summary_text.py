@@ -175,12 +175,12 @@ def _results(summary: Summary) -> Iterable[str]:
     names = [METRIC_NAMES.get(metric, metric) for metric in summary.metrics]
     name = METRIC_NAMES.get(summary.patient_metric, summary.patient_metric)
     tenth = f"{name}, {_worst_percentile(summary)}th percentile of {_patients_of_tenth(summary)} patients"
-    yield _line(["", "Seeds", *names, tenth, "Seconds a run"])
-    yield _line(["---", "---:", *("---" for _ in names), "---:", "---:"])
+    yield markdown_row(["", "Seeds", *names, tenth, "Seconds a run"])
+    yield markdown_row(["---", "---:", *("---" for _ in names), "---:", "---:"])
     for row in summary.rows:
         cells = [_markdown_cell(summary.entries[row, metric]) for metric in summary.metrics]
         worst = number(summary.entries[row, summary.patient_metric].worst_tenth)
-        yield _line([row, seeds_text(summary, row), *cells, worst, number(summary.seconds.get(row), 1)])
+        yield markdown_row([row, seeds_text(summary, row), *cells, worst, number(summary.seconds.get(row), 1)])
 
 
 def _worst_percentile(summary: Summary) -> int:
@@ -201,10 +201,10 @@ def _markdown_cell(entry: Entry) -> str:
 
 
 def _tests(summary: Summary) -> Iterable[str]:
-    yield _line(
+    yield markdown_row(
         ["Metric", "", "Difference", "95% over patients", "p (t)", "p (Wilcoxon)", "p (corrected t)", "Hedges g"]
     )
-    yield _line(["---", "---", "---:", "---", "---:", "---:", "---:", "---:"])
+    yield markdown_row(["---", "---", "---:", "---", "---:", "---:", "---:", "---:"])
     for metric in summary.metrics:
         for row in summary.rows:
             entry = summary.entries[row, metric]
@@ -215,7 +215,9 @@ def _tests(summary: Summary) -> Iterable[str]:
                 for name in ("t", "wilcoxon", "corrected")
             ]
             gap = [number(entry.comparison.difference), interval_text(entry.difference, 4)]
-            yield _line([METRIC_NAMES.get(metric, metric), row, *gap, *tests, number(entry.comparison.hedges_g, 2)])
+            yield markdown_row(
+                [METRIC_NAMES.get(metric, metric), row, *gap, *tests, number(entry.comparison.hedges_g, 2)]
+            )
 
 
 def _reading(summary: Summary) -> Iterable[str]:
@@ -236,7 +238,8 @@ def _reading(summary: Summary) -> Iterable[str]:
     yield from summary.rules
 
 
-def _line(cells: Iterable[str]) -> str:
+def markdown_row(cells: Iterable[str]) -> str:
+    """Cells as a row of a Markdown table."""
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

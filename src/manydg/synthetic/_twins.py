@@ -20,8 +20,7 @@ from scipy import fft
 
 from manydg.errors import ConfigError, StorageError
 from manydg.files import Json, new_folder
-from manydg.sources import Options, option
-from manydg.sources._preparing import mark_synthetic
+from manydg.sources import Options, mark_synthetic, option
 
 FACTORS = 8
 CHUNK = 2000

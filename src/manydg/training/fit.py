@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from manydg.algorithms import ALGORITHMS, Algorithm, Rounds
-from manydg.algorithms.best import PLAIN, Best, Candidate, Member, candidates, second_is_behind, stack
+from manydg.algorithms.best import PLAIN, Best, Candidate, Member, candidates, second_is_worse, stack
 from manydg.backbones import BACKBONES
 from manydg.backbones._sequences import ClassChain, fit_chain
 from manydg.config import TrainingConfig
@@ -182,7 +182,7 @@ def _with_others(
 ) -> Fitted:
     """Train the other candidates beside the first, and weigh all by the validation patients, or evenly without any.
 
-    Where the plain network without context is clearly behind the one with it, nothing else is trained without context.
+    Where the plain network without context clearly loses to the one with it, nothing else is trained without context.
     """
     first, *others = candidates(InputSchema.of(train))
     trained: dict[str, Algorithm] = {first.label: algorithm}
@@ -190,7 +190,7 @@ def _with_others(
     for candidate in others:
         if "context" not in candidate.options and val is not None and set(PLAIN) <= set(logits):
             plain = {label: logits[label] for label in PLAIN}
-            if second_is_behind(algorithm.target, plain, val.targets.cpu(), val.domains.cpu(), config.seed):
+            if second_is_worse(algorithm.target, plain, val.targets.cpu(), val.domains.cpu(), config.seed):
                 continue
         part = None if folder is None else folder / MEMBERS / candidate.label
         views = candidate.view(train), None if val is None else candidate.view(val)

@@ -106,7 +106,7 @@ def _assemble(
     tensors: Mapping[str, Tensor],
     module: nn.Module | None,
 ) -> Algorithm:
-    """An algorithm with room for the weights of a file; of several learners, for those that the file has."""
+    """An algorithm with the shapes of the weights in a file; of several learners, for those that the file has."""
     cls, untrained = ALGORITHMS.get(config.algorithm), copy.deepcopy(module)
     algorithm = cls(backbone_of(config, schema, module), target, n_domains, cls.settings_from(config.settings))
     if isinstance(algorithm, Best):
@@ -341,7 +341,7 @@ def context_mode(config: TrainingConfig, dataset: DomainDataset) -> str:
 
 
 def sequence_options(config: TrainingConfig) -> SequenceOptions | None:
-    """How samples are read in order, if at all; a sequence looks where the context does, unless it is told."""
+    """How samples are read in order, if at all; a sequence looks where the context does, unless it says otherwise."""
     if config.sequence == NO_SEQUENCE:
         return None
     direction = CAUSAL if config.context == CAUSAL else "offline"

@@ -1,8 +1,8 @@
 """Predictions for a patient of whom a few samples have labels, without training the model again.
 
-The model's logits l(x) of the patient's samples get a random effect f(x), whose posterior is found from the labelled
+The model's logits l(x) of the patient's samples get a random effect f(x), whose posterior comes from the labelled
 samples. Its prior is the population's: variances are chosen on validation patients, some of whose labels are shown to
-the learner and the rest used to judge it. ``docs/method.md`` has the equations.
+the learner and the rest used to score it. ``docs/method.md`` has the equations.
 
 ==============  ========================================================================================================
 learner         f(x)
@@ -65,9 +65,9 @@ _TRAINING_PATIENTS, _VALIDATION_PATIENTS, _SAMPLES, _VALIDATION_SAMPLES = 60, 24
 _COUNTS = (1, 5, 20, 50)
 _STEPS, _TOLERANCE = 100, 1e-5
 _STEPS_OF_SEARCH = 10
-_JUDGED_SAMPLES = 250
+_SCORED_SAMPLES = 250
 _REACHES = (5.0, 20.0, 80.0)
-"""Usual pauses since the last label that samples are told apart by."""
+"""Usual pauses since the last label by which samples are grouped."""
 _CHAINS = [(0.0, 0.0), *itertools.product(EMISSIONS, PRIORS)]
 """Emission and prior of the chains that are tried: the first passes on what is known from labels, and nothing else."""
 
@@ -611,25 +611,24 @@ class _People:
         """No labels; then, for every count, the first samples of each patient are labelled, or as many at random."""
         rng = np.random.default_rng(0)
         of_each = (np.flatnonzero(self.patients == code) for code in np.unique(self.patients))
-        spread = [rows[:: -(-len(rows) // _JUDGED_SAMPLES)] for rows in of_each]
+        spread = [rows[:: -(-len(rows) // _SCORED_SAMPLES)] for rows in of_each]
         yield _Trial(self, 0, False, np.zeros(0, np.int64), np.concatenate(spread))
-        for count in _COUNTS:
-            for first in (True, False):
-                known, rest = [], []
-                for code in np.unique(self.patients):
-                    rows = np.flatnonzero(self.patients == code)
-                    rows = rows[np.argsort(self.outputs.times[rows], kind="stable")]
-                    if len(rows) >= 2 * count:
-                        order = rows if first else rng.permutation(rows)
-                        known.append(order[:count])
-                        rest.append(order[count :: -(-(len(order) - count) // _JUDGED_SAMPLES)])
-                if known:
-                    yield _Trial(self, count, first, np.concatenate(known), np.concatenate(rest))
+        for count, first in itertools.product(_COUNTS, (True, False)):
+            known, rest = [], []
+            for code in np.unique(self.patients):
+                rows = np.flatnonzero(self.patients == code)
+                rows = rows[np.argsort(self.outputs.times[rows], kind="stable")]
+                if len(rows) >= 2 * count:
+                    order = rows if first else rng.permutation(rows)
+                    known.append(order[:count])
+                    rest.append(order[count :: -(-(len(order) - count) // _SCORED_SAMPLES)])
+            if known:
+                yield _Trial(self, count, first, np.concatenate(known), np.concatenate(rest))
 
 
 @dataclass(frozen=True, eq=False)
 class _Trial:
-    """Samples of validation patients that are labelled, and others to be judged by; labels are the ``first`` or any."""
+    """Samples of validation patients that are labelled, and others to score on; labels are the ``first`` or any."""
 
     people: _People
     count: int
@@ -650,13 +649,13 @@ class _Trial:
         return list(_readings(*given, learner, causal, 0.0, np.isin(np.arange(len(people.patients)), self.rest)))
 
     def logits(self, learner: str, population: Population, known: Rows, *, causal: bool) -> Array:
-        """Logits of all samples; those judged by are as the labels of the known ones make them."""
+        """Logits of all samples; those scored are as the labels of the known ones make them."""
         people = self.people
         given = people.outputs, people.patients, known, people.indicators[known], population, people.target
         return personal_logits(*given, learner, causal=causal, asked=self.rest)
 
     def ages(self) -> Array:
-        """Time from the last labelled sample of the patient to each of those judged by."""
+        """Time from the last labelled sample of the patient to each of those scored."""
         people = self.people
         last = np.full(int(people.patients.max()) + 1, -np.inf)
         np.maximum.at(last, people.patients[self.known], people.outputs.times[self.known])
@@ -670,7 +669,7 @@ class _Trial:
 
 @dataclass(frozen=True, eq=False)
 class _Task:
-    """Some labelled samples of a validation patient, and others to be judged by."""
+    """Some labelled samples of a validation patient, and others to score on."""
 
     patient: int
     seen: Outputs
@@ -718,8 +717,8 @@ def _choose(population: Population, people: _People, pause: float, *, causal: bo
             strengths[name + FIRST * first] = _search(
                 name, population.strengths[name], parts, population, tasks, people.target
             )
-    judged = len(np.unique(np.concatenate([people.patients[trial.known] for trial in trials])))
-    chosen = dataclasses.replace(population, strengths=strengths, patients=judged)
+    used = len(np.unique(np.concatenate([people.patients[trial.known] for trial in trials])))
+    chosen = dataclasses.replace(population, strengths=strengths, patients=used)
     chosen = _choose_chain(chosen, trials, causal=causal)
     if pause:
         chosen = _choose_reach(chosen, [trial for trial in trials if trial.first], pause)
@@ -739,8 +738,8 @@ def _choose_chain(population: Population, trials: list[_Trial], *, causal: bool)
     alone = dataclasses.replace(population, chain=None)
     if population.chain is None:
         return alone
-    before = _judge_trials(MARKOV, alone, trials, causal=causal)
-    options: list[tuple[Population, list[_Judged]]] = []
+    before = _score_trials(MARKOV, alone, trials, causal=causal)
+    options: list[tuple[Population, list[_Scores]]] = []
     read = [trial.readings(population, MARKOV, causal=causal) for trial in trials]
     together = [reading for readings in read for reading in readings]
     for emission, prior in _CHAINS:
@@ -748,20 +747,20 @@ def _choose_chain(population: Population, trials: list[_Trial], *, causal: bool)
         parts = _chain_parts(together, chain, causal=causal)
         for sharpness in SHARPNESSES:
             answers = (fixed + sharpness * change for fixed, change in parts)
-            judged = _judge_counts(
+            scores = _score_counts(
                 (trial, _answered(some, list(itertools.islice(answers, len(some))), trial.people.outputs))
                 for trial, some in zip(trials, read, strict=True)
             )
-            if not emission or _gains(judged[0].likelihood - before[0].likelihood):
+            if not emission or _gains(scores[0].likelihood - before[0].likelihood):
                 option = dataclasses.replace(population, chain=dataclasses.replace(chain, sharpness=sharpness))
-                options.append((option, judged))
+                options.append((option, scores))
     return _most_likely([(alone, before), *options], before)
 
 
 def _choose_reach(population: Population, trials: list[_Trial], pause: float) -> Population:
     """The population with how long labels count for each learner: as long as they are seen to help.
 
-    Samples are judged apart by the time since the last label. Beyond the first range in which the likelihood does not
+    Samples are scored apart by the time since the last label. Beyond the first range in which the likelihood does not
     rise by more than its standard error over patients, or the metric falls, labels no longer count.
     """
     strengths = dict(population.strengths)
@@ -784,33 +783,33 @@ def _reach_of(learner: str, population: Population, trials: list[_Trial], pause:
             after.extend(part.answers(with_labels))
             before.extend(part.answers(without))
     for number, (after, before) in enumerate(of_range):
-        judged, alone = (_judge(answers, trials[0].people.target) for answers in (after, before))
-        if not after or not _gains(judged.likelihood - alone.likelihood) or judged.metric < alone.metric:
+        scores, alone = (_scores_of(answers, trials[0].people.target) for answers in (after, before))
+        if not after or not _gains(scores.likelihood - alone.likelihood) or scores.metric < alone.metric:
             return _REACHES[max(0, number - 1)] * pause
     return 0.0
 
 
 def _choose_best(population: Population, trials: list[_Trial], *, causal: bool) -> Population:
     """The population with the learner under which the labels that trials do not show are most likely."""
-    before = _judge_counts((trial, trial.people.outputs.logits) for trial in trials)
-    options = [(name, _judge_trials(name, population, trials, causal=causal)) for name in LEARNERS if name != AUTO]
+    before = _score_counts((trial, trial.people.outputs.logits) for trial in trials)
+    options = [(name, _score_trials(name, population, trials, causal=causal)) for name in LEARNERS if name != AUTO]
     return dataclasses.replace(population, best=_most_likely(options, before))
 
 
-def _most_likely(options: Sequence[tuple[_Option, list[_Judged]]], before: list[_Judged]) -> _Option:
+def _most_likely(options: Sequence[tuple[_Option, list[_Scores]]], before: list[_Scores]) -> _Option:
     """The option with the highest likelihood, of those whose metric falls with no number of labels; else the first.
 
     Every number is asked by itself: what gains much with fifty labels must not lose with none.
     """
 
-    def likelihood(option: tuple[_Option, list[_Judged]]) -> float:
-        return float(np.mean([judged.likelihood.mean() for judged in option[1]]))
+    def likelihood(option: tuple[_Option, list[_Scores]]) -> float:
+        return float(np.mean([scores.likelihood.mean() for scores in option[1]]))
 
-    def harmless(judged: list[_Judged]) -> bool:
-        return not any(after.metric < alone.metric for after, alone in zip(judged, before, strict=True))
+    def harmless(scores: list[_Scores]) -> bool:
+        return not any(after.metric < alone.metric for after, alone in zip(scores, before, strict=True))
 
     ranked = sorted(options, key=likelihood, reverse=True)
-    return next((option for option, judged in ranked if harmless(judged)), options[0][0])
+    return next((option for option, scores in ranked if harmless(scores)), options[0][0])
 
 
 def _search(
@@ -829,19 +828,19 @@ def _search(
     kept, nothing = start, Strengths()
 
     @cache
-    def judge(strengths: Strengths) -> _Judged:
-        return _judge((task.answer(learner, strengths, population, target) for task in tasks), target)
+    def scores_with(strengths: Strengths) -> _Scores:
+        return _scores_of((task.answer(learner, strengths, population, target) for task in tasks), target)
 
-    best = before = judge(nothing)
-    found = nothing
+    best = before = scores_with(nothing)
+    chosen = nothing
     for grid in grids:
         before_grid = kept
         for values in grid:
             candidate = dataclasses.replace(before_grid, **values)  # type: ignore[arg-type]
-            judged = judge(candidate)
-            if judged.beats(best) and not judged.metric < before.metric:
-                best, kept, found = judged, candidate, candidate
-    return found if _gains(best.likelihood - before.likelihood) else nothing
+            scores = scores_with(candidate)
+            if scores.beats(best) and not scores.metric < before.metric:
+                best, kept, chosen = scores, candidate, candidate
+    return chosen if _gains(best.likelihood - before.likelihood) else nothing
 
 
 def _gains(differences: Array) -> bool:
@@ -851,7 +850,7 @@ def _gains(differences: Array) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class _Judged:
+class _Scores:
     """How well the labels that are not shown are predicted: log likelihood of each patient, and the metric."""
 
     likelihood: Array
@@ -866,31 +865,31 @@ class _Judged:
         truth = truth.argmax(axis=1) if target.exclusive else truth
         return score(target, truth, np.concatenate(self.chances))[target.selection]
 
-    def beats(self, other: _Judged) -> bool:
+    def beats(self, other: _Scores) -> bool:
         return bool(self.likelihood.mean() > other.likelihood.mean())
 
 
-def _judge_trials(learner: str, population: Population, trials: list[_Trial], *, causal: bool) -> list[_Judged]:
-    return _judge_counts((trial, trial.logits(learner, population, trial.known, causal=causal)) for trial in trials)
+def _score_trials(learner: str, population: Population, trials: list[_Trial], *, causal: bool) -> list[_Scores]:
+    return _score_counts((trial, trial.logits(learner, population, trial.known, causal=causal)) for trial in trials)
 
 
-def _judge_counts(whole: Iterable[tuple[_Trial, Array]]) -> list[_Judged]:
+def _score_counts(whole: Iterable[tuple[_Trial, Array]]) -> list[_Scores]:
     """For each number of labels, how well the logits of its trials answer them."""
     answers: dict[int, list[_Answer]] = {}
     for trial, logits in whole:
         answers.setdefault(trial.count, []).extend(trial.answers(logits))
         target = trial.people.target
-    return [_judge(some, target) for some in answers.values()]
+    return [_scores_of(some, target) for some in answers.values()]
 
 
-def _judge(answers: Iterable[_Answer], target: Target) -> _Judged:
+def _scores_of(answers: Iterable[_Answer], target: Target) -> _Scores:
     by_patient: dict[int, list[float]] = {}
     chances, truths = [], []
     for patient, logits, truth in answers:
         chances.append(_probabilities(logits.T, target).T)
         truths.append(truth)
         by_patient.setdefault(patient, []).append(_likelihood(chances[-1], truth, target))
-    return _Judged(np.array([np.mean(values) for values in by_patient.values()]), chances, truths, target)
+    return _Scores(np.array([np.mean(values) for values in by_patient.values()]), chances, truths, target)
 
 
 def _likelihood(chance: Array, truth: Array, target: Target) -> float:

@@ -412,7 +412,7 @@ def cautions(records: Sequence[RunRecord], metric: str) -> list[str]:
     """What is too small in some runs to conclude much from, a sentence each; none where nothing is.
 
     - ``records``: Runs that ended well, on one dataset.
-    - ``metric``: The metric that the runs are judged by.
+    - ``metric``: The metric that the runs are compared by.
     """
     sizes = [record.patients.test for record in records if record.patients.test]
     notes = []

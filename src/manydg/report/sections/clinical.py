@@ -18,7 +18,7 @@ from manydg.report.charts import Series
 from manydg.report.results_folder import Chapter
 from manydg.report.sections import Block, Cell, Column, Figure, Part, Section, Table, Text, count_cell
 from manydg.report.words import interval, metric_name, number, probability, row_title, sentence
-from manydg.studies.summary import places_of, row_name, value_of
+from manydg.studies.summary import row_name, sites_of, value_of
 from manydg.targets import oriented
 from manydg.training.record import RunRecord
 from manydg.training.run import silence_of
@@ -43,7 +43,7 @@ class Clinical(Section):
         if not models:
             return
         everyone = np.concatenate([run.names for runs in models.values() for run in runs])
-        plan = PatientResampling.of(everyone, places_of(itertools.chain(*groups.values())), resamples=_RESAMPLES)
+        plan = PatientResampling.of(everyone, sites_of(itertools.chain(*groups.values())), resamples=_RESAMPLES)
         event = next((record.event for record in chapter.records if record.event), None)
         if event is not None:
             yield _onset(chapter, groups)

@@ -51,7 +51,7 @@ class Cohort(Section):
 
 
 def _question(chapter: Chapter) -> Part:
-    """The task, the models and how they were judged, in plain words."""
+    """The task, the models and how they were evaluated, in plain words."""
     names = list(chapter.target.spec.names)
     shown = listed(names) if len(names) <= 8 else listed([*names[:6], f"{len(names) - 6} others"])
     task = _TASKS[chapter.target.kind].format(n=len(names), names=shown, first=names[0], last=names[-1])

@@ -6,10 +6,9 @@ import math
 from collections.abc import Iterator
 
 from manydg.algorithms import controls
-from manydg.evaluation.statistics import Interval, compare_ranks
+from manydg.evaluation.statistics import ALPHA, Interval, compare_ranks
 from manydg.report import charts
 from manydg.report.results_folder import (
-    ALPHA,
     Chapter,
     Comparison,
     RivalTest,

@@ -74,13 +74,13 @@ def _results(chapter: Chapter, task: str, source: str | None) -> Iterator[Line]:
 def _similarity(chapter: Chapter, task: str) -> Iterator[Line]:
     table = paper_table("domain-similarity")
     for figure in chapter.figures_of("domain-similarity"):
-        if isinstance(figure.data, Similarity):
-            model = algorithm_name(figure.algorithm or "manydg")
-            row = figure.data.rows[-1]
-            cosines = {"within": (row.within, "within a patient"), "across": (row.across, "across patients")}
-            for key, (value, where) in cosines.items():
-                for cell in table.find(task=task, row=key):
-                    yield model, f"Cosine of z {where}", number(value, 4), table.text(cell), table.name
+        if not isinstance(figure.data, Similarity):
+            continue
+        model, row = algorithm_name(figure.algorithm or "manydg"), figure.data.rows[-1]
+        cosines = {"within": (row.within, "within a patient"), "across": (row.across, "across patients")}
+        for key, (value, where) in cosines.items():
+            for cell in table.find(task=task, row=key):
+                yield model, f"Cosine of z {where}", number(value, 4), table.text(cell), table.name
 
 
 def _orthogonality(chapter: Chapter, task: str) -> Iterator[Line]:

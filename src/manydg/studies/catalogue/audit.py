@@ -273,8 +273,8 @@ def _listed(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
-def _share(found: Identification) -> str:
-    return f"{found.rate:.0%} of the time (by chance {found.chance:.0%}, p = {found.p:.3g})"
+def _share(identified: Identification) -> str:
+    return f"{identified.rate:.0%} of the time (by chance {identified.chance:.0%}, p = {identified.p:.3g})"
 
 
 def _change(change: Interval) -> str:
@@ -321,7 +321,7 @@ class IdentityAudit(Experiment):
             split = load_split(folder / record.folder / SPLIT, request.dataset)
             audits.setdefault(record.algorithm, []).append(audit_run(run, request.dataset, split))
         note = "Sessions are shown to the model one by one. The last sentence of each method is of its first split. "
-        note += " ".join(f"{name}: {found[0].words[-1]}" for name, found in audits.items())
+        note += " ".join(f"{name}: {of_splits[0].words[-1]}" for name, of_splits in audits.items())
         return {
             "audit-identity": FigureData(self.title, _identity_table(audits), self.name, note=note),
             "audit-score": FigureData("What the score owes to knowing the patient", _erasure_table(audits), self.name),
@@ -340,9 +340,9 @@ def _identity_table(audits: Mapping[str, Sequence[Audit]]) -> CellTable:
         "largest p",
     ]
     rows: list[list[Cell]] = []
-    for name, found in audits.items():
-        for number, entry in enumerate(found[0].identified):
-            same = [audit.identified[number] for audit in found]
+    for name, of_splits in audits.items():
+        for number, entry in enumerate(of_splits[0].identified):
+            same = [audit.identified[number] for audit in of_splits]
             kinds = [[one.sessions for one in same], [one.samples for one in same]]
             means = [mean_and_sd([getattr(one, of) for one in kind])[0] for kind in kinds for of in ("rate", "chance")]
             largest = max((one.p for kind in kinds for one in kind if not math.isnan(one.p)), default=None)
@@ -361,14 +361,14 @@ def _erasure_table(audits: Mapping[str, Sequence[Audit]]) -> CellTable:
         "sample recognised",
     ]
     rows: list[list[Cell]] = []
-    for name, found in audits.items():
-        for number, entry in enumerate(found[0].erased):
-            same = [audit.erased[number] for audit in found]
+    for name, of_splits in audits.items():
+        for number, entry in enumerate(of_splits[0].erased):
+            same = [audit.erased[number] for audit in of_splits]
             values = [
-                [audit.score for audit in found],
+                [audit.score for audit in of_splits],
                 [one.change.estimate for one in same],
                 [one.change_exchanged for one in same],
                 [one.samples.rate for one in same],
             ]
-            rows.append([name, entry.directions, found[0].metric, *(mean_and_sd(value)[0] for value in values)])
+            rows.append([name, entry.directions, of_splits[0].metric, *(mean_and_sd(value)[0] for value in values)])
     return CellTable(columns, rows)

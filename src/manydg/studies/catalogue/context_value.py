@@ -143,7 +143,7 @@ def scores_by_elapsed(run: Run, part: DomainDataset, bins: TimeBins) -> dict[flo
     """Test metrics of samples by the time since their session began.
 
     - returns: By the median time of the bin, which is that of the dataset that the bins were made of: so that runs with
-      different test patients have the same places.
+      different test patients have the same points.
     """
     probabilities = run.predict_proba(part)
     which = np.searchsorted(bins.borders, elapsed(part), side="left")

@@ -84,8 +84,8 @@ def embedded_sides(
             chosen = np.sort(rng.permutation(len(rows))[:MOST_SAMPLES])
             part, whole = prepared.select(rows[chosen]), run.algorithm.backbone.crop is not None
             # A sequence model reads whole sessions.
-            found = embed_dataset(run.algorithm, prepared.select(rows) if whole else part)
-            embeddings = {name: (tensor[chosen] if whole else tensor).numpy() for name, tensor in found.items()}
+            tensors = embed_dataset(run.algorithm, prepared.select(rows) if whole else part)
+            embeddings = {name: (tensor[chosen] if whole else tensor).numpy() for name, tensor in tensors.items()}
             labels = target_of(part.target).truth(part.targets).numpy()
             yield Embedded(record.seed, side, embeddings, part.domains.numpy(), part.pseudonyms(), labels)
 

@@ -80,7 +80,7 @@ class Protocol:
         """As a record says it."""
         return "earlier" if self.online else "some" if self.labelled else ""
 
-    def told(self, delay: float) -> str:
+    def described(self, delay: float) -> str:
         """What is shown, in words."""
         return self.words + (f", known after {delay:g}" if self.online and delay else "")
 
@@ -141,7 +141,7 @@ class Unseen:
     @staticmethod
     def of(run: Run, part: DomainDataset) -> Unseen:
         """What the model makes of the samples, computed once for all protocols and learners."""
-        target, prepared, part = run.algorithm.target, run.prepare(part).judged(), part.judged()
+        target, prepared, part = run.algorithm.target, run.prepare(part).scored(), part.scored()
         population = needed(run.population, target)
         truth = target.truth(part.targets).cpu().numpy()
         indicators = truth.astype(np.float64) if truth.ndim == 2 else np.eye(target.size)[truth]
@@ -275,7 +275,7 @@ def _figures(
         p_values = _corrected(list(entries.values()), metric, patients)
         for gain, p in zip(entries.values(), p_values, strict=True):
             change, means = gain.change()[metric], [mean_and_sd(values)[0] for values in gain.scores(metric)]
-            shown = [gain.protocol.name, gain.protocol.told(delay), gain.protocol.count, gain.learner]
+            shown = [gain.protocol.name, gain.protocol.described(delay), gain.protocol.count, gain.learner]
             numbers = [_finite(value) for value in (change.estimate, change.low, change.high, p)]
             rows.append([name, *shown, *means, *numbers])
             if gain.protocol.count:
@@ -317,8 +317,8 @@ def _verdict(rows: Sequence[Sequence[Cell]]) -> str:
     entries = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
     tested = [entry for entry in entries if isinstance(entry["high"], float) and entry["labels"] != 0]
     worse = [f"{entry['method']}, {entry['learner']}, {entry['protocol']}" for entry in tested if entry["high"] < 0]  # type: ignore[operator]
-    found = f"in {len(worse)}: {'; '.join(worse)}" if worse else "in none"
-    return f"Worse than without labels beyond chance (interval below 0): {found} of {len(tested)} rows."
+    rows_worse = f"in {len(worse)}: {'; '.join(worse)}" if worse else "in none"
+    return f"Worse than without labels beyond chance (interval below 0): {rows_worse} of {len(tested)} rows."
 
 
 def _curve(series: Mapping[str, Mapping[int, Interval]], metric: str) -> Curve:

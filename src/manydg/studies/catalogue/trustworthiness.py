@@ -108,7 +108,7 @@ def _codes(test: Predictions, part: DomainDataset) -> npt.NDArray[np.int64]:
 def _unlike(run: Run, part: DomainDataset, calibration: Calibration) -> npt.NDArray[np.bool_]:
     if calibration.reference is None:
         return np.zeros(part.n_patients, bool)
-    _, distances = calibration.reference.distances(*patient_embeddings(run.algorithm, run.prepare(part).judged()))
+    _, distances = calibration.reference.distances(*patient_embeddings(run.algorithm, run.prepare(part).scored()))
     return np.asarray(distances > calibration.limit, bool)
 
 
@@ -142,14 +142,13 @@ class CalibrationOfUnseen(Experiment):
 def _reliability(name: str, results: Sequence[KeptPromises]) -> FigureData:
     """Share that came true against stated probability, before and after temperature scaling."""
     series: Series = {"as given": {}, "calibrated": {}, "ideal": {0.0: [0.0], 1.0: [1.0]}}
-    for one in results:
-        for which, diagram in (("as given", one.before), ("calibrated", one.after)):
-            bins = len(diagram.counts)
-            for index, (observed, count) in enumerate(zip(diagram.observed, diagram.counts, strict=True)):
-                middle = round((index + 0.5) / bins, 4)
-                series["ideal"][middle] = [middle]
-                if count:
-                    series[which].setdefault(middle, []).append(float(observed))
+    diagrams = [pair for one in results for pair in (("as given", one.before), ("calibrated", one.after))]
+    for which, diagram in diagrams:
+        for index, (observed, count) in enumerate(zip(diagram.observed, diagram.counts, strict=True)):
+            middle = round((index + 0.5) / len(diagram.counts), 4)
+            series["ideal"][middle] = [middle]
+            if count:
+                series[which].setdefault(middle, []).append(float(observed))
     figure = curve(
         NAME, f"Stated and observed, {name}", "stated probability", "share that came true", series,
         note="Test patients; the temperature is from validation patients.",

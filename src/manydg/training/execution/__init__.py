@@ -59,7 +59,7 @@ class Speed:
 
     - ``precision`` {"float32", "tf32", "bf16"}: Arithmetic of the training steps: full; matrix products and
       convolutions with inputs of 10 bits; or the backbone in bfloat16 where that is safe, with weights, losses and
-      everything behind the backbone in float32. Validation and prediction are always in float32.
+      everything after the backbone in float32. Validation and prediction are always in float32.
     - ``execution`` {"plain", "captured", "compiled", "deterministic"}: Steps as written; replayed from captured graphs;
       compiled and captured; or as written with deterministic kernels alone.
     """

@@ -19,9 +19,10 @@ import math
 import os
 import sys
 from collections.abc import Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,6 +37,7 @@ from manydg.config import TrainingConfig
 from manydg.data.columns import Column, tensors_of, unnest
 from manydg.data.dataset import DomainDataset
 from manydg.data.sampling import Crops, EpochPlan, plan_epoch
+from manydg.files import prefetch_map
 from manydg.training.execution.steps import crops_of, lengths_of
 
 try:
@@ -257,15 +259,11 @@ def _join(parts: list[EpochPlan]) -> EpochPlan:
 
 def reading_ahead(dataset: DomainDataset, blocks: BlockPlan, steps: Iterator[T]) -> Iterator[T]:
     """The same steps; while those of one window are done, the next window is read from disk."""
-    with ThreadPoolExecutor(max_workers=1) as reader:
-        upcoming, read = 0, reader.submit(read_ahead, dataset, blocks.windows[0])
-        for number, step in enumerate(steps):
-            if upcoming < len(blocks.windows) and number == blocks.first_steps[upcoming]:
-                read.result()
-                upcoming += 1
-                if upcoming < len(blocks.windows):
-                    read = reader.submit(read_ahead, dataset, blocks.windows[upcoming])
-            yield step
+    windows = prefetch_map(partial(read_ahead, dataset), blocks.windows, threads=1)
+    for number, step in enumerate(steps):
+        if number in blocks.first_steps:
+            next(windows)
+        yield step
 
 
 def rows_of_window(train: DomainDataset) -> int | None:

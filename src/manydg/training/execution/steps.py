@@ -281,7 +281,7 @@ def _import_compiler() -> None:
     """Import the compiler and work out the versions that its cache on disk goes by, from torch's and Triton's files.
 
     Nothing is compiled here, since that sets random numbers back that the main thread draws. What fails here fails
-    again, and is told, where something is compiled.
+    again, and is reported, where something is compiled.
     """
     turn, collecting = sys.getswitchinterval(), gc.isenabled()
     sys.setswitchinterval(_TURN)
