@@ -74,7 +74,7 @@ class Arrays(Source[ArraysOptions, NewArrayOptions]):
     raw = RawArgument("Samples, (rows, ...) .npy, or the .npz file with an array x.", "x", flag="--x")
     parallel = False
     self_explanatory = False
-    docs = SourceDocs(predicts="your own", target="any kind", page="[arrays](datasets/arrays.md)")
+    docs = SourceDocs(predicts="your own labels", target="any kind", page="[arrays](datasets/arrays.md)")
 
     def looks_like(self, folder: Path) -> bool:
         """Never: any array may be one of samples."""

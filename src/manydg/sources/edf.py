@@ -242,7 +242,7 @@ class Edf(Source[EdfOptions, RecordingOptions]):
         predicts="your own labels, or sleep stages, from EEG or PSG",
         target="classes",
         page="[edf](datasets/edf.md)",
-        task="any recordings of your own",
+        task="your own labels or sleep stages",
         files="[EDF, EDF+, BDF or BIDS](docs/datasets/edf.md), with scorings",
     )
 

@@ -107,10 +107,10 @@ class Meds(Source[MedsOptions, TimesOptions]):
     prediction_options_class = TimesOptions
     self_explanatory = False
     docs = SourceDocs(
-        predicts="whatever the label file asks",
+        predicts="the labels of your label file",
         target="any kind",
         page="[meds](datasets/meds.md)",
-        task="any of your own",
+        task="your own task",
         files="[MEDS](docs/datasets/meds.md) 0.4",
     )
 

@@ -172,7 +172,7 @@ class TableFile(Source[TableOptions, PredictionOptions]):
     )
     parallel = False
     self_explanatory = False
-    docs = SourceDocs(predicts="your own", target="any kind", page="[table](datasets/table.md)")
+    docs = SourceDocs(predicts="your own labels", target="any kind", page="[table](datasets/table.md)")
 
     def looks_like(self, folder: Path) -> bool:
         """Never: any file may be a table."""
