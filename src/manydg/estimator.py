@@ -551,7 +551,7 @@ class ManyDGClassifier(ClassifierMixin, PatientEstimator):  # type: ignore[misc]
     def predict(self, X: Any, groups: Any = None, times: Any = None) -> Array:
         """The class of each sample ``(samples,)``, or 1 for each label that is predicted ``(samples, K)``.
 
-        It is the most probable class, or where there is a :attr:`threshold_`, what reaches it. ``groups`` and ``times``
+        The most probable class or, with a :attr:`threshold_`, each label that reaches it. ``groups`` and ``times``
         are those of :meth:`predict_proba`.
         """
         probabilities = self.predict_proba(X, groups, times)
@@ -568,16 +568,16 @@ class ManyDGClassifier(ClassifierMixin, PatientEstimator):  # type: ignore[misc]
     ) -> ManyDGClassifier:
         """A copy of the fitted model that knows labels of a few samples of new patients; nothing is trained again.
 
-        Its :meth:`predict_proba` and :meth:`predict` take further samples of the same patients (or of others, to whom
-        the labels make no difference).
+        Its :meth:`predict_proba` and :meth:`predict` take further samples of the same patients, or of others, whom the
+        labels do not affect.
 
         Parameters
         ----------
         X : array ``(labelled, features)``
         y : array ``(labelled,)`` of class labels, or ``(labelled, K)`` of 0 and 1
         groups : array ``(labelled,)``, optional
-            Whose sample each one is, by the names that predictions will use; without it all are one patient's, and so
-            is every sample to predict.
+            The patient of each sample, named as in predictions; without it, all samples, and all samples to predict,
+            belong to one patient.
         times : array ``(labelled,)``, optional
             When each was taken, where the model was trained with times.
         learner : {"effects", "prototypes", "intercept", "fine-tune", "markov", "auto"}
@@ -643,21 +643,21 @@ class ManyDGClassifier(ClassifierMixin, PatientEstimator):  # type: ignore[misc]
 
 
 class ManyDGRegressor(RegressorMixin, PatientEstimator):  # type: ignore[misc]
-    """A regressor for patients it has never seen, trained on samples of many patients.
+    """A regressor for unseen patients, trained on samples of many patients.
 
     Parameters
     ----------
     algorithm, settings, backbone, backbone_options, epochs, batch_size, lr, weight_decay
         Those of :class:`ManyDGClassifier`.
     validation_share, selection, context, sequence, sequence_options, device, random_state
-        Likewise; the epoch is the one with the highest R2 of the patients held back, or with the lowest ``mae`` or
-        ``rmse`` where ``selection`` names it.
+        Likewise; the epoch is the one with the highest R2 on validation patients, or with the lowest ``mae`` or
+        ``rmse`` if ``selection`` names it.
     class_weight : None
         Classes have weights; numbers take ``sample_weight``.
     n_jobs : int, optional
         CPU threads of fitting and predicting; -1 is all, None leaves it to torch.
     loss : {"auto", "squared", "huber"}
-        ``auto`` is squared. Of Huber's, an error beyond one standard deviation of ``y`` counts linearly.
+        ``auto`` is squared. With Huber's, errors beyond one standard deviation of ``y`` count linearly.
 
     Attributes
     ----------
@@ -666,8 +666,8 @@ class ManyDGRegressor(RegressorMixin, PatientEstimator):  # type: ignore[misc]
 
     Notes
     -----
-    Give the patients to ``fit`` as ``groups``; :class:`ManyDGClassifier` says what happens without them. ``y`` is
-    standardised inside the model, and predictions are in its unit.
+    Pass the patients to ``fit`` as ``groups``; :class:`ManyDGClassifier` describes what happens without them. The model
+    standardises ``y``; predictions are in its unit.
 
     Examples
     --------
@@ -997,7 +997,7 @@ class PatientSplit(BaseCrossValidator):  # type: ignore[misc]
         self.random_state = random_state
 
     def get_n_splits(self, X: Any = None, y: Any = None, groups: Any = None) -> int:
-        """How many folds there are."""
+        """Number of folds."""
         return self.n_splits
 
     def split(self, X: Any, y: Any = None, groups: Any = None, times: Any = None) -> Iterator[tuple[Rows, Rows]]:

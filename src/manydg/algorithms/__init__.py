@@ -125,7 +125,7 @@ class Algorithm(nn.Module):
         self.build()
 
     def build(self) -> None:
-        """Create the modules besides the backbone; called once, when ``backbone``, ``target`` and ``settings`` are set."""
+        """Create the modules besides the backbone; called once, with ``backbone``, ``target`` and ``settings`` set."""
 
     @classmethod
     def refuses(cls, target: Target, backbone: Backbone) -> str | None:
