@@ -36,8 +36,8 @@ class PatientContext(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """Add columns computed from the same patient's other samples, without labels, to each sample.
 
     The columns equal those of ``manydg train --context`` bit for bit, and come after the columns of ``X``. Use it
-    before any classifier or regressor. A row never depends on another patient or, with ``mode="causal"``, on a sample at the
-    same or a later time.
+    before any classifier or regressor. A row never depends on another patient or, with ``mode="causal"``, on a sample
+    at the same or a later time.
 
     Parameters
     ----------
