@@ -139,12 +139,12 @@ def _searched(default: Any, values: Searched) -> Any:
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """Everything that decides a run's result, besides the data and the code.
+    """All options that determine a run's result, besides the data and the code.
 
     Parameters
     ----------
     algorithm, settings
-        Name of the algorithm and its settings; what is not given has the algorithm's default.
+        Name of the algorithm and its settings; the others have their defaults.
     backbone, backbone_options
         Name of the backbone, or ``package.module:Class``, and its options; ``auto`` picks one that fits the inputs.
     epochs, batch_size, lr, weight_decay
@@ -157,7 +157,7 @@ class TrainingConfig:
         Whether every side gets its share of the patients of each label (:func:`manydg.data.splits.patient_labels`).
     folds : int
         0 draws a random split for each seed. With K folds, at least 3, seed ``s`` is fold ``s % K`` of repeat
-        ``s // K``, in which the patients are dealt into K groups: K seeds test everyone once. ``ratios`` do not count.
+        ``s // K``, in which the patients are divided into K groups: K seeds test everyone once. ``ratios`` are ignored.
     split : {"patient", "site"}
         Whether patients are drawn, or whole sites (hospitals) with all their patients; ``ratios`` and ``folds`` are of
         sites then, and with as many folds as sites every site is tested once by a model of the others.
@@ -166,8 +166,8 @@ class TrainingConfig:
     loss : {"auto", "squared", "huber"}
         Supervised loss of a regression target; ``auto`` is squared. Other targets have the loss of their kind.
     context : {"auto", "none", "offline", "causal"}
-        Whether the learner gets context columns made from each patient's own unlabelled samples: from all of them, or
-        from the earlier ones; ``auto`` is what the algorithm is made for.
+        Patient context: whether the model gets columns computed from the patient's other samples, without labels: from
+        all of them, or from the earlier ones; ``auto`` is the algorithm's own choice.
     context_options : dict
         Options of :class:`manydg.data.context.ContextOptions`.
     sequence : str
@@ -184,7 +184,7 @@ class TrainingConfig:
         What the decision threshold of a binary target has to keep on validation patients: ``sensitivity=.9``,
         ``precision=.5`` or ``alarms=1/day``; by default it is the one with the highest F1.
     silence : str, optional
-        How long there is no other alarm after an alarm, such as ``6h``; by default the horizon of the event.
+        Minimum time between two alarms, such as ``6h``; by default the horizon of the event.
     """
 
     algorithm: str = "manydg"

@@ -404,16 +404,16 @@ class PatientEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
 
 
 class ManyDGClassifier(ClassifierMixin, PatientEstimator):  # type: ignore[misc]
-    """A classifier for patients it has never seen, trained on samples of many patients.
+    """A classifier for unseen patients, trained on samples of many patients.
 
     Parameters
     ----------
     algorithm : str
         Name of an algorithm of this package (``manydg``, ``base``, ``dann``, ``boosting``, ...).
     settings : dict, optional
-        Settings of the algorithm; what is not given has its default.
+        Settings of the algorithm; the others have their defaults.
     backbone : str or nn.Module
-        Name of a backbone, ``package.module:Class``, or a module of your own that maps ``(batch, features)`` to
+        Name of a backbone, ``package.module:Class``, or your own module that maps ``(batch, features)`` to
         ``(batch, width)``. A module is copied before it is trained. ``auto`` is a multilayer perceptron, or the
         ``tabular`` network where values are missing.
     backbone_options : dict, optional
@@ -432,20 +432,20 @@ class ManyDGClassifier(ClassifierMixin, PatientEstimator):  # type: ignore[misc]
     loss : {"auto"}
         Classes have one loss; the regressor has others.
     context : {"auto", "none", "offline", "causal"}
-        Whether each patient's other samples are shown to the learner, all or the earlier ones, none of them with its
-        label; ``auto`` is what the algorithm is made for.
+        Patient context: whether the model sees the patient's other samples, all or the earlier ones, without labels;
+        ``auto`` is the algorithm's own choice.
     sequence : {"none", "gru", "transformer", "conv"}
         The network on top of the backbone that reads each patient's samples in the order of ``times``.
     sequence_options : dict, optional
         Options of :class:`manydg.data.timeline.SequenceOptions`; ``{"direction": "causal"}`` reads up to each sample.
     class_weight : dict, "balanced" or None
-        Weights of the classes, as everywhere in scikit-learn; they multiply ``sample_weight``.
+        Weights of the classes, as in scikit-learn; they multiply ``sample_weight``.
     n_jobs : int, optional
         CPU threads of fitting and predicting; -1 is all, None leaves it to torch.
     device : str
         ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
     random_state : int, RandomState instance or None
-        Decides who is held back, initial weights, order and dropout.
+        Decides validation patients, initial weights, order and dropout.
 
     Attributes
     ----------
@@ -470,10 +470,10 @@ class ManyDGClassifier(ClassifierMixin, PatientEstimator):  # type: ignore[misc]
 
     Notes
     -----
-    Give the patients to ``fit`` as ``groups``. Without them every sample counts as a patient of its own: ManyDG then
-    has no two samples of one patient to compare and trains its supervised and MMD terms only, the samples held back are
-    not of other patients, and a warning says so. In cross-validation the patients have to reach both the splitter and
-    ``fit``, which takes scikit-learn's metadata routing (see the example).
+    Pass the patients to ``fit`` as ``groups``. Without them every sample counts as a separate patient: ManyDG then has
+    no pairs and trains its supervised and MMD terms only, the validation samples are not from other patients, and a
+    warning says so. In cross-validation the patients must reach both the splitter and
+    ``fit``, which needs scikit-learn's metadata routing (see the example).
 
     Examples
     --------
@@ -501,14 +501,14 @@ class ManyDGClassifier(ClassifierMixin, PatientEstimator):  # type: ignore[misc]
         Parameters
         ----------
         X : array or DataFrame ``(samples, features)``
-            NaN is a value that is missing. More dimensions are possible with a backbone of your own. Columns of a
+            NaN is a missing value. More dimensions are possible with your own backbone. Columns of a
             pandas or polars frame that are text or categories are categorical features; levels that no two patients
             have, and levels that are new at prediction, count as unseen. Dates, times and durations become numbers.
         y : array ``(samples,)`` of class labels, or ``(samples, K)`` of 0 and 1
         groups : array ``(samples,)``, optional
-            Whose sample each one is.
+            The patient of each sample.
         times : array ``(samples,)``, optional
-            When each sample was taken, on its patient's own clock; patient context and sequences make use of it.
+            When each sample was taken, on its patient's own clock; used by patient context and sequences.
         sample_weight : array ``(samples,)``, optional
             Only ratios count. A training sample enters each epoch as often as its weight says in relation to the
             smallest, and once at least; an epoch becomes at most ten times as long. Fractions are rounded at random. A
@@ -536,8 +536,8 @@ class ManyDGClassifier(ClassifierMixin, PatientEstimator):  # type: ignore[misc]
         ----------
         X : array ``(samples, features)``
         groups : array ``(samples,)``, optional
-            Whose sample each one is: what a model trained with context or a sequence draws on. Without it, every sample
-            is of a patient of whom nothing else is known, and a warning says so. Other models make no use of it.
+            The patient of each sample, for models with context or a sequence. Without it, every sample counts as a
+            separate patient, and a warning says so. Other models ignore it.
         times : array ``(samples,)``, optional
             When each sample was taken, where the model was trained with times.
         """
@@ -551,7 +551,7 @@ class ManyDGClassifier(ClassifierMixin, PatientEstimator):  # type: ignore[misc]
     def predict(self, X: Any, groups: Any = None, times: Any = None) -> Array:
         """The class of each sample ``(samples,)``, or 1 for each label that is predicted ``(samples, K)``.
 
-        It is the most probable class, or where there is a :attr:`threshold_`, what reaches it. ``groups`` and ``times``
+        The most probable class or, with a :attr:`threshold_`, each label that reaches it. ``groups`` and ``times``
         are those of :meth:`predict_proba`.
         """
         probabilities = self.predict_proba(X, groups, times)
@@ -568,16 +568,16 @@ class ManyDGClassifier(ClassifierMixin, PatientEstimator):  # type: ignore[misc]
     ) -> ManyDGClassifier:
         """A copy of the fitted model that knows labels of a few samples of new patients; nothing is trained again.
 
-        Its :meth:`predict_proba` and :meth:`predict` take further samples of the same patients (or of others, to whom
-        the labels make no difference).
+        Its :meth:`predict_proba` and :meth:`predict` take further samples of the same patients, or of others, whom the
+        labels do not affect.
 
         Parameters
         ----------
         X : array ``(labelled, features)``
         y : array ``(labelled,)`` of class labels, or ``(labelled, K)`` of 0 and 1
         groups : array ``(labelled,)``, optional
-            Whose sample each one is, by the names that predictions will use; without it all are one patient's, and so
-            is every sample to predict.
+            The patient of each sample, named as in predictions; without it, all samples, and all samples to predict,
+            belong to one patient.
         times : array ``(labelled,)``, optional
             When each was taken, where the model was trained with times.
         learner : {"effects", "prototypes", "intercept", "fine-tune", "markov", "auto"}
@@ -643,21 +643,21 @@ class ManyDGClassifier(ClassifierMixin, PatientEstimator):  # type: ignore[misc]
 
 
 class ManyDGRegressor(RegressorMixin, PatientEstimator):  # type: ignore[misc]
-    """A regressor for patients it has never seen, trained on samples of many patients.
+    """A regressor for unseen patients, trained on samples of many patients.
 
     Parameters
     ----------
     algorithm, settings, backbone, backbone_options, epochs, batch_size, lr, weight_decay
         Those of :class:`ManyDGClassifier`.
     validation_share, selection, context, sequence, sequence_options, device, random_state
-        Likewise; the epoch is the one with the highest R2 of the patients held back, or with the lowest ``mae`` or
-        ``rmse`` where ``selection`` names it.
+        Likewise; the epoch is the one with the highest R2 on validation patients, or with the lowest ``mae`` or
+        ``rmse`` if ``selection`` names it.
     class_weight : None
         Classes have weights; numbers take ``sample_weight``.
     n_jobs : int, optional
         CPU threads of fitting and predicting; -1 is all, None leaves it to torch.
     loss : {"auto", "squared", "huber"}
-        ``auto`` is squared. Of Huber's, an error beyond one standard deviation of ``y`` counts linearly.
+        ``auto`` is squared. With Huber's, errors beyond one standard deviation of ``y`` count linearly.
 
     Attributes
     ----------
@@ -666,8 +666,8 @@ class ManyDGRegressor(RegressorMixin, PatientEstimator):  # type: ignore[misc]
 
     Notes
     -----
-    Give the patients to ``fit`` as ``groups``; :class:`ManyDGClassifier` says what happens without them. ``y`` is
-    standardised inside the model, and predictions are in its unit.
+    Pass the patients to ``fit`` as ``groups``; :class:`ManyDGClassifier` describes what happens without them. The model
+    standardises ``y``; predictions are in its unit.
 
     Examples
     --------
@@ -997,7 +997,7 @@ class PatientSplit(BaseCrossValidator):  # type: ignore[misc]
         self.random_state = random_state
 
     def get_n_splits(self, X: Any = None, y: Any = None, groups: Any = None) -> int:
-        """How many folds there are."""
+        """Number of folds."""
         return self.n_splits
 
     def split(self, X: Any, y: Any = None, groups: Any = None, times: Any = None) -> Iterator[tuple[Rows, Rows]]:
@@ -1010,7 +1010,7 @@ class PatientSplit(BaseCrossValidator):  # type: ignore[misc]
         y : array ``(samples,)``, optional
             Labels to stratify by.
         groups : array ``(samples,)``
-            Whose sample each one is.
+            The patient of each sample.
         times : array ``(samples,)``, optional
             When each sample was taken, on one clock for all patients: numbers or dates.
         """

@@ -26,7 +26,7 @@ def test_every_check_names_a_test_that_exists(line: str) -> None:
 def test_all_that_a_security_policy_has_to_say_is_said() -> None:
     headings = re.findall(r"^## (.+)$", TEXT, re.MULTILINE)
     assert headings == [
-        "What is trusted", "What is not trusted", "What is checked", "Patients", "What is not promised",
-        "How to report a hole",
+        "How to report a vulnerability", "What is trusted", "What is not trusted", "What is checked", "Patients",
+        "What is not promised",
     ]  # fmt: skip
     assert len(CHECKS) > 8

@@ -55,9 +55,9 @@ def choice(default: str, options: tuple[str, ...], help: str) -> Any:
 class Algorithm(nn.Module):
     """Base class of algorithms.
 
-    A subclass lives in a file of its own in this package; the file's name is the algorithm's name. It sets ``Settings``
-    and ``sampling``, makes its parts in :meth:`build`, and implements :meth:`losses` and :meth:`predict`. One that
-    needs more than one optimiser or a step of its own overrides :meth:`optimizers` and :meth:`step`.
+    A subclass is a file in this package; the file's name is the algorithm's name. It sets ``Settings`` and
+    ``sampling``, creates its modules in :meth:`build`, and implements :meth:`losses` and :meth:`predict`. A subclass
+    with several optimisers or a custom training step overrides :meth:`optimizers` and :meth:`step`.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ class Algorithm(nn.Module):
     Attributes
     ----------
     progress : Tensor
-        Share of the training that is done, from 0 to 1, a scalar; the training loop sets it before every step.
+        Share of training completed, from 0 to 1, a scalar; the training loop sets it before every step.
     """
 
     title: ClassVar[str] = ""
@@ -125,7 +125,7 @@ class Algorithm(nn.Module):
         self.build()
 
     def build(self) -> None:
-        """Build the parts beside the backbone: called once, when ``backbone``, ``target`` and ``settings`` are set."""
+        """Create the modules besides the backbone; called once, with ``backbone``, ``target`` and ``settings`` set."""
 
     @classmethod
     def refuses(cls, target: Target, backbone: Backbone) -> str | None:
@@ -134,7 +134,7 @@ class Algorithm(nn.Module):
 
     @classmethod
     def lacks(cls) -> str | None:
-        """What must be installed before this algorithm can be trained; ``None`` if nothing."""
+        """The missing package that this algorithm needs for training; ``None`` if none is missing."""
         if cls.requires is None or importlib.util.find_spec(cls.requires[0]) is not None:
             return None
         package, extra = cls.requires
@@ -142,7 +142,7 @@ class Algorithm(nn.Module):
 
     @classmethod
     def settings_from(cls, given: Mapping[str, Json]) -> Hyperparameters:
-        """Settings from values by name, each checked."""
+        """Settings from values by name, after checking each."""
         fields = {field.name: field for field in dataclasses.fields(cls.Settings)}
         for name, value in given.items():
             if name not in fields:
@@ -152,18 +152,18 @@ class Algorithm(nn.Module):
 
     @abstractmethod
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        """Named scalar terms, weighted; their sum is minimised. A term that is switched off is not built."""
+        """Named scalar terms, weighted; their sum is minimised. A term that is switched off is not computed."""
 
     def watched(self, batch: Batch) -> dict[str, Tensor]:
         """Unweighted terms to report on validation patients, including those that are switched off; none by default.
 
-        They are for learning curves alone: nothing is trained or selected by them.
+        They are for learning curves only: nothing is trained or selected by them.
         """
         return {}
 
     @abstractmethod
     def predict(self, inputs: Inputs) -> Tensor:
-        """Logits ``(batch, K)``, without knowing the patients."""
+        """Logits ``(batch, K)``, without information about the patients."""
 
     def predict_patients(self, inputs: Inputs, patients: Tensor) -> Tensor:
         """Logits ``(batch, K)`` of whole patients, given only which rows belong to the same patient.
@@ -177,7 +177,7 @@ class Algorithm(nn.Module):
         return self.predict(inputs)
 
     def fit_inputs(self, train: DomainDataset) -> None:
-        """Fit what depends on the inputs of the training patients alone, before training: by default the backbone's."""
+        """Fit what depends only on the inputs of training patients, before training; by default, the backbone."""
         self.backbone.fit_inputs(train)
 
     def domains_of(self, train: DomainDataset) -> Tensor:
@@ -188,15 +188,15 @@ class Algorithm(nn.Module):
         return train.domains
 
     def start(self, inputs: Inputs) -> None:
-        """Set what depends on the scale of untrained features, from one batch of training samples; nothing by default.
+        """Set what depends on the scale of untrained features, from one batch of training samples; by default, nothing.
 
-        Called once before the first step, without gradients; random numbers and batch statistics are as before it.
+        Called once before the first step, without gradients; random state and batch statistics are restored afterwards.
         """
 
     def epoch_ended(self, train: DomainDataset) -> None:
-        """Fit what comes from all training samples at once, after the steps of every epoch; nothing by default.
+        """Fit what needs all training samples at once, after the steps of every epoch; by default, nothing.
 
-        Validation follows it. The algorithm is in training mode, and must be so afterwards.
+        Called before validation. The algorithm is in training mode, and must remain so.
         """
 
     def embed(self, inputs: Inputs) -> dict[str, Tensor]:
@@ -232,7 +232,7 @@ class Algorithm(nn.Module):
             self._evaluator = before
 
     def fit_whole(self, train: DomainDataset, seed: int, rounds: Rounds | None = None) -> None:
-        """Learn from the whole training set at once; only for algorithms whose ``sampling`` is ``whole``.
+        """Fit to the whole training set at once; only for algorithms whose ``sampling`` is ``whole``.
 
         Parameters
         ----------

@@ -122,7 +122,7 @@ class ManyDG(Algorithm):
 
 
 def orthogonal_projection(v: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-    """Split v into the part along z and the part at right angles to it.
+    """Split v into the parts parallel and orthogonal to z.
 
     Where z is zero there is no direction to remove: the parallel part is zero and the orthogonal part is v.
 

@@ -31,8 +31,8 @@ SEARCHED_OPTIONS: Mapping[str, Searched] = {"width": Choices((64, 128, 256)), "d
 class Backbone(nn.Module):
     """Base class of backbones, h: x -> v.
 
-    A subclass takes the dataset's :class:`~manydg.data.dataset.InputSchema` first and its own options as keywords with
-    defaults, and sets ``output_size``.
+    The first argument of a subclass is the dataset's :class:`~manydg.data.dataset.InputSchema`; its options are
+    keywords with defaults. It sets ``output_size``.
 
     Attributes
     ----------
@@ -93,9 +93,9 @@ class Backbone(nn.Module):
         """Features of a batch of inputs, ``(batch, output_size)``."""
 
     def fit_inputs(self, dataset: DomainDataset) -> None:
-        """Learn what must come from training patients alone (scaling, quantiles, known codes), before training.
+        """Fit what must come from training patients only (scaling, quantiles, known codes), before training.
 
-        Whatever it learns is kept in buffers of fixed shape, so that it is saved and loaded with the weights.
+        The result is kept in buffers of fixed shape, so that it is saved and loaded with the weights.
         """
 
     def for_samples_alone(self) -> Backbone:
@@ -106,7 +106,7 @@ class Backbone(nn.Module):
         return deepcopy(self)
 
     def precompute(self, dataset: DomainDataset, device: torch.device, budget: int) -> DomainDataset:
-        """The dataset with whatever can be worked out once instead of at every step, on a device.
+        """The dataset with everything that can be computed once instead of at every step, on a device.
 
         Parameters
         ----------
@@ -114,7 +114,7 @@ class Backbone(nn.Module):
         device : torch.device
             Where the backbone is.
         budget : int
-            Bytes that the result may take; where it would take more, the dataset is given back as it is.
+            Maximum size of the result in bytes; if it would be larger, the dataset is returned unchanged.
         """
         return dataset
 

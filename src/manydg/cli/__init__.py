@@ -22,7 +22,7 @@ _LONGEST_MESSAGE = 900
 _ClickException: type[Exception] = typer.BadParameter.__mro__[2]
 
 app = typer.Typer(
-    help="Train models on many patients and see how well they do on patients they have never seen.",
+    help="Train models on many patients and test them on patients they have never seen.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
@@ -44,7 +44,7 @@ def _for_every_command(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print results, warnings and errors alone, and no progress.")
+        bool, typer.Option("--quiet", "-q", help="Do not show progress; print results, warnings and errors only.")
     ] = False,
 ) -> None:
     if quiet and QUIET not in os.environ:

@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 NO_PRESET = "none"
 _PROSE = ("explanation", "other counts")
 
-Dataset = Annotated[Path, typer.Argument(help="Dataset folder, as 'manydg prepare' makes it.", show_default=False)]
+Dataset = Annotated[Path, typer.Argument(help="Dataset folder, made by 'manydg prepare'.", show_default=False)]
 Results = Annotated[Path, typer.Option(help="Results folder; runs already there are not repeated.")]
 Seeds = Annotated[int, typer.Option(min=1, help="Number of patient splits.")]
 Repeats = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Cross-validation: deal the patients into SEEDS groups this many times and test each group once.",
+        help="Cross-validation: divide the patients into SEEDS groups this many times and test each group once.",
         show_default="random splits",
     ),
 ]
@@ -53,7 +53,9 @@ Algorithms = Annotated[
 ]
 Tuned = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Folder of 'manydg tune': use what it chose for each split.", show_default=False),
+    typer.Option(
+        metavar="DIR", help="Folder of 'manydg tune': use the settings it chose for each split.", show_default=False
+    ),
 ]
 RunOrResults = Annotated[
     Path,
@@ -80,14 +82,14 @@ Reference = Annotated[
         metavar="NAME", help="The algorithm that the others are tested against.", show_default="the folder's, or manydg"
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show which runs it would do, and how long they take.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show which runs are left and how long they will take.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of text.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-Workers = Annotated[int, typer.Option(min=1, help="Runs side by side on this machine.")]
+Workers = Annotated[int, typer.Option(min=1, help="Runs in parallel on this machine.")]
 
 
 def _of_your_own(kind: str) -> Any:
-    help = f"The {kind} of your own that the run was trained with; its code is run only if it is named here."
+    help = f"Your own {kind} that the run was trained with; its code is run only if you name it here."
     return typer.Option(f"--{kind}", metavar="PACKAGE.MODULE:CLASS", help=help, show_default=False)
 
 
@@ -96,7 +98,7 @@ UsedAlgorithm = Annotated[str | None, _of_your_own("algorithm")]
 Address = Annotated[
     str | None,
     typer.Option(
-        metavar="HOST:PORT|auto", help="Ray: address of the cluster.", show_default="one of this machine alone"
+        metavar="HOST:PORT|auto", help="Ray: address of the cluster.", show_default="start one on this machine"
     ),
 ]
 FilesEngine = Annotated[
@@ -112,7 +114,7 @@ class RunSettings:
         str | None,
         typer.Option(
             metavar="NAME|FILE.toml",
-            help="Settings: a preset ('manydg show' lists them), a TOML file, or none for the program's own.",
+            help="Settings: a preset ('manydg show' lists them), a TOML file, or none for manydg's defaults.",
             show_default="the preset of the dataset's source",
         ),
     ] = None
@@ -121,29 +123,30 @@ class RunSettings:
     lr: Annotated[float | None, typer.Option("--lr", help="Learning rate of Adam.", show_default="5e-4")] = None
     weight_decay: Annotated[float | None, typer.Option(help="Weight decay.", show_default="1e-5")] = None
     stratify: Annotated[
-        bool, typer.Option("--stratify", help="Give each side its share of the patients of every label.")
+        bool,
+        typer.Option("--stratify", help="Stratify the split: every side gets its share of the patients of each label."),
     ] = False
     split: Annotated[
         str | None,
         typer.Option(
-            help="What is split: patient, or site (whole hospitals, as 'prepare --site' noted them; 'compare' with "
-            "--repeats and as many --seeds as sites leaves out each once).",
+            help="Unit of the split: patient, or site (hospital, from 'prepare --site'; 'compare' with --repeats and "
+            "as many --seeds as sites leaves out each site once).",
             show_default="patient",
         ),
     ] = None
     context: Annotated[
         str | None,
         typer.Option(
-            help="Show each patient's other unlabelled samples to the learner: none, offline (all) or causal "
-            "(earlier).",
-            show_default="what the algorithm is made for",
+            help="Patient context: show the model the patient's other samples, without labels: none, offline (all) or "
+            "causal (earlier ones).",
+            show_default="the algorithm's own",
         ),
     ] = None
     sequence: Annotated[
         str | None,
         typer.Option(
-            help="Network behind the backbone that reads each patient's samples in order: none, gru, transformer or "
-            "conv.",
+            help="Sequence model behind the backbone, which reads each patient's samples in order: none, gru, "
+            "transformer or conv.",
             show_default="none",
         ),
     ] = None
@@ -152,25 +155,27 @@ class RunSettings:
         typer.Option(
             "--sequence-option",
             metavar="NAME=VALUE",
-            help="Option of the sequence: crop, width, layers, dropout, gap, direction (offline or causal); may be "
-            "repeated.",
+            help="Option of the sequence model: crop, width, layers, dropout, gap, direction (offline or causal); may "
+            "be repeated.",
         ),
     ] = field(default_factory=list)
     at: Annotated[
         str | None,
         typer.Option(
             metavar="RULE",
-            help="Choose the threshold on validation patients to reach sensitivity=.9, precision=.5 or alarms=1/day.",
+            help="Choose the threshold on validation patients to keep sensitivity=.9, precision=.5 or alarms=1/day.",
             show_default="highest F1",
         ),
     ] = None
     silence: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Least time between two alarms, such as 6h.", show_default="the horizon"),
+        typer.Option(metavar="TIME", help="Minimum time between two alarms, such as 6h.", show_default="the horizon"),
     ] = None
     backbone: Annotated[
         str | None,
-        typer.Option(help="Backbone by name, or package.module:Class; auto fits the inputs.", show_default="auto"),
+        typer.Option(
+            help="Backbone by name, or package.module:Class; auto chooses by the inputs.", show_default="auto"
+        ),
     ] = None
     backbone_option: Annotated[
         list[str],
@@ -228,9 +233,9 @@ class EngineOptions:
     """Where the runs of a study are done."""
 
     workers: Workers = 1
-    engine: Annotated[str, typer.Option(help="Where runs are done: local (this machine) or ray (a Ray cluster).")] = (
-        "local"
-    )
+    engine: Annotated[
+        str, typer.Option(help="Where runs are executed: local (this machine) or ray (a Ray cluster).")
+    ] = "local"
     address: Address = None
     cpus_per_run: Annotated[
         float | None, typer.Option(min=0, help="Ray: CPUs that each run needs.", show_default="1")
@@ -238,7 +243,7 @@ class EngineOptions:
     gpus_per_run: Annotated[
         float | None,
         typer.Option(
-            min=0, help="Ray: GPUs that each run needs, or a part of one.", show_default="1 where there are GPUs"
+            min=0, help="Ray: GPUs that each run needs; a fraction shares one.", show_default="1 where there are GPUs"
         ),
     ] = None
 

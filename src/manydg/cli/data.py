@@ -55,16 +55,16 @@ if TYPE_CHECKING:
     from manydg.files import Json, ParsedJson
     from manydg.registry import Registry
 
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a dataset folder that is already there.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing dataset folder.")]
 Workers = Annotated[int, typer.Option(min=1, help="Processes that read tables or files.")]
 _PREDICT_HELP = """Predict new raw files with a trained model.
 
-OUT gets probabilities, prediction sets and a mark for patients unlike those of the training, with about.json, which
+Writes probabilities, prediction sets and a flag for patients unlike those in training to OUT, with about.json, which
 explains every column. RAW may also be a dataset folder, prepared like the run's"""
-_PERSONALISE_HELP = """Predict patients of whom a few samples are labelled.
+_PERSONALISE_HELP = """Predict patients who have a few labelled samples.
 
-The labels change the predictions of the same patient's other samples, without training again. Of a model with causal
-context they reach later samples only. OUT is as that of 'manydg predict'"""
+The labels change the predictions of the same patient's other samples, without training again. With causal context,
+they affect later samples only. The output is that of 'manydg predict'"""
 _NAMES_SHOWN = 8
 
 
@@ -158,8 +158,8 @@ class _PredictCommand(TyperCommand):
     def whole(self) -> Any:
         """The command with all its parameters."""
         finished = typer.Argument(help="Folder of a finished run.", show_default=False)
-        new = typer.Argument(help="New raw files, as those the model was trained on.", show_default=False)
-        folder = typer.Option(help="Where the predictions go; a folder that does not exist yet.")
+        new = typer.Argument(help="New raw files, in the format of the training data.", show_default=False)
+        folder = typer.Option(help="New folder for the predictions.")
         own = [
             keyword("run", Annotated[Path, finished]),
             keyword("raw", Annotated[Path, new]),
@@ -204,13 +204,13 @@ class _PersonaliseCommand(_PredictCommand):
     def further(self) -> list[inspect.Parameter]:
         file = typer.Option(
             metavar="FILE",
-            help="CSV or Parquet with the column 'label' and columns of predictions.csv that name the sample, such as "
+            help="CSV or Parquet with the column 'label' and columns of predictions.csv that identify it, such as "
             "'row'.",
             show_default=False,
         )
         learner = typer.Option(
-            help="How labels are used: effects, prototypes, intercept, fine-tune, markov (reads samples in order of "
-            "time) or auto (the best of them on validation patients)."
+            help="How labels are used: effects, prototypes, intercept, fine-tune, markov (reads samples in time "
+            "order) or auto (the best of them on validation patients)."
         )
         return [keyword("labels", Annotated[Path, file]), keyword("learner", Annotated[str, learner], "effects")]
 
@@ -402,9 +402,9 @@ def inspect_dataset(
     dataset: Annotated[Path, typer.Argument(help="Dataset folder.", show_default=False)],
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Show what a dataset folder holds.
+    """Show the content of a dataset folder.
 
-    Counts, labels, samples per patient and cohort flow, compared with the paper's where it has the same dataset.
+    Counts, labels, samples per patient and cohort flow, compared with the paper's counts for the same dataset.
     """
     summary = summarize(dataset)
     if json:

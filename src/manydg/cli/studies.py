@@ -92,7 +92,8 @@ def compare(
     """Compare algorithms over several patient splits.
 
     Every algorithm is trained on every split, each run with a record in OUT/results.jsonl. The table gives means over
-    splits, intervals over patients and paired tests. If the command is stopped, run it again: no run is repeated.
+    splits, intervals over patients and paired tests. If the command is interrupted, run it again: no run is
+    repeated.
     """
     from manydg.studies.records import read_results
     from manydg.studies.tracking import Tracker
@@ -108,9 +109,9 @@ def compare(
 
 def tune(
     dataset: Dataset,
-    out: Annotated[Path, typer.Option(help="Folder of the searches; trials already there are not repeated.")],
+    out: Annotated[Path, typer.Option(help="Folder of the searches; trials already in it are not repeated.")],
     *,
-    trials: Annotated[int, typer.Option(min=1, help="Trials of each algorithm on each split, the defaults included.")],
+    trials: Annotated[int, typer.Option(min=1, help="Trials of each algorithm on each split, including the defaults.")],
     algorithms: Algorithms = None,
     seeds: Seeds = 5,
     settings: RunSettings,
@@ -122,9 +123,9 @@ def tune(
     """Search the settings of algorithms on validation patients.
 
     Every algorithm gets the same number of trials on every patient split. The first trial has the defaults, the others
-    are drawn from the ranges that 'manydg show ALGORITHM' prints, and hopeless ones are stopped early. Test patients
-    are not used: 'manydg compare --tuned OUT' scores them, once, with what was chosen. If the command is stopped, run
-    it again: no finished trial is repeated.
+    are drawn from the ranges that 'manydg show ALGORITHM' prints, and unpromising trials are stopped early. Test
+    patients are not used: 'manydg compare --tuned OUT' scores them once, with the chosen settings. If the command is
+    interrupted, run it again: no finished trial is repeated.
     """
     from manydg.algorithms import ALGORITHMS
     from manydg.files import claimed
@@ -186,7 +187,7 @@ def experiment(
     *,
     algorithms: Annotated[
         str | None,
-        typer.Option(help="Algorithms to compare, where the experiment does.", show_default="those of the paper"),
+        typer.Option(help="Algorithms to compare, if the experiment compares any.", show_default="those of the paper"),
     ] = None,
     seeds: Seeds = 5,
     repeats: Repeats = None,
@@ -202,10 +203,10 @@ def experiment(
     dry_run: DryRun = False,
     json: AsJson = False,
 ) -> None:
-    """Run one experiment on a dataset, the paper's or ours.
+    """Run one of the experiments listed below on a dataset.
 
-    Its runs join those in OUT/results.jsonl; one that another experiment has done already is not done again. If the
-    command is stopped, run it again.
+    Its runs are added to OUT/results.jsonl; a run that another experiment has already done is not repeated. If the
+    command is interrupted, run it again.
     """
     chosen = None if algorithms is None else names_in(algorithms)
     _conduct(name, dataset, out, chosen, seeds, repeats, settings, engine, device, dry_run, json, None, label_delay)
@@ -306,7 +307,9 @@ def paper(
     out: Annotated[Path, typer.Option(help="Folder for datasets, results and the report.", show_default=False)],
     *,
     raw: Annotated[Path | None, typer.Option(help="Folder with datasets, prepared or raw.", show_default=False)] = None,
-    synthetic: Annotated[bool, typer.Option("--synthetic", help="Make up the paper's datasets instead.")] = False,
+    synthetic: Annotated[
+        bool, typer.Option("--synthetic", help="Use synthetic data in place of the paper's datasets.")
+    ] = False,
     scale: Annotated[str, typer.Option(help="full, small or smoke: how many patients, splits and epochs.")] = "full",
     engine: EngineOptions,
     device: Device = "auto",
@@ -315,8 +318,8 @@ def paper(
 ) -> None:
     """Run all of the paper's experiments on all datasets.
 
-    Raw files are recognised by what they hold and prepared first. Everything ends in one report, OUT/report.html. If
-    the command is stopped, run it again: nothing that is done is done again.
+    Raw files are recognised by their content and prepared first. All results are in one report, OUT/report.html. If the
+    command is interrupted, run it again: finished parts are not repeated.
     """
     from manydg.errors import ConfigError
     from manydg.files import claimed
@@ -370,11 +373,11 @@ def demo(
     device: Device = "auto",
     json: AsJson = False,
 ) -> None:
-    """Compare learners on synthetic patients of known truth.
+    """Compare models on synthetic patients with a known optimum.
 
-    Base, boosting and ManyDG are trained with and without the unlabelled samples of each patient, and tested on
-    patients that none of them has seen. A report page is written at the end. Nothing is downloaded, and it takes about
-    two minutes on two cores.
+    Base, boosting and ManyDG are trained with and without patient context (each patient's other samples, without
+    labels) and tested on unseen patients. A report is written at the end. Nothing is downloaded, and it takes about two
+    minutes on two cores.
     """
     from manydg.config import TrainingConfig
     from manydg.files import claimed
@@ -436,9 +439,9 @@ def checklist(
     out: Annotated[Path, typer.Option("--out", "-o", help="File to write, .md or .html.")] = Path("checklists.md"),
     json: AsJson = False,
 ) -> None:
-    """Fill TRIPOD+AI and PROBAST+AI as far as records know.
+    """Fill in TRIPOD+AI and PROBAST+AI as far as records allow.
 
-    The other items are left open and named, for a person to fill in.
+    The other items are marked open and listed, for you to fill in.
     """
     from manydg.report.card import write_checklist
 
@@ -447,8 +450,8 @@ def checklist(
 
 
 def report(
-    results: Annotated[Path, typer.Argument(help="Results folder that 'compare' or 'experiment' wrote.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("report.html"),
+    results: Annotated[Path, typer.Argument(help="Results folder written by 'compare' or 'experiment'.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The report to write.")] = Path("report.html"),
     reference: Reference = None,
     latex: Annotated[
         Path | None,
@@ -456,9 +459,10 @@ def report(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Write a page that says which model to use, and why.
+    """Write a report that recommends a model and says why.
 
-    The page is one HTML file that needs no network; RESULTS is a folder that 'compare' or 'experiment' wrote.
+    The report is one HTML file that makes no network requests. RESULTS is a folder written by 'compare' or
+    'experiment'.
     """
     from manydg.files import claimed, write_atomically
     from manydg.report.page import write_report
@@ -482,21 +486,21 @@ def clinical(
         str | None,
         typer.Option(
             metavar="RULE",
-            help="Choose each run's threshold anew on its validation patients: sensitivity=.9, precision=.5 or "
+            help="Choose each run's threshold again on its validation patients: sensitivity=.9, precision=.5 or "
             "alarms=1/day.",
             show_default="the run's own",
         ),
     ] = None,
     silence: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Least time between two alarms, such as 6h.", show_default="the run's"),
+        typer.Option(metavar="TIME", help="Minimum time between two alarms, such as 6h.", show_default="the run's"),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Show alarms, decisions and groups of patients.
 
-    On test patients, with 95% intervals over patients: rates at the threshold; of an event, what a budget of false
-    alarms buys; and each group of the columns that were named when the dataset was prepared (--subgroup).
+    For test patients, with 95% intervals over patients: rates at the threshold; for events, how many are caught within
+    a budget of false alarms; and each group of the columns given by 'prepare --subgroup'.
     """
     from manydg.studies.summary import clinical_results
 

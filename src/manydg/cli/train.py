@@ -39,7 +39,7 @@ def register(app: typer.Typer) -> None:
 
 def train(
     dataset: Dataset,
-    out: Annotated[Path, typer.Option(help="Run folder; an unfinished run found there is continued.")],
+    out: Annotated[Path, typer.Option(help="Run folder; an unfinished run in it is continued.")],
     *,
     algorithm: Annotated[str, typer.Option(help="Algorithm by name, or package.module:Class.")] = "manydg",
     seed: Annotated[int, typer.Option(min=0, help="Decides split, initial weights, order and dropout.")] = 0,
@@ -54,8 +54,8 @@ def train(
     """Train one algorithm and score it on unseen patients.
 
     The patients are split into training, validation and test. The epoch is chosen on the validation patients and the
-    test patients are scored once. If the command is stopped, run it again: it goes on where it was.
-    Several processes share the work of each step when started as 'torchrun --nproc-per-node N -m manydg train ...'.
+    test patients are scored once. If the command is interrupted, run it again: it resumes. To share each
+    step between several processes, start it as 'torchrun --nproc-per-node N -m manydg train ...'.
     """
     from manydg.data.dataset import open_dataset
     from manydg.files import claimed
@@ -116,7 +116,7 @@ def show(
 ) -> None:
     """Print the settings of a task, algorithm or backbone.
 
-    What is printed is a TOML file: save it, change it, and give it to train, compare or experiment with --config.
+    The output is a TOML file: save it, change it, and pass it to train, compare or experiment with --config.
     """
     import tomllib
 
@@ -142,7 +142,7 @@ def export(
     ] = None,
     context: Annotated[
         str,
-        typer.Option(help="Patient context: state (made by the file) or inputs (made by manydg, given with each row)."),
+        typer.Option(help="Patient context: state (computed by the exported model) or inputs (computed by manydg)."),
     ] = "state",
     backbone: UsedBackbone = None,
     algorithm: UsedAlgorithm = None,
@@ -150,10 +150,10 @@ def export(
 ) -> None:
     """Write a trained model to one file that runs without manydg.
 
-    It takes the inputs in the units of the dataset (signals in microvolts: the spectrogram is part of the file), any
-    number of rows at a time, and gives probabilities. The file is checked against the model before it is written.
-    With causal patient context it takes the next sample of each patient, its time and the patient's state, and gives
-    the new state beside the probabilities; the state of a new patient is zeros.
+    The exported model takes inputs in the units of the dataset (signals in microvolts; spectrograms are included), any
+    number of rows at a time, and returns probabilities. It is compared with the original before it is written. With
+    causal patient context it takes each patient's next sample, its time and the patient's state, and also returns the
+    new state; the state of a new patient is zeros.
     """
     from manydg.data.dataset import TRUST
     from manydg.files import claimed
@@ -185,7 +185,7 @@ def card(
 ) -> None:
     """Write a run's model card: use, data, results, limits.
 
-    Everything comes from records; what they do not know is left open for a person to fill in.
+    The content comes from records; items that they do not contain are left open for you to fill in.
     """
     from manydg.report.card import write_card
 
@@ -195,25 +195,25 @@ def card(
 
 def serve(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run.", show_default=False)],
-    host: Annotated[str, typer.Option(help="Address to listen at; any but this machine's own needs a token.")] = (
+    host: Annotated[str, typer.Option(help="Address to listen at; other machines' access needs a token.")] = (
         "127.0.0.1"
     ),
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen at.")] = 8000,
     token_file: Annotated[
         Path | None,
-        typer.Option(help="File with the token that every request must carry.", show_default="none on this machine"),
+        typer.Option(help="File with the token that every request must send.", show_default="none on this machine"),
     ] = None,
     patients: Annotated[int, typer.Option(min=1, help="Patients whose earlier samples are kept in memory.")] = 1000,
-    samples: Annotated[int, typer.Option(min=1, help="Samples kept of each, where the model needs them.")] = 1000,
+    samples: Annotated[int, typer.Option(min=1, help="Samples kept of each patient, if the model needs them.")] = 1000,
     device: Device = "cpu",
     backbone: UsedBackbone = None,
     algorithm: UsedAlgorithm = None,
 ) -> None:
-    """Answer predictions over HTTP (JSON or Arrow).
+    """Serve predictions over HTTP (JSON or Arrow).
 
-    Beside probabilities come calibrated ones, prediction sets, and whether the patient is unlike those of the training.
-    What a model with patient context needs of earlier samples is kept in memory alone: a restart loses it, and each
-    answer says how many samples there were. The OpenAPI page is at /docs, Prometheus metrics at /metrics.
+    Answers contain probabilities, calibrated probabilities, prediction sets, and whether the patient is unlike those in
+    training. For models with patient context, earlier samples are kept in memory only: a restart loses them, and each
+    answer states how many were used. The OpenAPI page is at /docs, Prometheus metrics at /metrics.
     """
     from manydg.serve import Limits, Predictor, check_address, listen, read_token, run_server
     from manydg.training.run import open_run
@@ -234,10 +234,10 @@ def audit(
     backbone: UsedBackbone = None,
     algorithm: UsedAlgorithm = None,
 ) -> None:
-    """Ask whether a trained model is an identity detector.
+    """Test whether a trained model recognises patients.
 
-    How well its features, its domain factor (where it has one) and its logits identify patients, those of the training
-    and unseen ones, beside chance; and how its score changes when the directions in which patients differ are erased.
+    Prints how well its features, its domain factor (if it has one) and its logits identify training patients and unseen
+    patients, compared with chance, and how its score changes when the directions in which patients differ are erased.
     """
     from json import dumps
 
@@ -259,7 +259,8 @@ def audit(
 def evaluate(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run.", show_default=False)],
     dataset: Annotated[
-        Path, typer.Argument(help="Labelled dataset folder of other patients, prepared alike.", show_default=False)
+        Path,
+        typer.Argument(help="Labelled dataset folder of other patients, prepared in the same way.", show_default=False),
     ],
     out: Annotated[
         Path | None, typer.Option(help="Also write a page: FILE.md, FILE.html or FILE.json.", show_default=False)
@@ -270,8 +271,8 @@ def evaluate(
 ) -> None:
     """Score a finished model on another labelled dataset.
 
-    The change of its score since its own test patients is taken apart: how frequent the classes are, how well the model
-    tells them apart, patients unlike those of the training, and calibration. Nothing is trained.
+    The change from the score of its own test patients is decomposed into prevalence, discrimination, patients unlike
+    those in training, and calibration. Nothing is trained.
     """
     from json import dumps
 

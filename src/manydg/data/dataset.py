@@ -88,7 +88,7 @@ class DomainDataset:
     times : Tensor, optional
         ``(rows,)`` float64: when each sample was taken, on its patient's own clock.
     info : DatasetInfo
-        What else is known: vocabularies, settings such as sampling rates, provenance, cohort flow.
+        Metadata: vocabularies, settings such as sampling rates, provenance, cohort flow.
     metadata : dict of str to Tensor
         Values of each sample that no model sees: ``onset`` (``(rows,)`` float64, when the event of ``info.event``
         begins in the sample's session, NaN where it does not) and ``subgroups`` (``(rows, columns)`` codes of
@@ -148,7 +148,7 @@ class DomainDataset:
         return self.domains.device
 
     def sites(self) -> npt.NDArray[np.str_] | None:
-        """The site of each patient, in code order; ``None`` where it is not known of every one."""
+        """The site of each patient, in code order; ``None`` unless it is known for all."""
         known = self.info.sites
         if not known or any(name not in known for name in self.patients.tolist()):
             return None
@@ -198,7 +198,7 @@ class DomainDataset:
         return self.select(torch.nonzero(chosen[self.domains]).squeeze(1))
 
     def compact(self) -> DomainDataset:
-        """The same samples, gathered into columns of their own."""
+        """The same samples, copied into new columns."""
         if self.rows is None:
             return self
         return replace(self, columns={name: self.column(name) for name in self.columns}, rows=None)
@@ -226,7 +226,7 @@ class DomainDataset:
         return combine_checksums(files, self.target, self.info.event)
 
     def learnable(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Those of some rows that a model may be trained on: of an event to be foreseen, only those before onset."""
+        """Those of some rows that a model may be trained on: for an event to predict, only those before onset."""
         event = self.info.event
         if event is None or not event.foresee:
             return rows
@@ -236,13 +236,13 @@ class DomainDataset:
         return rows[~begun[rows]]
 
     def scored(self) -> DomainDataset:
-        """The samples that a model is scored on: of an event to be foreseen, those before onset."""
+        """The samples that a model is scored on: for an event to predict, those before onset."""
         rows = np.arange(len(self))
         kept = self.learnable(rows)
         return self if len(kept) == len(rows) else self.select(kept)
 
     def pseudonyms(self) -> list[str]:
-        """An alias for each patient, by the dataset's random key: who has not the key cannot tell whose it is."""
+        """An alias for each patient, by the dataset's random key; without the key it identifies nobody."""
         secret = bytes.fromhex(self.pseudonym_key)
         # Eight bytes: a million patients get a million different aliases.
         digests = (hashlib.blake2b(name.encode(), key=secret, digest_size=8) for name in self.patients.tolist())
@@ -286,22 +286,22 @@ def from_arrays(
         The patient of each sample. Of a table, also the name of a column.
     kind : {"classes", "binary", "multilabel", "votes", "regression"}, optional
         Target kind; ``regression`` predicts the number itself. Without it, ``(rows, K)`` of 0 and 1 is multi-label,
-        other ``(rows, K)`` are votes, two labels that read as 0 and 1 (or false and true, no and yes) are binary, and
+        other ``(rows, K)`` are votes, two labels that mean 0 and 1 (or false and true, no and yes) are binary, and
         anything else is classes.
     names : sequence of str, optional
         Class names in code order; without them, the sorted labels that occur. Of a regression target, its one name.
     times : array ``(rows,)``, optional
         When each sample was taken. Of a table, also the name of a column.
     missing : bool
-        Whether NaN is a legitimate value (a measurement not taken). Infinity never is.
+        Whether NaN is allowed (a value that was not measured). Infinity never is.
     rate : float, optional
-        Samples a second, where the inputs are signals ``(rows, channels, samples)`` in microvolts.
+        Samples per second, if the inputs are signals ``(rows, channels, samples)`` in microvolts.
     channels : sequence of str, optional
         Names of their channels.
     categorical : sequence of str
-        Columns of a table that are categories though they look like numbers.
+        Columns of a table that look like numbers but are categories.
     info : DatasetInfo, or a dict of its entries, optional
-        What else is known: vocabularies, settings, provenance.
+        Metadata: vocabularies, settings, provenance.
 
     Examples
     --------

@@ -33,11 +33,11 @@ from manydg.errors import ConfigError, DataError
 
 
 class PatientContext(TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """Adds to each sample what the same patient's other samples tell, without any label.
+    """Add columns computed from the same patient's other samples, without labels, to each sample.
 
-    The columns are those that ``manydg train --context`` makes, bit for bit, and come after the columns of ``X``.
-    Put it before any classifier or regressor; nothing of another patient enters a row, and with ``mode="causal"``
-    nothing of a later sample, or one of the same time.
+    The columns equal those of ``manydg train --context`` bit for bit, and come after the columns of ``X``. Use it
+    before any classifier or regressor. A row never depends on another patient or, with ``mode="causal"``, on a sample
+    at the same or a later time.
 
     Parameters
     ----------

@@ -32,9 +32,9 @@ Indices = npt.NDArray[np.int64]
 def fold_pairs(domains: Domains, seed: int | Sequence[int]) -> tuple[Domains, Domains]:
     """Pair the samples of each patient at random, each sample at least once.
 
-    The samples of a patient are put in a random order, which is folded in two. Where their number is odd, the one left
-    over is paired with another random sample of the patient, which thus occurs twice. A patient with a single sample
-    does not occur at all (see :func:`lone_samples`). Each of a patient's possible pairs is equally likely.
+    The samples of a patient are put in a random order, which is folded in two. If their number is odd, the remaining
+    one is paired with another random sample of the patient, which occurs twice. A patient with a single sample is left
+    out (see :func:`lone_samples`). Each of a patient's possible pairs is equally likely.
 
     Parameters
     ----------

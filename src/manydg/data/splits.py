@@ -111,8 +111,8 @@ def split_patients(
         Shares of the patients (not of the samples), rounded; a side with a share gets at least one patient.
     seed : int
     labels : array ``(patients,)`` of int, optional
-        A label per patient, in the order of their codes (:func:`patient_labels`): then the sides are as large as
-        without, and each has its share of the patients of every label, to the nearest patient or two.
+        A label per patient, in the order of their codes (:func:`patient_labels`), to stratify by. The sides are as
+        large as without, and each has its share of the patients of every label, to the nearest patient or two.
 
     Returns
     -------
@@ -176,7 +176,7 @@ def split_named(domains: Domains, *, train: Iterable[Any], val: Iterable[Any], t
 def patient_folds(domains: Domains, folds: int = 5, seed: int = 0, labels: Indices | None = None) -> list[Split]:
     """Splits for cross-validation by patient.
 
-    The ranked patients (see :func:`split_patients`) are dealt into ``folds`` groups of nearly equal size. Split ``i``
+    The ranked patients (see :func:`split_patients`) are divided into ``folds`` groups of nearly equal size. Split ``i``
     tests on group ``i``, validates on the next one (after the last comes the first) and trains on the rest, so that
     each patient is tested exactly once and validates exactly once.
 

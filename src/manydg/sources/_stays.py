@@ -58,13 +58,11 @@ class StayOptions(Options):
 
     event_tables: ClassVar[tuple[str, ...]]
     without: tuple[str, ...] = option((), help="Event table to leave out; may be repeated.", metavar="TABLE")
-    limit_patients: int | None = option(None, help="Keep only this many patients.", low=1)
-    within_days: float = option(15.0, help="The next stay starts within so many days.")
-    min_gap: float = option(0.0, help="Fewest minutes between the end of this stay and the next.")
+    limit_patients: int | None = option(None, help="Only the first N patients.", low=1)
+    within_days: float = option(15.0, help="The next stay starts within this many days.")
+    min_gap: float = option(0.0, help="Minimum minutes between the end of this stay and the next.")
     min_events: int = option(1, help="Leave out samples with fewer events.", low=1)
-    max_events: int | None = option(
-        300, help="Keep only the last so many events of a sample; 0 for all.", low=1, zero=True
-    )
+    max_events: int | None = option(300, help="Keep only the last N events of a sample; 0 for all.", low=1, zero=True)
     min_count: int = option(1, help="A code in fewer rows counts as unknown.", low=1)
 
     def __post_init__(self) -> None:

@@ -52,8 +52,8 @@ class VisitOptions(Options):
     """Which patients and codes to use."""
 
     ndc_map: Path | None = option(None, help="CSV table with the columns ndc and atc.")
-    limit_patients: int | None = option(None, help="Keep only this many patients.", low=1)
-    min_visits: int = option(2, help="Complete visits a patient must have.", low=1)
+    limit_patients: int | None = option(None, help="Only the first N patients.", low=1)
+    min_visits: int = option(2, help="Minimum of complete visits per patient.", low=1)
     max_diagnoses: int | None = option(
         2000, help="Keep the most frequent diagnosis codes of the table; 0 for all.", low=1, zero=True
     )

@@ -31,18 +31,16 @@ class ArraysOptions(Options):
     y: Path = option(help="Targets, (rows,) or (rows, K) .npy, or the .npz file with an array y.")
     patient: Path = option(help="Patients, (rows,) .npy, or the .npz file with an array patient.")
     time: Path | None = option(None, help="Times, (rows,) .npy, or the .npz file with an array time.")
-    rate: float | None = option(None, help="Sampling rate in Hz, where the samples are signals.")
+    rate: float | None = option(None, help="Sampling rate in Hz, if the samples are signals.")
     kind: str | None = option(
         None,
-        help="classes, votes, binary or multilabel, where it cannot be told from the values; regression to predict the "
+        help="classes, votes, binary or multilabel, if the values are ambiguous; regression to predict the "
         "number itself.",
     )
     classes: tuple[str, ...] | None = option(
         None, help="Names of the classes in code order, or of the value.", metavar="A,B,...", commas=True
     )
-    missing: str = option(
-        "refuse", help="refuse empty values, or keep them as measurements not taken.", choices=MISSING
-    )
+    missing: str = option("refuse", help="refuse empty values, or keep them as not measured.", choices=MISSING)
 
 
 _KEPT = ("patient", "time")
@@ -74,7 +72,7 @@ class Arrays(Source[ArraysOptions, NewArrayOptions]):
     raw = RawArgument("Samples, (rows, ...) .npy, or the .npz file with an array x.", "x", flag="--x")
     parallel = False
     self_explanatory = False
-    docs = SourceDocs(predicts="your own", target="any kind", page="[arrays](datasets/arrays.md)")
+    docs = SourceDocs(predicts="your own labels", target="any kind", page="[arrays](datasets/arrays.md)")
 
     def looks_like(self, folder: Path) -> bool:
         """Never: any array may be one of samples."""

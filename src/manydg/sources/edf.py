@@ -116,15 +116,15 @@ class EdfOptions(Options):
     )  # fmt: skip
     notch: float | None = option(None, help="Filter out the mains frequency, 50 or 60 Hz.", shown_default="none")
     unit: str | None = option(
-        None, help="Unit of channels that state no voltage: uV, mV, V or nV.", choices=("uV", "mV", "V", "nV"),
+        None, help="Unit of channels without a unit of voltage: uV, mV, V or nV.", choices=("uV", "mV", "V", "nV"),
         shown_default="such are refused",
     )  # fmt: skip
     window: float = option(30.0, help="Length of a window in seconds.", low=0.001)
     stride: float | None = option(
-        None, help="Seconds from the start of a window to that of the next.", low=0.001, shown_default="the window"
+        None, help="Seconds between the starts of two windows.", low=0.001, shown_default="the window"
     )
     align: str = option(
-        "recording", help="Lay windows from the start of the recording, or from the start of each label.",
+        "recording", help="Place windows from the start of the recording, or from the start of each label.",
         choices=("recording", "labels"),
     )  # fmt: skip
     scoring: str | None = option(
@@ -142,9 +142,9 @@ class EdfOptions(Options):
     label_column: str | None = option(
         None, help="Column of the label in tables.", metavar="COL", shown_default="by its name"
     )
-    scored_epoch: float = option(30.0, help="Seconds of a row, in tables with one row an epoch.", low=0.001)
+    scored_epoch: float = option(30.0, help="Seconds per row, in tables with one row per epoch.", low=0.001)
     event_seconds: float | None = option(
-        None, help="Length of an event that states none.", low=0.001, shown_default="it labels nothing"
+        None, help="Duration of events that have none.", low=0.001, shown_default="it labels nothing"
     )
     overlaps: str = option(
         "refuse", help="refuse, or skip and count, windows that two labels cover.", choices=_UNUSABLE
@@ -158,18 +158,18 @@ class EdfOptions(Options):
         low=0,
     )  # fmt: skip
     patient: str | None = option(
-        None, help="Whose a recording is: folder, file, header, or a regular expression on its file name.",
+        None, help="How to find a recording's patient: folder, file, header, or a regular expression on its file name.",
         metavar="RULE", shown_default="BIDS subject, or folder",
     )  # fmt: skip
     patient_table: Path | None = option(
-        None, help="Table of recordings: columns file, patient and perhaps session.", metavar="FILE",
+        None, help="Table of recordings: columns file, patient and, optionally, session.", metavar="FILE",
         shown_default="none",
     )  # fmt: skip
     unusable: str = option(
         "refuse", help="refuse, or skip and count, recordings without the channels or labels, and damaged ones.",
         choices=_UNUSABLE,
     )  # fmt: skip
-    limit_patients: int | None = option(None, help="Take only the first so many patients.", low=1, shown_default="all")
+    limit_patients: int | None = option(None, help="Only the first N patients.", low=1, shown_default="all")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -210,7 +210,7 @@ KEPT = ("patient", "session", "clock")
 class RecordingOptions(Options):
     """How to read new recordings, and what the tables of predictions show besides."""
 
-    resample: bool = option(False, help="EDF: bring another rate to the model's.")
+    resample: bool = option(False, help="EDF: resample other rates to the model's.")
     alias: tuple[str, ...] = option(
         (), help="EDF: another label of a channel, as 'M1=A1'; repeat it for more.", metavar="NAME=LABEL",
         shown_default="none",
@@ -240,7 +240,7 @@ class Edf(Source[EdfOptions, RecordingOptions]):
         predicts="your own labels, or sleep stages, from EEG or PSG",
         target="classes",
         page="[edf](datasets/edf.md)",
-        task="any recordings of your own",
+        task="your own labels or sleep stages",
         files="[EDF, EDF+, BDF or BIDS](docs/datasets/edf.md), with scorings",
     )
 

@@ -1,4 +1,4 @@
-"""eICU: will the patient come back to intensive care.
+"""eICU: readmission to intensive care.
 
 The eICU Collaborative Research Database 2.0 (PhysioNet, credentialed access; the demo of 2,500 unit stays is open under
 the Open Database License 1.0): whether another stay in intensive care follows within 15 days is predicted from the

@@ -65,9 +65,9 @@ Block = tuple[slice, npt.NDArray[Any], npt.NDArray[np.uint8]]
 class IiicOptions(Options):
     """Which rows become samples, and how values become microvolts."""
 
-    limit_patients: int | None = option(None, help="Take only the first so many patients.", low=1, shown_default="all")
+    limit_patients: int | None = option(None, help="Only the first N patients.", low=1, shown_default="all")
     min_votes: int = option(5, help="Leave out samples with fewer votes.", low=1)
-    unvoted: str = option("refuse", help="refuse or skip rows without a single vote.", choices=("refuse", "skip"))
+    unvoted: str = option("refuse", help="refuse or skip rows without votes.", choices=("refuse", "skip"))
     scale: float = option(1.0, help="Microvolts per stored unit; 1e6 for volts.")
 
     def __post_init__(self) -> None:

@@ -69,13 +69,13 @@ class MedsOptions(Options):
 
     labels: Path = option(help="MEDS label file, or a folder of them.")
     kinds: str = option(
-        "prefix", help="'prefix': what stands before // is the kind of event; or 'one'.", choices=("prefix", "one")
+        "prefix",
+        help="Kind of an event: 'prefix' (the part of its code before //) or 'one' for all.",
+        choices=("prefix", "one"),
     )
-    limit_patients: int | None = option(None, help="Keep only this many patients.", low=1)
+    limit_patients: int | None = option(None, help="Only the first N patients.", low=1)
     min_events: int = option(1, help="Leave out samples with fewer events.", low=1)
-    max_events: int | None = option(
-        300, help="Keep only the last so many events of a sample; 0 for all.", low=1, zero=True
-    )
+    max_events: int | None = option(300, help="Keep only the last N events of a sample; 0 for all.", low=1, zero=True)
     min_count: int = option(1, help="A code in fewer rows counts as unknown.", low=1)
 
 
@@ -107,10 +107,10 @@ class Meds(Source[MedsOptions, TimesOptions]):
     prediction_options_class = TimesOptions
     self_explanatory = False
     docs = SourceDocs(
-        predicts="whatever the label file asks",
+        predicts="the labels of your label file",
         target="any kind",
         page="[meds](datasets/meds.md)",
-        task="any of your own",
+        task="your own task",
         files="[MEDS](docs/datasets/meds.md) 0.4",
     )
 

@@ -1,4 +1,4 @@
-"""MIMIC-III: which drugs a visit's prescriptions hold.
+"""MIMIC-III: drugs prescribed in a hospital visit.
 
 MIMIC-III 1.4 (PhysioNet, credentialed access; the demo of 100 patients is open under the Open Database License 1.0):
 diagnoses, procedures and prescriptions of hospital admissions, from which the drugs of a visit are predicted. Johnson

@@ -1,4 +1,4 @@
-"""MIMIC-IV: which drugs a visit's prescriptions hold, or will the patient come back to intensive care.
+"""MIMIC-IV: drugs prescribed in a hospital visit, or readmission to intensive care.
 
 MIMIC-IV 2 and 3 (PhysioNet, credentialed access; the demo of 100 patients is open under the Open Database License 1.0),
 the modules ``hosp`` and ``icu``. Johnson et al., "MIMIC-IV, a freely accessible electronic health record dataset",
@@ -63,7 +63,7 @@ class Mimic4Options(VisitOptions, StayOptions):
     """What is predicted, and the options of the one task or the other."""
 
     event_tables: ClassVar = EVENT_TABLES
-    task: str = option(help="What is predicted: drugs or readmission.", choices=("drugs", "readmission"))
+    task: str = option(help="What to predict: drugs or readmission.", choices=("drugs", "readmission"))
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -73,7 +73,7 @@ _STUDIES = {"cassette": ("SC4",), "telemetry": ("ST7",), "both": ("SC4", "ST7")}
 class SleepEdfOptions(Options):
     """Which recordings and epochs to use."""
 
-    limit_patients: int | None = option(None, help="Take only the first so many patients.", low=1, shown_default="all")
+    limit_patients: int | None = option(None, help="Only the first N patients.", low=1, shown_default="all")
     wake_margin: float | None = option(
         None, help="Wakefulness to keep on either side of sleep.", metavar="MINUTES", shown_default="all"
     )

@@ -79,43 +79,41 @@ class TableOptions(Options):
         help="Columns of the inputs, such as 'EEG_*', or '*' for all.", metavar="PATTERN..."
     )
     target: tuple[str, ...] = option(
-        (), help="Column of the class; repeat it for votes or labels. --event makes a target of its own.", metavar="COL"
+        (), help="Column of the class; repeat it for votes or labels. --event creates a target itself.", metavar="COL"
     )
     categorical: tuple[str, ...] = option(
-        (), help="Feature that is a category though it looks like a number or a date; may be repeated, or a pattern.",
+        (), help="Feature that looks like a number or a date but is a category; may be repeated, or a pattern.",
         metavar="COL",
     )  # fmt: skip
     measured: tuple[str, ...] = option(
-        (), help="Feature of numbers among which are limits and ranges: <5 counts as 5, 0-2 as 1, other text as "
+        (), help="Numeric feature with limits and ranges as text: <5 counts as 5, 0-2 as 1, other text as "
         "missing. May be repeated, or a pattern.", metavar="COL",
     )  # fmt: skip
     query: str | None = option(None, help=QUERY_HELP, metavar="SQL")
     time: str | None = option(None, help="Column of the time of a sample.", metavar="COL")
     session: str | None = option(None, help="Column of the night or stay that times are counted within.", metavar="COL")
     event: str | None = option(
-        None, help="Column of an event to foresee: the time of its onset, or 0 before the onset and 1 from then on.",
+        None, help="Column of an event to predict: the time of its onset, or 0 before the onset and 1 from then on.",
         metavar="COL",
     )  # fmt: skip
     horizon: str | None = option(
         None, help="How long before the onset the target is positive, such as 6h.", metavar="6h|30min|..."
     )
-    time_unit: str | None = option(
-        None, help="What one unit of a --time of plain numbers is: s, min, h or d.", choices=tuple(UNITS)
-    )
+    time_unit: str | None = option(None, help="Unit of a numeric --time: s, min, h or d.", choices=tuple(UNITS))
     subgroup: tuple[str, ...] = option(
         (), help="Column to break results down by, such as sex; numbers in bands, as age:40,65 or age:bands (quarters "
         "of the patients). May be repeated.", metavar="COL[:CUTS]",
     )  # fmt: skip
     site: str | None = option(None, help="Column of the hospital or other site of the patient.", metavar="COL")
     kind: str | None = option(
-        None, help="classes, votes, binary or multilabel, where it cannot be told from the values; regression to "
+        None, help="classes, votes, binary or multilabel, if the values are ambiguous; regression to "
         "predict the number itself (a length of stay, a laboratory value).",
     )  # fmt: skip
     classes: tuple[str, ...] | None = option(
         None, help="Names of the classes in code order.", metavar="A,B,...", commas=True
     )
     missing: str = option(
-        "auto", help="keep empty values as measurements not taken, or refuse them; auto keeps and counts them.",
+        "auto", help="keep empty values as not measured, or refuse them; auto keeps and counts them.",
         choices=("auto", *MISSING),
     )  # fmt: skip
 
@@ -172,7 +170,7 @@ class TableFile(Source[TableOptions, PredictionOptions]):
     )
     parallel = False
     self_explanatory = False
-    docs = SourceDocs(predicts="your own", target="any kind", page="[table](datasets/table.md)")
+    docs = SourceDocs(predicts="your own labels", target="any kind", page="[table](datasets/table.md)")
 
     def looks_like(self, folder: Path) -> bool:
         """Never: any file may be a table."""

@@ -46,7 +46,7 @@ IntArray = npt.NDArray[np.int64]
 class PatientsOptions(Options):
     """How many patients, and which."""
 
-    patients: int = option(help="How many patients.")
+    patients: int = option(help="Number of patients.")
     seed: int = option(0, help="The same seed writes the same files.")
 
     def __post_init__(self) -> None:

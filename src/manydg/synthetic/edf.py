@@ -37,11 +37,11 @@ _STAY = 0.75
 class EdfTwinOptions(Options):
     """How many people and recordings, how long, and with how many channels."""
 
-    patients: int = option(help="How many people to make up.")
+    patients: int = option(help="Number of synthetic people.")
     seed: int = option(0, help="The same seed writes the same files.")
     recordings: int = option(2, help="Recordings of each person.", low=1)
     minutes: float = option(6.0, help="Length of a recording.", low=1)
-    channels: int = option(len(_NAMES), help="How many channels.", low=1)
+    channels: int = option(len(_NAMES), help="Number of channels.", low=1)
     rate: int = option(256, help="Samples per second.", low=64)
     layout: str = option("bids", help="bids, or files: EDF and CSV pairs in one folder.", choices=("bids", "files"))
 

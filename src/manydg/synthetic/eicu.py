@@ -44,7 +44,7 @@ class EicuTwinOptions(TablesOptions):
     """The same, and how much of the outcome is the patient's own."""
 
     patient_effect: float = option(
-        0.0, help="eICU: how much the patient's factor, besides the stay's state, decides who comes back."
+        0.0, help="eICU: how much the patient's factor, besides the stay's state, determines readmission."
     )
 
 

@@ -1,4 +1,4 @@
-"""Write EEG and expert votes of people who do not exist.
+"""Write EEG and expert votes of synthetic people.
 
 A synthetic twin of the IIIC arrays: signals, expert votes and patient keys, written as a stream.
 """
@@ -34,7 +34,7 @@ _RHYTHMS = np.array(
 class IiicTwinOptions(Options):
     """How many patients and samples, and in which files."""
 
-    patients: int = option(help="How many people to make up.")
+    patients: int = option(help="Number of synthetic people.")
     seed: int = option(0, help="The same seed writes the same files.")
     samples_per_patient: int = option(61, help="Samples of each person, on average.")
     layout: str = option("array", help="array: one large file; patients: a folder each.")

@@ -1,4 +1,4 @@
-"""Write PSG and Hypnogram pairs of people who do not exist.
+"""Write PSG and Hypnogram pairs of synthetic people.
 
 A synthetic twin of Sleep-EDF: real EDF and EDF+ files, one night in memory at a time.
 """
@@ -59,7 +59,7 @@ _NEXT = np.log(
 class SleepEdfTwinOptions(Options):
     """How many people and nights, and how long."""
 
-    patients: int = option(help="How many people to make up.")
+    patients: int = option(help="Number of synthetic people.")
     seed: int = option(0, help="The same seed writes the same files.")
     hours: float = option(20.0, help="Length of a recording.")
     nights: int = option(2, help="Nights of each person.")

@@ -97,7 +97,7 @@ RECORD, MODEL, PREDICTIONS, SPLIT, IDENTITY = (
 
 @dataclass(frozen=True)
 class Run:
-    """A trained model and the record of how it did.
+    """A trained model and its record.
 
     Attributes
     ----------
@@ -106,7 +106,7 @@ class Run:
     schema : InputSchema
         Of the inputs it was trained on, context included.
     config : TrainingConfig
-        As it was given; that of the record has every default filled in.
+        As it was given; the record has it with every default filled in.
     info : mapping
         JSON values about the data it was trained on, for predictions on new files: ``source``, ``settings``,
         ``vocabularies``, ``roles`` (columns of a table); and ``module``, the class of a backbone that was given as a
@@ -133,15 +133,15 @@ class Run:
     ) -> npt.NDArray[np.float32]:
         """Probabilities for samples of any patient, ``(samples, K)``.
 
-        Where the run was trained with patient context, that of each patient is made from the samples given here.
+        If the run was trained with patient context, it is computed from the samples given here.
 
         Parameters
         ----------
         samples : DomainDataset, array ``(samples, ...)``, dict of arrays, or DataFrame
             As :func:`manydg.from_arrays` takes them.
         patients, times : arrays ``(samples,)``, optional
-            Of arrays and tables. Without them a table's columns of the names they had in training are taken; without
-            any patients each sample is one of its own.
+            For arrays and tables. By default, the table's columns of the same names as in training; without patients,
+            each sample counts as a separate patient.
 
         Raises
         ------
@@ -164,8 +164,8 @@ class Run:
     ) -> npt.NDArray[np.float32]:
         """Probabilities for samples of patients of whom some samples have labels, ``(samples, K)``.
 
-        The model is not trained again. A label counts for its own patient alone and, where the model was trained with
-        causal context, for later samples alone.
+        The model is not trained again. A label affects its own patient only and, with causal context, later samples
+        only.
 
         Parameters
         ----------
@@ -271,7 +271,7 @@ def train(
     reporter: Reporter | None = None,
     **options: Any,
 ) -> Run:
-    """Train an algorithm on some patients and say how it does on others.
+    """Train an algorithm on some patients and test it on others.
 
     Parameters
     ----------
@@ -279,9 +279,9 @@ def train(
     config : TrainingConfig, optional
         Or give its fields as keywords: ``train(dataset, algorithm="dann", epochs=10)``.
     split : Split, optional
-        Who trains, validates and tests; drawn from the seed if not given.
+        The patients' sides; drawn from the seed if not given.
     backbone : nn.Module or str, optional
-        A module of your own, or the name of a backbone, instead of ``config.backbone``.
+        Your own module, or the name of a backbone, instead of ``config.backbone``.
     out : path, optional
         Run folder. An unfinished run there is continued, a finished one returned.
     device : str
@@ -710,16 +710,16 @@ def open_run(
 ) -> Run:
     """Open a finished run, or a model that :meth:`manydg.ManyDGClassifier.save` wrote.
 
-    No code is run because the folder names it: where the run was trained with a class of your own, name it here.
+    A folder cannot cause code to run: if the run was trained with your own class, name it here.
 
     Parameters
     ----------
     folder : path
     backbone : nn.Module or str, optional
-        The module of your own that the run was trained with, freshly built, whose weights are filled in; or its class
-        as ``package.module:Class``, where it was named so in training.
+        Your own module that the run was trained with, newly created, whose weights are loaded; or its class as
+        ``package.module:Class``, if it was named so in training.
     algorithm : str, optional
-        The algorithm of your own that the run was trained with, as ``package.module:Class``.
+        Your own algorithm that the run was trained with, as ``package.module:Class``.
     """
     run = open_to_predict(folder, backbone=backbone, algorithm=algorithm, device=device)
     return dataclasses.replace(run, population=read_population(Path(folder), run.algorithm.target.size))

@@ -309,7 +309,7 @@ def _erasure_in_words(erased: Sequence[Erased], metric: str, before: float) -> l
 
 
 class IdentityAudit(Experiment):
-    """How well each method's features, domain factors and logits identify patients, and what its score owes to it."""
+    """How well features, domain factors and logits identify patients, and how much the score depends on it."""
 
     name = "audit"
     title = "Is the model an identity detector?"

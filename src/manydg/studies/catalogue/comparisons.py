@@ -28,7 +28,7 @@ from manydg.training.record import EpochEntry
 
 
 class Compare(Experiment):
-    """Every algorithm on every split; the summary is the table."""
+    """Every algorithm on every split: the main table."""
 
     name = "compare"
     title = "Main results"

@@ -72,7 +72,7 @@ WITHOUT = "no context"
 
 
 class ContextRivals(Experiment):
-    """The method with context against every algorithm asked for, each without context and with the same one.
+    """The method with context against every chosen algorithm, each with and without the same context.
 
     Which context is what the request's configuration says: ``offline`` unless it says ``causal``.
     """

@@ -272,7 +272,7 @@ PANELS = ("v", "parallel", "orthogonal", "z")
 
 
 class Norms(Experiment):
-    """The paper's scatter of norms for training and test patients, and where samples lie in each space."""
+    """The paper's scatter plot of norms for training and test patients, and maps of the embeddings."""
 
     name = "norms"
     title = "Norms of the two parts of v"

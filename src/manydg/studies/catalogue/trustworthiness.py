@@ -123,7 +123,7 @@ COLUMNS = (
 
 
 class CalibrationOfUnseen(Experiment):
-    """Temperature, prediction sets and novelty limits from validation patients, held against test patients."""
+    """Temperature, prediction sets and novelty limits from validation patients, checked on test patients."""
 
     name = "calibration"
     title = "Knowing when not to know"
