@@ -395,8 +395,10 @@ def test_rows_called_even_without_a_closer_look_are(
         ("who,eeg_a,eeg_a,stage\nann,1,2,W\n", r"has the column 'eeg_a' twice"),
         ("who,eeg_ä,stage\nann,1,W\nbob,2,N1\n", r"is not UTF-8 text, in row 0"),
         ("who,eeg_a,stage\nann,1,W\nbob,2,weiß\n", r"is not UTF-8 text, in row 0"),
+        ("\0".join("who,eeg_a,stage\nann,1,W\nbob,2,N1\n") + "\0", r"null bytes, as UTF-16 does: save it as UTF-8"),
+        ("who,eeg_a,stage\rann,1,W\rbob,2,N1\r", r"end with a carriage return alone: save it with line feeds"),
     ],
-    ids=["semicolons", "one name twice", "Latin-1 in the header", "Latin-1 in a cell"],
+    ids=["semicolons", "one name twice", "Latin-1 in the header", "Latin-1 in a cell", "UTF-16", "old Macs"],
 )
 def test_what_a_spreadsheet_wrote_otherwise_is_said_with_the_remedy(tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "table.csv").write_bytes(text.encode("latin-1"))

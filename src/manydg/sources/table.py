@@ -53,7 +53,7 @@ _UNREADABLE = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError)
 _NULLS = ["", "NA", "N/A", "null", "NULL"]
 _ROWS_TYPED = 10_000
 """Rows of a CSV file whose cells suggest the types of its columns, before all are looked at."""
-_LONGEST_CELL, _BLOCK = 2**31 - 1, 1 << 24
+_LONGEST_CELL, _BLOCK, _START = 2**31 - 1, 1 << 24, 1 << 16
 _SQLITE = (".db", ".sqlite", ".sqlite3")
 _DATABASES = (".duckdb", ".ddb", *_SQLITE)
 QUERY_HELP = (
@@ -501,6 +501,7 @@ def _open(path: Path, as_text: Sequence[str | None]) -> OpenTable:
             check_unpacked_rows(path, table.select(pl.len()).collect().item(), len(columns))
             return OpenTable(path, table, columns)
         separator = "\t" if ending == ".tsv" else ","
+        _check_text(path)
         columns = pl.scan_csv(path, separator=separator, infer_schema=False).collect_schema().names()
         check_whole(path, len(columns), separator)
         _check_cells(path, separator, path.stat().st_mtime_ns)
@@ -511,6 +512,18 @@ def _open(path: Path, as_text: Sequence[str | None]) -> OpenTable:
         return OpenTable(path, scan(infer_schema_length=_ROWS_TYPED), columns, exact, frozenset(texts))
     except _UNREADABLE as error:
         raise StorageError(f"cannot read {path}: {_first_line(error)}") from None
+
+
+def _check_text(path: Path) -> None:
+    """Raise where the beginning of a plain file shows an encoding or line ends that polars cannot read."""
+    with path.open("rb") as file:
+        start = file.read(_START)
+    if start.startswith(GZIP):
+        return
+    if b"\0" in start:
+        raise DataError(f"{path} is not UTF-8 text: it holds null bytes, as UTF-16 does: save it as UTF-8")
+    if b"\r" in start[:-1] and b"\n" not in start:
+        raise DataError(f"{path}: its lines end with a carriage return alone: save it with line feeds")
 
 
 @cache
