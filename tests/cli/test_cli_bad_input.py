@@ -53,6 +53,15 @@ def refuse(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
         (["--set", "mdd=1"], "'mdd': did you mean 'mmd'?"),
         (["--set", "mmd=high"], "ManyDG.mmd is 'high'; it must be a float"),
         (["--set", "mmd=-1"], "ManyDG.mmd is -1; it must be a finite number of at least 0"),
+        (["--algorithm", "base", "--set", "hidden=0"], "Base.hidden is 0; it must be a finite number of at least 1"),
+        (
+            ["--algorithm", "boosting", "--set", "rounds=0"],
+            "Boosting.rounds is 0; it must be a finite number of at least",
+        ),
+        (
+            ["--algorithm", "boosting", "--set", "leaves=1"],
+            "leaves is 1; it must be a finite number of at least 2",
+        ),
         (["--set", "mmd=NaN"], "ManyDG.mmd is nan; it must be a finite number of at least 0"),
         (["--set", "mmd=Infinity"], "ManyDG.mmd is inf; it must be a finite number of at least 0"),
         (["--set", "predictor=cosin"], "did you mean 'cosine'?"),

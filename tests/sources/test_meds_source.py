@@ -159,6 +159,13 @@ def test_two_labels_for_one_time_are_an_error(raw: Path) -> None:
         prepare(raw)
 
 
+def test_the_files_that_macos_puts_beside_others_are_passed_over(raw: Path) -> None:
+    plain = prepare(raw).content_hash()
+    for folder in (raw / "data", raw / "labels"):
+        (folder / "._0.parquet").write_bytes(b"\0\5\x16\7")
+    assert prepare(raw).content_hash() == plain
+
+
 def test_damaged_or_foreign_data_are_errors_that_leave_nothing(raw: Path) -> None:
     shard = raw / "data" / "1.parquet"
     whole = shard.read_bytes()

@@ -8,6 +8,7 @@ import gzip
 import importlib.util
 import re
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -160,7 +161,7 @@ def test_a_patient_for_every_row_is_warned_of(tmp_path: Path) -> None:
         ({}, {"features": ["eeg_*", "eogg"]}, r"has no feature column 'eogg': did you mean 'eog'\?"),
         ({}, {"features": ["emg_*"]}, r"has no feature column 'emg_\*'"),
         ({}, {"features": ["who", "stage"]}, "leave no feature"),
-        ({}, {"time": "note"}, "time column 'note' has type String"),
+        ({}, {"time": "note"}, r"time column 'note' holds text that is no time in row 0 \(the first row is 0\)"),
         ({"note": [[1]] * 6}, {"features": ["note"]}, r"feature 'note' has type List\(Int64\); features are numbers"),
         ({"eog": ["1", "2", "<0.02", "4", "neg", "6"]}, {}, "'eog' holds text in 2 rows, the first '<0.02' in row 2"),
         ({"eog": ["01/02/2020"] * 6}, {}, "the dates in 'eog' can be read with the day or the month first"),
@@ -297,11 +298,20 @@ def test_ids_of_patients_are_text(tmp_path: Path, ending: str, ids: list[str]) -
     else:
         text = frame.write_csv(separator="\t" if ending == ".tsv" else ",").encode()
         path.write_bytes(gzip.compress(text) if ending == ".csv.gz" else text)
-    out = prepare("table", path, tmp_path / "out", patient="who", target=["state"], features=["x"])
+    with (
+        pytest.warns(ManyDGWarning, match=r"patient ids are the number of another") if "01000" in ids else nullcontext()
+    ):
+        out = prepare("table", path, tmp_path / "out", patient="who", target=["state"], features=["x"])
     assert sorted(open_dataset(out).patients) == sorted(ids)
     patients, _ = read_roles(path, {"patient": "who"})
     assert patients is not None
     assert patients.tolist() == frame["who"].to_list()
+
+
+def test_patient_ids_that_are_one_number_written_otherwise_are_warned_of_and_counted(tmp_path: Path) -> None:
+    path = write(tmp_path, "table.csv", who=["7", "007", "8", "8.0", "8", "1e1"])
+    with pytest.warns(ManyDGWarning, match=r"table\.csv: 2 patient ids are the number of another with zeros"):
+        assert len(prepared(path).patients) == 5
 
 
 def test_ids_that_are_plain_numbers_keep_their_order_of_size(tmp_path: Path) -> None:
@@ -385,8 +395,10 @@ def test_rows_called_even_without_a_closer_look_are(
         ("who,eeg_a,eeg_a,stage\nann,1,2,W\n", r"has the column 'eeg_a' twice"),
         ("who,eeg_ä,stage\nann,1,W\nbob,2,N1\n", r"is not UTF-8 text, in row 0"),
         ("who,eeg_a,stage\nann,1,W\nbob,2,weiß\n", r"is not UTF-8 text, in row 0"),
+        ("\0".join("who,eeg_a,stage\nann,1,W\nbob,2,N1\n") + "\0", r"null bytes, as UTF-16 does: save it as UTF-8"),
+        ("who,eeg_a,stage\rann,1,W\rbob,2,N1\r", r"end with a carriage return alone: save it with line feeds"),
     ],
-    ids=["semicolons", "one name twice", "Latin-1 in the header", "Latin-1 in a cell"],
+    ids=["semicolons", "one name twice", "Latin-1 in the header", "Latin-1 in a cell", "UTF-16", "old Macs"],
 )
 def test_what_a_spreadsheet_wrote_otherwise_is_said_with_the_remedy(tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "table.csv").write_bytes(text.encode("latin-1"))

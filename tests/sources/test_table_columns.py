@@ -94,6 +94,7 @@ def test_the_tables_of_a_folder_are_one(tmp_path: Path) -> None:
         part.with_columns(lactate=None if number == 0 else pl.col("lactate")).write_csv(
             tmp_path / "parts" / f"part{number + 9}.csv"
         )
+    (tmp_path / "parts" / "._part9.csv").write_bytes(b"\0\5\x16\7")  # macOS puts it there.
     parts = prepared(tmp_path / "parts")
     assert len(parts) == len(table)
     assert np.isnan(np.asarray(parts.columns["x"])[:, 3]).sum() == 40
@@ -137,6 +138,28 @@ def test_times_that_are_text_are_read(tmp_path: Path, texts: list[str], values: 
     times = prepared(tmp_path / "t.csv", features=["lactate", "never"]).times
     assert times is not None
     assert (times[:2] - times[0]).tolist() == pytest.approx(values)
+
+
+@pytest.mark.parametrize(
+    ("usual", "odd"),
+    [
+        ("2024-05-01 06:00", "2024-02-30 06:00"),
+        ("2024-05-01 06:00", "0000-00-00"),
+        ("2024-05-01 06:00", "2024-05-01"),
+        ("2024-05-01T06:00:00", "2024-05-01T06:00:00+01:00"),
+        ("31/12/2023", "12/31/2023"),
+        ("06:00", "10:00 PM"),
+        ("12.5", "late"),
+    ],
+)
+def test_the_row_of_a_text_that_is_no_time_is_named(tmp_path: Path, usual: str, odd: str) -> None:
+    seen = [usual] * (PATIENTS * VISITS)
+    seen[7] = odd
+    hospital().with_columns(seen=pl.Series(seen)).write_csv(tmp_path / "t.csv")
+    with pytest.raises(DataError, match=r"t\.csv: time column 'seen' holds text that is no time in row 7 \("):
+        prepare(
+            "table", tmp_path / "t.csv", tmp_path / "b", patient="mrn", target="died", features=["lactate"], time="seen"
+        )
 
 
 def test_dates_that_can_be_read_two_ways_are_refused(tmp_path: Path) -> None:

@@ -165,6 +165,13 @@ def test_subgroups_are_kept_beside_the_samples_and_no_model_sees_them(tmp_path: 
     assert np.bincount(codes[:, -1]).tolist() == [20, 20, 20, 20]
 
 
+def test_a_group_called_other_is_one_with_the_groups_that_are_too_small(tmp_path: Path) -> None:
+    ward = np.repeat(["a"] * 15 + ["other"] * 20 + ["b"] * 5, 2)
+    data = grouped(people(tmp_path, ward=ward), "ward")
+    assert list(data.info.subgroups["ward"]) == ["a", "other"]
+    assert np.bincount(data.metadata["subgroups"][:, 0]).tolist() == [30, 50]
+
+
 def test_bands_are_named_by_their_cuts(tmp_path: Path) -> None:
     age = np.repeat(np.arange(20.0, 100.0, 2.0), 2)
     data = grouped(people(tmp_path, age=age), "age:40,65")
@@ -177,6 +184,8 @@ def test_bands_are_named_by_their_cuts(tmp_path: Path) -> None:
     [
         ("age", "give bands"),
         ("age:forty", "are no cuts"),
+        ("age:nan", "are no cuts"),
+        ("age:40,inf", "are no cuts"),
         ("age:40 age:50", "named twice"),
         ("name:3", "only numbers have bands"),
         ("name", "no group of 'name' has 10 patients"),

@@ -105,6 +105,7 @@ def test_a_dataset_that_cannot_be_used_does_not_stop_the_others(
     chapters = paper.ready(found, tmp_path / "data", tmp_path / "out", paper.SCALES["smoke"], 1, said.append)
     assert [chapter.name for chapter in chapters] == ["good"]
     assert any(line.startswith("bad is left out: ") for line in said)
+    assert any(line.startswith("good, sagnet is left out: ") for line in said)
 
 
 def test_large_datasets_are_cut_to_the_scale_and_the_command_says_so(
@@ -141,7 +142,9 @@ def test_a_dry_run_of_the_paper_shows_each_datasets_runs(
     assert code == 0, err
     for name in ("compare", "objectives", "weights", "limited-data", "continual", "decomposition", "runtime"):
         assert f"to do  {name}  " in out
-    assert "mine: " in out.splitlines()[-1]
+    lines = out.splitlines()
+    assert lines.index("mine:") == min(number for number, line in enumerate(lines) if line.startswith(" to do")) - 1
+    assert "mine: " in lines[-1]
     assert "how long they take is not known" in out.splitlines()[-1]
     assert not (tmp_path / "out" / "results").exists()
 

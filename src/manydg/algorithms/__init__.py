@@ -41,10 +41,18 @@ class Hyperparameters:
     :func:`choice`."""
 
 
-def setting(default: Any, low: float, high: float, help: str, *, log: bool = True) -> Any:
-    """A hyperparameter with its default and the range that ``manydg tune`` draws from."""
+_LEAST = "least"
+
+
+def setting(default: Any, low: float, high: float, help: str, *, log: bool = True, least: int | None = None) -> Any:
+    """A hyperparameter with its default and the range that ``manydg tune`` draws from.
+
+    - ``least``: The smallest value that makes sense; by default 1 for a whole number that is never drawn as 0, else 0.
+    """
     drawn_from = Range(low, high, log, whole=isinstance(default, int))
-    return dataclasses.field(default=default, metadata={SEARCHED: drawn_from, "help": help})
+    if least is None:
+        least = int(drawn_from.whole and low >= 1)
+    return dataclasses.field(default=default, metadata={SEARCHED: drawn_from, "help": help, _LEAST: least})
 
 
 def choice(default: str, options: tuple[str, ...], help: str) -> Any:
@@ -306,8 +314,9 @@ def _check_setting(name: str, value: Json, field: dataclasses.Field[Any]) -> Non
     expected = (int, float) if isinstance(default, float) else type(default)
     if not isinstance(value, expected) or (isinstance(value, bool) and not isinstance(default, bool)):
         raise ConfigError(f"{name} is {value!r}; it must be a {type(default).__name__}, such as {default!r}")
-    if isinstance(value, int | float) and not isinstance(value, bool) and not 0 <= value < math.inf:
-        raise ConfigError(f"{name} is {value!r}; it must be a finite number of at least 0")
+    least = field.metadata.get(_LEAST, 0)
+    if isinstance(value, int | float) and not isinstance(value, bool) and not least <= value < math.inf:
+        raise ConfigError(f"{name} is {value!r}; it must be a finite number of at least {least}")
 
 
 __all__ = [

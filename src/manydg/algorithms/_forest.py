@@ -181,7 +181,7 @@ class LeafwiseSettings(TreeSettings):
     """Settings of trees that grow leaf by leaf."""
 
     learning_rate: float = setting(0.1, 0.01, 0.3, "shrinkage of every tree")
-    leaves: int = setting(31, 7, 127, "most leaves of a tree")
+    leaves: int = setting(31, 7, 127, "most leaves of a tree", least=2)
     leaf_samples: int = setting(20, 5, 500, "fewest samples in a leaf")
     l2: float = setting(0.0, 0.0, 20.0, "pull of every leaf's value towards 0", log=False)
     feature_share: float = setting(1.0, 0.1, 1.0, "share of the features that each split may choose from", log=False)

@@ -359,6 +359,7 @@ def _show_paper_plan(
         show_line(f"{entry.name}: raw files in {entry.path}; its runs are known once it is prepared")
     rest = [entry for entry in entries if entry not in waiting]
     for chapter in ready(rest, folder, out, size, workers, console.print) if rest else []:
+        show_line(f"{chapter.name}:")
         show_plan(chapter.study(out / "results", device), workers)
 
 

@@ -6,6 +6,7 @@ the offset at which each row begins; its items may be ragged themselves (a stay 
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 import os
@@ -748,6 +749,25 @@ def seconds_of(column: pl.Series) -> npt.NDArray[np.float64] | None:
         return _seconds(column, None)
     form = date_format(column) if column.dtype == pl.String else None
     return None if form is None else _seconds(column, form)
+
+
+def first_unreadable_time(column: pl.Series) -> int:
+    """The first row of a column of text that is no time, or is written otherwise than the rows before it.
+
+    Examples
+    --------
+    >>> first_unreadable_time(pl.Series(["2026-03-31", "2026-02-30", "2026-03-30"]))
+    1
+    """
+
+    def unreadable(rows: int) -> bool:
+        some = column[:rows]
+        try:
+            return seconds_of(some) is None and some.cast(pl.Float64, strict=False).has_nulls()
+        except DataError:  # Day and month cannot be told apart yet.
+            return False
+
+    return bisect.bisect_left(range(1, len(column)), True, key=unreadable)
 
 
 def date_format(column: pl.Series) -> str | None:

@@ -215,7 +215,7 @@ def data_files(raw: str | Path) -> list[Path]:
     folder = Path(raw)
     if not folder.is_dir():
         raise StorageError(f"no folder at {folder}: name the root folder of a MEDS dataset")
-    files = sorted((folder / "data").rglob("*.parquet")) if (folder / "data").is_dir() else []
+    files = _parquet_below(folder / "data")
     if not files:
         hint = "" if (folder / "metadata").is_dir() else hint_at_another(folder)
         raise DataError(f"{folder} is not a MEDS dataset: it has no parquet files under data/.{hint}")
@@ -310,7 +310,12 @@ def _read_times(path: str | Path) -> pl.DataFrame:
 def label_files(path: str | Path) -> list[Path]:
     """The files behind a label path."""
     given = Path(path)
-    return sorted(given.rglob("*.parquet")) if given.is_dir() else [given]
+    return _parquet_below(given) if given.is_dir() else [given]
+
+
+def _parquet_below(folder: Path) -> list[Path]:
+    # macOS puts files that begin with "._" beside those on other disks.
+    return sorted(path for path in folder.rglob("*.parquet") if not path.name.startswith("."))
 
 
 # Events read in batches, each sample up to its prediction time and never beyond

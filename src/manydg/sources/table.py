@@ -34,6 +34,7 @@ from manydg.data.columns import (
     FrameEncoding,
     check_finite,
     distinct,
+    first_unreadable_time,
     ids_of,
     inputs_of,
     parse_numbers,
@@ -52,7 +53,7 @@ _UNREADABLE = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError)
 _NULLS = ["", "NA", "N/A", "null", "NULL"]
 _ROWS_TYPED = 10_000
 """Rows of a CSV file whose cells suggest the types of its columns, before all are looked at."""
-_LONGEST_CELL, _BLOCK = 2**31 - 1, 1 << 24
+_LONGEST_CELL, _BLOCK, _START = 2**31 - 1, 1 << 24, 1 << 16
 _SQLITE = (".db", ".sqlite", ".sqlite3")
 _DATABASES = (".duckdb", ".ddb", *_SQLITE)
 QUERY_HELP = (
@@ -435,7 +436,9 @@ def open_tables(path: Path, *as_text: str | None, query: str | None = None) -> l
         raise ConfigError(f"{path} is a database: say what to read of it with a query (--query 'SELECT ... FROM ...')")
     if not path.is_dir():
         return [_open(path, as_text)]
-    files = [file for file in path.iterdir() if file.is_file() and _ending(file) is not None]
+    # macOS puts files that begin with "._" beside those on other disks.
+    visible = (file for file in path.iterdir() if not file.name.startswith("."))
+    files = [file for file in visible if file.is_file() and _ending(file) is not None]
     if not files:
         raise StorageError(f"{path} is a folder without a table: name one, a {_ENDINGS_TEXT} file")
     tables = [_open(file, as_text) for file in sorted(files, key=lambda file: natural(file.name))]
@@ -497,6 +500,7 @@ def _open(path: Path, as_text: Sequence[str | None]) -> OpenTable:
             check_unpacked_rows(path, table.select(pl.len()).collect().item(), len(columns))
             return OpenTable(path, table, columns)
         separator = "\t" if ending == ".tsv" else ","
+        _check_text(path)
         columns = pl.scan_csv(path, separator=separator, infer_schema=False).collect_schema().names()
         check_whole(path, len(columns), separator)
         _check_cells(path, separator, path.stat().st_mtime_ns)
@@ -507,6 +511,18 @@ def _open(path: Path, as_text: Sequence[str | None]) -> OpenTable:
         return OpenTable(path, scan(infer_schema_length=_ROWS_TYPED), columns, exact, frozenset(texts))
     except _UNREADABLE as error:
         raise StorageError(f"cannot read {path}: {_first_line(error)}") from None
+
+
+def _check_text(path: Path) -> None:
+    """Raise where the beginning of a plain file shows an encoding or line ends that polars cannot read."""
+    with path.open("rb") as file:
+        start = file.read(_START)
+    if start.startswith(GZIP):
+        return
+    if b"\0" in start:
+        raise DataError(f"{path} is not UTF-8 text: it holds null bytes, as UTF-16 does: save it as UTF-8")
+    if b"\r" in start[:-1] and b"\n" not in start:
+        raise DataError(f"{path}: its lines end with a carriage return alone: save it with line feeds")
 
 
 @cache
@@ -673,6 +689,12 @@ def times_of(frame: pl.DataFrame, name: str, path: Path) -> npt.NDArray[np.float
         seconds = seconds_of(column)
     if seconds is not None:
         return seconds.copy()  # polars' own memory is not writable
+    if column.dtype == pl.String:
+        raise DataError(
+            f"{path}: time column '{name}' holds text that is no time in row {first_unreadable_time(column)} (the "
+            "first row is 0), or that is written otherwise than in the rows before: write numbers, dates as 2026-03-31 "
+            "or 2026-03-31 14:05 without a time zone, or durations as 36:15:00"
+        )
     if not column.dtype.is_numeric():
         raise DataError(
             f"{path}: time column '{name}' has type {column.dtype}; it must be a number, a date, a time or a duration"
@@ -690,7 +712,7 @@ _IDENTIFIER = re.compile(r"(?:^|[_ .-])(?:id|mrn)$|[a-z]I[dD]$", re.IGNORECASE)
 def _warn_of_oddities(
     frame: pl.DataFrame, encoding: FrameEncoding, labels: npt.NDArray[Any], roles: _Roles, path: Path, *, numeric: bool
 ) -> None:
-    """Warn of rows that are there twice, of features that give the target away, and of identifiers among them."""
+    """Warn of rows and patients that are there twice, of features that give the target away, and of identifiers."""
     # Rows that differ in some columns, or in their hash, are different; only if some are alike are all cells compared.
     some = frame.select(frame.columns[-_COLUMNS_FOR_A_LOOK:])
     alike = all(columns.hash_rows().n_unique() < frame.height for columns in (some, frame))
@@ -704,10 +726,21 @@ def _warn_of_oddities(
             f"{path}: each of these features alone tells the target exactly: {', '.join(leaking[:5])}. Is it known "
             "before the target is? If not, leave it out"
         )
+    if again := _numbers_written_twice(frame[roles.patient].unique().cast(pl.String)):
+        warn(
+            f"{path}: {again} patient ids are the number of another with zeros in front or behind the point, as 1, 001 "
+            "and 1.0, and count as other patients: if they are the same people, write them alike, or people who are "
+            "trained on are tested"
+        )
     if ids := [name for name in roles.optional if _IDENTIFIER.search(name) and name not in roles.categorical]:
         warn(
             f"{path}: features that are named like identifiers: {', '.join(ids[:5])}. A model may learn people by them"
         )
+
+
+def _numbers_written_twice(ids: pl.Series) -> int:
+    numbers = ids.str.extract(r"^0*(\d+)(?:\.0*)?$").drop_nulls()
+    return len(numbers) - numbers.n_unique()
 
 
 def _warn_of_text(frame: pl.DataFrame, encoding: FrameEncoding, path: Path) -> None:
@@ -970,7 +1003,9 @@ def _subgroup(frame: pl.DataFrame, wanted: str, patients: npt.NDArray[Any], path
     texts = texts.fill_null("unknown")
     people = pl.DataFrame({"group": texts, "patient": patients}).group_by("group")
     counted = people.agg(pl.col("patient").n_unique()).sort("patient", "group", descending=[True, False])
-    large = [group for group, count in counted.iter_rows() if count >= _LEAST_PATIENTS][: _MOST_GROUPS - 1]
+    # A group that is called "other" in the data joins the one of small groups, which has its name.
+    named = [group for group, count in counted.iter_rows() if count >= _LEAST_PATIENTS and group != "other"]
+    large = named[: _MOST_GROUPS - 1]
     if not large:
         few = f"no group of '{name}' has {_LEAST_PATIENTS} patients"
         raise DataError(f"{path}: {few}: nothing can be said of smaller ones")
@@ -993,9 +1028,9 @@ def _bands(column: pl.Series, cuts: str, patients: npt.NDArray[Any], path: Path)
         try:
             borders = sorted({float(cut) for cut in cuts.split(",")})
         except ValueError:
-            raise ConfigError(
-                f"'{cuts}' are no cuts of '{column.name}': write numbers, as {column.name}:40,65"
-            ) from None
+            borders = [math.nan]
+        if not np.isfinite(borders).all():
+            raise ConfigError(f"'{cuts}' are no cuts of '{column.name}': write numbers, as {column.name}:40,65")
     names = [f"under {borders[0]:g}", *(f"{low:g} to under {high:g}" for low, high in itertools.pairwise(borders))]
     names.append(f"{borders[-1]:g} and over")
     plain = values.fill_null(np.nan).to_numpy()

@@ -209,7 +209,8 @@ def ready(
         try:
             whole = prepare_folder(entry, raw, out / "datasets" / entry.name, workers=workers, report=report)
             dataset = some_patients(whole, out / "datasets" / f"{entry.name}-some", scale.patients, report)
-            chapters.append(Chapter(entry.name, dataset, requests_for(dataset, scale, report)))
+            requests = requests_for(dataset, scale, lambda line, name=entry.name: report(f"{name}, {line}"))  # type: ignore[misc]
+            chapters.append(Chapter(entry.name, dataset, requests))
         except ManyDGError as error:
             report(f"{entry.name} is left out: {error}")
     if not chapters:
