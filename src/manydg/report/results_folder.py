@@ -33,7 +33,15 @@ from manydg.studies.records import (
     read_results,
     views,
 )
-from manydg.studies.summary import Entry, Summary, check_reference, counted, load_predictions, summarize
+from manydg.studies.summary import (
+    Entry,
+    Summary,
+    check_reference,
+    counted,
+    deciding_metric,
+    load_predictions,
+    summarize,
+)
 from manydg.studies.tuning import Tuning, kept_tuning
 from manydg.targets import Target, oriented, target_of
 from manydg.training.record import EpochEntry, RunRecord
@@ -309,10 +317,12 @@ class Chapter:
         """The dataset's name, and that it is synthetic where it is."""
         return f"{self.dataset} (synthetic data)" if self.synthetic else self.dataset
 
-    @property
+    @cached_property
     def metric(self) -> str:
         """The metric that chose the epochs, and that the chapter's first sentence is about."""
-        return self.target.selection
+        if self.choice is not None:
+            return self.choice.summary.primary
+        return deciding_metric([record for record in self.records if record.ok], self.target)
 
     @property
     def patient_metric(self) -> str:

@@ -197,6 +197,17 @@ class Selection:
         """Every run that counts."""
         return [record for runs in self.rows.values() for record in runs.values()]
 
+    @property
+    def primary(self) -> str:
+        """The metric that chose the epochs."""
+        return deciding_metric(self.records, self.target)
+
+
+def deciding_metric(records: Iterable[Record], target: Target) -> str:
+    """The metric that chose the epochs of some runs; the target's own where they differ."""
+    named = {record.config.selection or target.selection for record in records}
+    return named.pop() if len(named) == 1 else target.selection
+
 
 def group_records(records: Iterable[Record]) -> dict[tuple[str, str], list[Record]]:
     """Records by experiment and dataset, in the order they are met; a run that serves several stands in each."""
@@ -435,7 +446,10 @@ def composition(chosen: Selection) -> list[str]:
 
 
 def wide_differences(metric: str, differences: Mapping[str, Interval]) -> list[str]:
-    """A sentence for each row whose difference from the reference these patients cannot tell."""
+    """A sentence for each row whose difference from the reference these patients cannot tell; none for an error, whose
+    unit is that of the values."""
+    if oriented(metric, 1.0) < 0:
+        return []
     return [
         f"{row}: the interval of the difference in {metric}, {interval.low:.2f} to {interval.high:.2f}, is "
         f"wider than methods plausibly differ by ({PLAUSIBLE_EFFECT:g} either way): these patients cannot tell"
@@ -572,7 +586,7 @@ def summarize(
         experiment=chosen.experiment,
         dataset=chosen.dataset,
         metrics=chosen.metrics,
-        primary=chosen.target.selection,
+        primary=chosen.primary,
         patient_metric=chosen.target.patient_metric,
         reference=against,
         rows=tuple(chosen.rows),
@@ -610,7 +624,7 @@ def _entries(
 
 def _undecided(chosen: Selection, entries: Mapping[tuple[str, str], Entry]) -> list[str]:
     """What these patients cannot tell at the primary metric."""
-    metric = chosen.target.selection
+    metric = chosen.primary
     gaps = {row: gap for row in chosen.rows if (gap := entries[row, metric].difference) is not None}
     return wide_differences(metric, gaps)
 
@@ -689,7 +703,7 @@ def _paired_seeds(chosen: Selection, first: str, second: str) -> list[int]:
 
 def _pairs(chosen: Selection, entries: Mapping[tuple[str, str], Entry], draws: Draws | None) -> tuple[Pair, ...]:
     """Every two rows at the primary metric, corrected for the number of pairs."""
-    metric, pairs = chosen.target.selection, []
+    metric, pairs = chosen.primary, []
     for first, second in combinations(chosen.rows, 2):
         seeds = _paired_seeds(chosen, first, second)
         ours, theirs = ([entries[row, metric].values[seed] for seed in seeds] for row in (first, second))
@@ -701,7 +715,7 @@ def _pairs(chosen: Selection, entries: Mapping[tuple[str, str], Entry], draws: D
 
 def _recommended(chosen: Selection, costs: Mapping[str, Cost], draws: Draws | None) -> Recommendation | None:
     """The row to use, and what choosing so is worth on test patients; a control is there to be compared with alone."""
-    metric, known = chosen.target.selection, controls()
+    metric, known = chosen.primary, controls()
     validation = {
         row: {seed: math.nan if (value := run.val.get(metric)) is None else float(value) for seed, run in runs.items()}
         for row, runs in chosen.rows.items()
