@@ -218,6 +218,8 @@ def test_few_test_patients_are_said_and_ten_are_enough(tmp_path: Path) -> None:
     for folds, remedy in ((0, "Test each patient with compare --repeats, or get more patients"), (4, "Get more")):
         dealt = [record.replace(config=record.config.replace(folds=folds)) for record in few]
         assert f"who happens to be in it. {remedy}" in cautions(dealt, "kappa")[0]
+    nobody = [few[0].replace(patients=dataclasses.replace(few[0].patients, test=0)), *few[1:]]
+    assert cautions(nobody, "kappa")[0].startswith("a test side has 0 patients, fewer than 10")
     summary = summarize(few)
     (note,) = [note for note in summary.notes if "a test side has 9 patients, fewer than 10" in note]
     assert note in summary.to_markdown()

@@ -118,7 +118,9 @@ class PatientResampling:
         return len(np.unique(self._unit_of[np.searchsorted(self.names, names)]))
 
     def evaluate(self, run: Predictions) -> dict[str, FloatArray]:
-        """Each metric of a run under every row of ``weights``."""
+        """Each metric of a run under every row of ``weights``; undefined where the run has no sample."""
+        if not len(run.truth):
+            return {name: np.full(len(self.weights), math.nan) for name in run.target.metrics}
         return PatientMetrics(run).weighted(self.weights[:, np.searchsorted(self.names, run.names)])
 
     def interval(self, values: FloatArray, level: float = 0.95, units: int | None = None) -> Interval:

@@ -88,9 +88,10 @@ class Facts:
 
     @cached_property
     def predictions(self) -> Predictions | None:
-        """Test predictions the run is judged by; None where the file is gone."""
+        """Test predictions the run is judged by; None where there are none, or the file is gone."""
         whole = load_predictions(self.folder, self.record.replace(folder="."))
-        return None if whole is None else whole.scored()
+        judged = None if whole is None else whole.scored()
+        return judged if judged is not None and len(judged.truth) else None
 
     @cached_property
     def intervals(self) -> Mapping[str, Interval]:

@@ -395,9 +395,10 @@ class Chapter:
         return load_predictions(self.folder, record, "val")
 
     def predictions(self, record: RunRecord) -> Predictions | None:
-        """Test predictions that a run is judged by (:meth:`Predictions.scored`); None without the run's folder."""
+        """Test predictions that a run is judged by (:meth:`Predictions.scored`); None without any, or the folder."""
         whole = self.whole_predictions(record)
-        return None if whole is None else whole.scored()
+        judged = None if whole is None else whole.scored()
+        return judged if judged is not None and len(judged.truth) else None
 
     def whole_predictions(self, record: RunRecord) -> Predictions | None:
         """All test predictions of a run, those after an event's onset too; None where the run's folder is not here."""

@@ -387,7 +387,7 @@ def clinical_results(
     counting = _of_models([each for each in records if each.ok])
     for name, record in counting:
         run, val = (load_predictions(path, record, side) for side in ("test", "val"))
-        if run is None or val is None:
+        if run is None or val is None or not len(run.scored().truth):
             continue
         changes = {name: text for name, text in (("at", at), ("silence", silence)) if text is not None}
         config = record.config.replace(**changes)
@@ -396,7 +396,9 @@ def clinical_results(
         models.setdefault(name, []).append(replace(run, threshold=threshold))
         rules.setdefault(name, []).append(rule)
     if not models:
-        raise DataError(f"{folder} has no predictions of a finished run: name a run folder or a results folder")
+        raise DataError(
+            f"{folder} has no predictions of a finished run on samples that count: name a run folder or a results folder"
+        )
     places = {name: places_of(record for other, record in counting if other == name) for name in models}
     results = {
         name: evaluate(runs, silence=quiet[name], resamples=resamples, places=places[name])

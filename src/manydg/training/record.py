@@ -414,7 +414,7 @@ def cautions(records: Sequence[RunRecord], metric: str) -> list[str]:
     - ``records``: Runs that ended well, on one dataset.
     - ``metric``: The metric that the runs are judged by.
     """
-    sizes = [record.patients.test for record in records if record.patients.test]
+    sizes = [record.patients.test for record in records if record.patients.total]
     notes = []
     if sizes and min(sizes) < FEW_PATIENTS:
         people = "1 patient" if min(sizes) == 1 else f"{min(sizes)} patients"
