@@ -396,9 +396,8 @@ def clinical_results(
         models.setdefault(name, []).append(replace(run, threshold=threshold))
         rules.setdefault(name, []).append(rule)
     if not models:
-        raise DataError(
-            f"{folder} has no predictions of a finished run on samples that count: name a run folder or a results folder"
-        )
+        nothing = "has no predictions of a finished run on samples that count"
+        raise DataError(f"{folder} {nothing}: name a run folder or a results folder")
     places = {name: places_of(record for other, record in counting if other == name) for name in models}
     results = {
         name: evaluate(runs, silence=quiet[name], resamples=resamples, places=places[name])
