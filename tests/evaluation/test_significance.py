@@ -155,3 +155,16 @@ def test_mean_ranks_agree_with_scipy_and_holm() -> None:
     pairs = [tuple(pair) for pair in ranks.adjusted]
     plain = [stats.wilcoxon(values[one] - values[two], method="approx").pvalue for one, two in pairs]
     assert list(ranks.adjusted.values()) == pytest.approx(holm(plain))
+
+
+def test_sizes_that_differ_in_their_last_bits_alone_are_ties_of_many_pairs_too() -> None:
+    gaps = [0.3, 0.1 + 0.2, -0.3, 0.2] * 8
+    assert len(set(map(abs, gaps))) == 3
+    assert wilcoxon_p(gaps) == stats.wilcoxon([3, 3, -3, 2] * 8, method="approx").pvalue
+
+
+def test_models_that_are_alike_everywhere_have_a_friedman_p_of_one() -> None:
+    ranks = compare_ranks({"a": [0.3, 0.0, 0.5], "b": [0.1 + 0.2, 0.0, 0.5], "c": [0.3, 0.0, 0.5]})
+    assert ranks is not None
+    assert ranks.friedman_p == 1.0
+    assert ranks.ranks == (2.0, 2.0, 2.0)

@@ -65,6 +65,17 @@ def test_the_page_states_the_budget_the_ranges_and_the_best_so_far(results: Path
     assert "DANN" not in words
 
 
+def test_the_scores_of_trials_are_called_by_the_metric_that_they_are(maker: Any, tmp_path: Path) -> None:
+    for algorithm in ("base", "manydg"):
+        maker.run("few", "classes", algorithm, 0, skill=1.2, config={"algorithm": algorithm, "selection": "accuracy"})
+    maker.write({}, {})
+    tuning = Tuning("few", "f0", "1", 4, (search("base", 0, [0.5, 0.6, 0.7]),), "manydg tune few")
+    tuning.write(tmp_path / "tuning" / "few.json")
+    words = part(write_report(tmp_path, tmp_path / "page.html"))
+    assert "Best validation accuracy so far" in words
+    assert "kappa" not in words
+
+
 def test_a_page_of_settings_that_were_not_tuned_has_no_such_part(results: Path, tmp_path: Path) -> None:
     (results / "tuning" / "few.json").unlink()
     assert 'data-section="tuning"' not in write_report(results, tmp_path / "page.html").read_text()

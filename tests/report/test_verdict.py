@@ -106,6 +106,18 @@ def test_manydg_is_said_to_be_compared_with_its_controls_only_where_it_is(maker:
         assert ("ManyDG against the controls that lack its central idea" in text) == said
 
 
+def test_the_page_is_about_the_metric_that_chose_the_epochs(maker: Any, tmp_path: Path) -> None:
+    for algorithm, skill in (("manydg", 0.9), ("base", 1.3)):
+        for seed in range(3):
+            config = {"algorithm": algorithm, "selection": "mae"}
+            maker.run("stays", "regression", algorithm, seed, skill=skill, config=config)
+    maker.write({}, {})
+    text = write_report(tmp_path, tmp_path / "page.html").read_text()
+    assert "Recommended for the next patient: Base. Expected mean absolute error on new patients" in text
+    assert "The lowest mean mean absolute error was that of Base" in text
+    assert "wider than methods plausibly differ" not in text
+
+
 def test_the_matrix_has_every_pair_once_each_way_with_opposite_signs(results: Path) -> None:
     text = write_report(results, results / "page.html").read_text()
     table = text.split("Every pair of models: kappa")[2].split("</table>")[0]

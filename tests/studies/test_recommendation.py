@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from manydg.config import TrainingConfig
 from manydg.data.info import TargetSpec
 from manydg.studies.summary import Cost, recommend, summarize
+from manydg.studies.summary_text import recommendation_text
 from manydg.training.record import Counts, RunRecord
 
 CHEAP = Cost(10.0, 100, 1.0, "none", "cpu")
@@ -98,6 +100,40 @@ def test_test_patients_have_no_part_in_the_choice() -> None:
     choice = summarize(records).recommendation
     assert choice is not None
     assert choice.row == "manydg"
+
+
+def test_models_are_compared_by_the_metric_that_chose_their_epochs() -> None:
+    """By accuracy, where the runs say so; by the target's own, where they differ or say nothing."""
+
+    def runs(*selection: str | None) -> list[RunRecord]:
+        each = [record("manydg", seed, 0.8, 0.3) for seed in range(2)]
+        each += [record("base", seed, 0.5, 0.9) for seed in range(2)]
+        options = itertools.cycle(TrainingConfig(selection=metric) for metric in selection)
+        return [
+            run.replace(val={**run.val, "accuracy": 1 - float(run.val["kappa"] or 0)}, config=config)
+            for run, config in zip(each, options, strict=False)
+        ]
+
+    for selection, metric, chosen in (
+        (("accuracy",), "accuracy", "base"),
+        (("accuracy", "f1_macro"), "kappa", "manydg"),
+        ((None,), "kappa", "manydg"),
+    ):
+        summary = summarize(runs(*selection))
+        assert summary.primary == metric
+        assert summary.recommendation is not None
+        assert summary.recommendation.row == chosen
+
+
+def test_the_splits_that_a_choice_is_of_are_said() -> None:
+    records = [record(name, seed, 0.8, 0.3) for name in ("manydg", "base") for seed in range(2)]
+    failed = records[-1].replace(status="failed", error="out of memory", val={}, test={})
+    for runs, said in (
+        (records, ""),
+        ([*records[:-1], failed], ", over the 1 of 2 splits that all models have"),
+        (records[::2], ", and only one split was run"),
+    ):
+        assert recommendation_text(summarize(runs)).partition(", 0.8000")[2].startswith(f"{said}).")
 
 
 def test_a_control_is_compared_with_and_never_recommended() -> None:

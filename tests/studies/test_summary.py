@@ -215,6 +215,11 @@ def test_few_test_patients_are_said_and_ten_are_enough(tmp_path: Path) -> None:
     records = write_study(tmp_path)
     assert not any("a test side has" in note for note in summarize(records).notes)
     few = [record.replace(patients=dataclasses.replace(record.patients, test=9)) for record in records]
+    for folds, remedy in ((0, "Test each patient with compare --repeats, or get more patients"), (4, "Get more")):
+        dealt = [record.replace(config=record.config.replace(folds=folds)) for record in few]
+        assert f"who happens to be in it. {remedy}" in cautions(dealt, "kappa")[0]
+    nobody = [few[0].replace(patients=dataclasses.replace(few[0].patients, test=0)), *few[1:]]
+    assert cautions(nobody, "kappa")[0].startswith("a test side has 0 patients, fewer than 10")
     summary = summarize(few)
     (note,) = [note for note in summary.notes if "a test side has 9 patients, fewer than 10" in note]
     assert note in summary.to_markdown()
@@ -245,6 +250,8 @@ def test_a_comparison_that_cannot_tell_is_said() -> None:
     notes = wide_differences("kappa", given)
     assert len(notes) == 1
     assert notes[0].startswith("base: the interval of the difference in kappa, -0.13 to 0.08, is wider than")
+    # An error is in the unit of the values, of which nothing is known.
+    assert wide_differences("mae", given) == []
 
 
 def test_a_missing_seed_is_said(tmp_path: Path) -> None:

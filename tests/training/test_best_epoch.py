@@ -13,7 +13,8 @@ from manydg.algorithms import Algorithm, Optimizers
 from manydg.backbones import Backbone, Inputs
 from manydg.config import TrainingConfig
 from manydg.data.dataset import Batch, DomainDataset, from_arrays
-from manydg.errors import TrainingError
+from manydg.data.splits import split_named
+from manydg.errors import DataError, TrainingError
 from manydg.targets import Target
 from manydg.training.fit import fit
 from manydg.training.run import Run, open_run, train
@@ -163,3 +164,15 @@ def test_the_metric_that_chooses_the_epoch_can_be_another() -> None:
         assert run.record.epoch == 1 + int(np.argmax(values))  # type: ignore[arg-type]
         assert run.record.selection_rule == f"epoch with the highest validation {metric}"
     assert runs["accuracy"].record.epoch != runs["kappa"].record.epoch
+
+
+@pytest.mark.parametrize("algorithm", ["base", "boosting"])
+def test_validation_patients_of_one_class_choose_nothing_by_kappa(algorithm: str) -> None:
+    """It is 0 or undefined for every epoch, whatever the model predicts: the first would be kept."""
+    who = np.repeat(np.arange(12), 10)
+    x, y = np.random.default_rng(0).normal(size=(len(who), 3)).astype(np.float32), who % 2
+    data = from_arrays(x, y, who, kind="classes")
+    split = split_named(data, train=range(6), val=(6, 8), test=(7, 9, 10, 11))
+    with pytest.raises(DataError, match=r"the validation kappa is undefined: too few classes .* 2 validation patient"):
+        train(data, algorithm=algorithm, epochs=2, split=split, device="cpu")
+    assert train(data, algorithm=algorithm, epochs=2, split=split, selection="accuracy", device="cpu").record.ok

@@ -15,10 +15,12 @@ from manydg.config import DecisionRule, TrainingConfig
 from manydg.data.dataset import DomainDataset, from_arrays
 from manydg.data.info import DatasetInfo, EventSpec
 from manydg.data.splits import load_split
-from manydg.errors import ConfigError
+from manydg.errors import ConfigError, DataError
 from manydg.evaluation.clinical import rates_at_threshold, threshold_for
 from manydg.evaluation.metrics import Predictions, read_predictions
 from manydg.predict import about, predict_samples
+from manydg.report import write_report
+from manydg.report.card import write_card
 from manydg.studies.catalogue import context_value
 from manydg.studies.catalogue.audit import audit_run
 from manydg.studies.catalogue.embeddings import embedded_sides
@@ -29,7 +31,7 @@ from manydg.studies.external import evaluate_run
 from manydg.studies.summary import clinical_results, summarize_folder
 from manydg.studies.tuning import validation_score
 from manydg.training.fit import Silent
-from manydg.training.run import open_run, train
+from manydg.training.run import draw_split, open_run, train
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*constant in the training")
 HOURS, PATIENTS, ONSET, HORIZON = 16, 40, 11.0, 4.0
@@ -246,3 +248,26 @@ def test_a_model_elsewhere_is_not_judged_by_what_came_after_the_onset(tmp_path: 
     whole, before = (evaluate_run(run, data, "there", resamples=20) for data in (there, there.scored()))
     assert whole.strange == before.strange
     assert whole.to_json() == before.to_json()
+
+
+@pytest.mark.parametrize("foresee", [True, False])
+def test_a_split_that_tests_nobody_before_an_onset_does_not_cost_the_comparison(foresee: bool, tmp_path: Path) -> None:
+    """Everyone tested in the first split is ill from the first hour on: its scores before onset are undefined."""
+    data = stays(foresee=foresee)
+    ill = np.isin(data.domains.numpy(), np.unique(data.domains.numpy()[draw_split(data, options()).test]))
+    onset = torch.where(torch.from_numpy(ill), 0.0, data.metadata["onset"])
+    replace(data, metadata={"onset": onset}).save(tmp_path / "data")
+    records = compare(tmp_path / "data", ["base", "boosting"], 2, tmp_path / "out", options=options(), device="cpu")
+    before = "auprc" if foresee else "auprc_before"
+    assert [record.test[before] is None for record in records] == [True, True, False, False]
+    (summary,) = summarize_folder(tmp_path / "out")
+    entry = summary.entries["base", before]
+    assert entry.mean == records[2].test[before]
+    assert entry.interval is not None
+    assert entry.interval.low <= entry.mean <= entry.interval.high
+    assert set(clinical_results(tmp_path / "out")) == {"base", "boosting"}
+    if foresee:
+        with pytest.raises(DataError, match="no predictions of a finished run on samples that count"):
+            clinical_results(tmp_path / "out" / records[0].folder)
+    write_report(tmp_path / "out", tmp_path / "page.html")
+    write_card(tmp_path / "out" / records[0].folder, tmp_path / "card.html")

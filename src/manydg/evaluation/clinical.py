@@ -439,8 +439,6 @@ def _group_order(name: str) -> tuple[bool, bool, float, str]:
 
 
 def _group_values(part: Predictions, plan: PatientResampling) -> Values:
-    if not len(part.truth):
-        return dict.fromkeys([*part.target.metrics, "calibration"], np.full(len(plan.weights), math.nan))
     gap, rows = (_weights_of(part, plan) @ _calibration_sums(part)).T
     return {**plan.evaluate(part), "calibration": divide(gap, rows)}
 
@@ -451,7 +449,7 @@ def _calibration_sums(run: Predictions) -> FloatArray:
         stated, true = np.asarray(run.probabilities, float), np.asarray(run.truth, float)[:, None]
     else:
         stated, true = statements(run.target, run.truth, run.probabilities)
-    gaps = (stated - true).reshape(len(true), -1).mean(axis=1)
+    gaps = (stated - true).mean(axis=1)
     return group_sums(np.stack([gaps, np.ones(len(gaps))], axis=1), run.groups, len(run.names))
 
 

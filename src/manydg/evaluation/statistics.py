@@ -117,7 +117,9 @@ class PatientResampling:
         return len(np.unique(self._unit_of[np.searchsorted(self.names, names)]))
 
     def evaluate(self, run: Predictions) -> dict[str, FloatArray]:
-        """Each metric of a run under every row of ``weights``."""
+        """Each metric of a run under every row of ``weights``; undefined where the run has no sample."""
+        if not len(run.truth):
+            return {name: np.full(len(self.weights), math.nan) for name in run.target.metrics}
         return PatientMetrics(run).weighted(self.weights[:, np.searchsorted(self.names, run.names)])
 
     def interval(self, values: FloatArray, units: int | None = None) -> Interval:
@@ -355,14 +357,15 @@ def wilcoxon_p(gaps: npt.ArrayLike) -> float:
     >>> wilcoxon_p([1, 2, 3, 4, 5])
     0.0625
     """
-    values = np.asarray(gaps, float)
-    values = values[np.abs(values) > 1e-12]
+    # Sizes that are equal may differ in their last bits.
+    values = np.round(np.asarray(gaps, float), 12)
+    values = values[values != 0]
     n = len(values)
     if n == 0:
         return 1.0
     if n > _EXACT_PAIRS:
         return float(scipy.stats.wilcoxon(values, method="approx").pvalue)
-    ranks = scipy.stats.rankdata(np.round(np.abs(values), 12))
+    ranks = scipy.stats.rankdata(np.abs(values))
     signs = np.array(list(product((0, 1), repeat=n)))
     centre = ranks.sum() / 2
     extreme = np.abs(signs @ ranks - centre) >= abs(ranks[values > 0].sum() - centre) - 1e-9
@@ -392,7 +395,8 @@ class RankComparison:
 
     - ``names``: Best mean rank first.
     - ``ranks``: Mean rank of each, 1 being best.
-    - ``friedman_p``: That all models are alike; NaN for two models, which the one pair tests.
+    - ``friedman_p``: That all models are alike, 1 where they are so in every block; NaN for two models, which the one
+      pair tests.
     - ``adjusted``: Wilcoxon signed-rank p of each pair of names over the blocks, Holm-corrected over all pairs.
     - ``groups``: Largest runs of neighbours in rank of which no pair differs.
     """
@@ -418,16 +422,18 @@ def compare_ranks(values: Mapping[str, npt.ArrayLike]) -> RankComparison | None:
     >>> compare_ranks({"a": [3, 3, 4], "b": [1, 2, 2]}).ranks
     (1.0, 2.0)
     """
-    table = np.array([np.asarray(each, float) for each in values.values()])
+    table = np.round([np.asarray(each, float) for each in values.values()], 12)
     if len(table) < 2 or table.shape[1] < 2:
         return None
-    means = scipy.stats.rankdata(-np.round(table, 12), axis=0).mean(axis=1)
+    means = scipy.stats.rankdata(-table, axis=0).mean(axis=1)
     order = [int(i) for i in np.argsort(means, kind="stable")]
     names = tuple(list(values)[i] for i in order)
     pairs = [(i, j) for i in range(len(order)) for j in range(i + 1, len(order))]
     p = holm([wilcoxon_p(table[order[i]] - table[order[j]]) for i, j in pairs])
     adjusted = {(names[i], names[j]): value for (i, j), value in zip(pairs, p, strict=True)}
-    friedman = float(scipy.stats.friedmanchisquare(*table).pvalue) if len(table) > 2 else math.nan
+    friedman = math.nan
+    if len(table) > 2:
+        friedman = 1.0 if (table == table[0]).all() else float(scipy.stats.friedmanchisquare(*table).pvalue)
     return RankComparison(
         names, tuple(float(means[i]) for i in order), table.shape[1], friedman, adjusted, _alike(names, adjusted)
     )

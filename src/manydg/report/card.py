@@ -89,9 +89,10 @@ class Facts:
 
     @cached_property
     def predictions(self) -> Predictions | None:
-        """Test predictions the run is scored on; None where the file is gone."""
+        """Test predictions the run is scored on; None where there are none or the file is gone."""
         whole = load_predictions(self.folder, self.record.replace(folder="."))
-        return None if whole is None else whole.scored()
+        scored = None if whole is None else whole.scored()
+        return scored if scored is not None and len(scored.truth) else None
 
     @cached_property
     def intervals(self) -> Mapping[str, Interval]:

@@ -33,7 +33,15 @@ from manydg.studies.records import (
     read_results,
     views,
 )
-from manydg.studies.summary import Entry, Summary, check_reference, counted, load_predictions, summarize
+from manydg.studies.summary import (
+    Entry,
+    Summary,
+    check_reference,
+    counted,
+    deciding_metric,
+    load_predictions,
+    summarize,
+)
 from manydg.studies.tuning import Tuning, kept_tuning
 from manydg.targets import Target, oriented, target_of
 from manydg.training.record import EpochEntry, RunRecord
@@ -308,10 +316,12 @@ class Chapter:
         """The dataset's name, and that it is synthetic where it is."""
         return f"{self.dataset} (synthetic data)" if self.synthetic else self.dataset
 
-    @property
+    @cached_property
     def metric(self) -> str:
         """The metric that chose the epochs, and that the chapter's first sentence is about."""
-        return self.target.selection
+        if self.choice is not None:
+            return self.choice.summary.primary
+        return deciding_metric([record for record in self.records if record.ok], self.target)
 
     @property
     def patient_metric(self) -> str:
@@ -384,9 +394,10 @@ class Chapter:
         return load_predictions(self.folder, record, "val")
 
     def predictions(self, record: RunRecord) -> Predictions | None:
-        """Test predictions that a run is scored on (:meth:`Predictions.scored`); None without the run's folder."""
+        """Test predictions that a run is scored on (:meth:`Predictions.scored`); None without any or without folder."""
         whole = self.whole_predictions(record)
-        return None if whole is None else whole.scored()
+        scored = None if whole is None else whole.scored()
+        return scored if scored is not None and len(scored.truth) else None
 
     def whole_predictions(self, record: RunRecord) -> Predictions | None:
         """All test predictions of a run, those after an event's onset too; None where the run's folder is not here."""

@@ -197,6 +197,17 @@ class Selection:
         """Every run that counts."""
         return [record for runs in self.rows.values() for record in runs.values()]
 
+    @property
+    def primary(self) -> str:
+        """The metric that chose the epochs."""
+        return deciding_metric(self.records, self.target)
+
+
+def deciding_metric(records: Iterable[Record], target: Target) -> str:
+    """The metric that chose the epochs of some runs; the target's own where they differ."""
+    named = {record.config.selection or target.selection for record in records}
+    return named.pop() if len(named) == 1 else target.selection
+
 
 def group_records(records: Iterable[Record]) -> dict[tuple[str, str], list[Record]]:
     """Records by experiment and dataset, in the order they are met; a run that serves several stands in each."""
@@ -376,7 +387,7 @@ def clinical_results(
     counting = _of_models([each for each in records if each.ok])
     for name, record in counting:
         run, val = (load_predictions(path, record, side) for side in ("test", "val"))
-        if run is None or val is None:
+        if run is None or val is None or not len(run.scored().truth):
             continue
         changes = {name: text for name, text in (("at", at), ("silence", silence)) if text is not None}
         config = record.config.replace(**changes)
@@ -385,7 +396,8 @@ def clinical_results(
         models.setdefault(name, []).append(replace(run, threshold=threshold))
         rules.setdefault(name, []).append(rule)
     if not models:
-        raise DataError(f"{folder} has no predictions of a finished run: name a run folder or a results folder")
+        nothing = "has no predictions of a finished run on samples that count"
+        raise DataError(f"{folder} {nothing}: name a run folder or a results folder")
     sites = {name: sites_of(record for other, record in counting if other == name) for name in models}
     results = {
         name: evaluate(runs, silence=quiet[name], resamples=resamples, site_of=sites[name])
@@ -435,7 +447,10 @@ def composition(chosen: Selection) -> list[str]:
 
 
 def wide_differences(metric: str, differences: Mapping[str, Interval]) -> list[str]:
-    """A sentence for each row whose difference from the reference these patients cannot tell."""
+    """A sentence for each row whose difference from the reference these patients cannot tell; none for an error, whose
+    unit is that of the values."""
+    if oriented(metric, 1.0) < 0:
+        return []
     return [
         f"{row}: the interval of the difference in {metric}, {interval.low:.2f} to {interval.high:.2f}, is "
         f"wider than methods plausibly differ by ({PLAUSIBLE_EFFECT:g} either way): these patients cannot tell"
@@ -571,7 +586,7 @@ def summarize(
         experiment=chosen.experiment,
         dataset=chosen.dataset,
         metrics=chosen.metrics,
-        primary=chosen.target.selection,
+        primary=chosen.primary,
         patient_metric=chosen.target.patient_metric,
         reference=against,
         rows=tuple(chosen.rows),
@@ -609,7 +624,7 @@ def _entries(
 
 def _undecided(chosen: Selection, entries: Mapping[tuple[str, str], Entry]) -> list[str]:
     """What these patients cannot tell at the primary metric."""
-    metric = chosen.target.selection
+    metric = chosen.primary
     gaps = {row: gap for row in chosen.rows if (gap := entries[row, metric].difference) is not None}
     return wide_differences(metric, gaps)
 
@@ -688,7 +703,7 @@ def _paired_seeds(chosen: Selection, first: str, second: str) -> list[int]:
 
 def _pairs(chosen: Selection, entries: Mapping[tuple[str, str], Entry], draws: Draws | None) -> tuple[Pair, ...]:
     """Every two rows at the primary metric, corrected for the number of pairs."""
-    metric, pairs = chosen.target.selection, []
+    metric, pairs = chosen.primary, []
     for first, second in combinations(chosen.rows, 2):
         seeds = _paired_seeds(chosen, first, second)
         ours, theirs = ([entries[row, metric].values[seed] for seed in seeds] for row in (first, second))
@@ -700,7 +715,7 @@ def _pairs(chosen: Selection, entries: Mapping[tuple[str, str], Entry], draws: D
 
 def _recommended(chosen: Selection, costs: Mapping[str, Cost], draws: Draws | None) -> Recommendation | None:
     """The row to use, and what choosing so is worth on test patients; a control is there to be compared with alone."""
-    metric, known = chosen.target.selection, controls()
+    metric, known = chosen.primary, controls()
     validation = {
         row: {seed: math.nan if (value := run.val.get(metric)) is None else float(value) for seed, run in runs.items()}
         for row, runs in chosen.rows.items()

@@ -147,10 +147,14 @@ def recommendation_text(summary: Summary) -> str:
     best = f"the best mean validation {metric}, {number(choice.validation[choice.best])}"
     if choice.row == choice.best:
         why = f"it has {best}"
-        why += ", and only one split was run" if choice.splits == 1 else ""
     else:
         gap, error = number(choice.gap(choice.row)), number(choice.errors[choice.row])
         why = f"{choice.best} has {best}; this is within one standard error ({gap} of {error}) and costs less"
+    seeds = len(summary.seeds)
+    if choice.splits < seeds:
+        why += f", over the {choice.splits} of {seeds} splits that all models have"
+    elif seeds == 1:
+        why += ", and only one split was run"
     bounds = interval_text(entry.interval)
     expected = number(entry.mean) + ("" if bounds == NONE else f" {bounds}")
     return f"Recommended: {choice.row} ({why}). {metric} on test patients, who had no part in the choice: {expected}."

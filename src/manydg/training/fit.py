@@ -355,11 +355,14 @@ class ScoredRounds(Rounds):
 def validation_metrics(
     target: Target, data: DomainDataset, probabilities: npt.NDArray[np.floating[Any]], metric: str
 ) -> dict[str, float | None]:
-    """Metrics on validation patients; raises where the one to choose by is undefined."""
+    """Metrics on validation patients; raises where the one to choose by is undefined.
+
+    Of one class kappa is 0 or undefined whatever the model predicts, so that it chooses nothing.
+    """
     truth = target.truth(data.targets).cpu().numpy()
     threshold, _ = choose_threshold(target, truth, probabilities)
     metrics = {name: _or_none(value) for name, value in score(target, truth, probabilities, threshold).items()}
-    if metrics.get(metric) is None:
+    if metrics.get(metric) is None or (metric == "kappa" and (truth == truth[0]).all()):
         raise DataError(
             f"the validation {metric} is undefined: too few {'values' if target.numeric else 'classes'} are to be seen "
             f"in {data.n_patients} validation patient(s). Take another seed, or more of them, as with "

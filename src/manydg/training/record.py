@@ -414,13 +414,15 @@ def cautions(records: Sequence[RunRecord], metric: str) -> list[str]:
     - ``records``: Runs that ended well, on one dataset.
     - ``metric``: The metric that the runs are compared by.
     """
-    sizes = [record.patients.test for record in records if record.patients.test]
+    sizes = [record.patients.test for record in records if record.patients.total]
     notes = []
     if sizes and min(sizes) < FEW_PATIENTS:
         people = "1 patient" if min(sizes) == 1 else f"{min(sizes)} patients"
+        dealt = all(record.config.folds for record in records)
+        remedy = "Get more patients" if dealt else "Test each patient with compare --repeats, or get more patients"
         notes.append(
-            f"a test side has {people}, fewer than {FEW_PATIENTS}: its figures depend on who happens to be in it. Test "
-            "each patient with compare --repeats, or get more patients"
+            f"a test side has {people}, fewer than {FEW_PATIENTS}: its figures depend on who happens to be in it. "
+            f"{remedy}"
         )
     tested = {name for record in records for name in record.per_patient}
     defined = {

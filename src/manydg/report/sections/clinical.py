@@ -39,7 +39,11 @@ class Clinical(Section):
         for record in chapter.compared() or chapter.uses():
             groups.setdefault(row_title(row_name(record)), []).append(record)
         loaded = {name: list(map(chapter.whole_predictions, records)) for name, records in groups.items()}
-        models = {name: runs for name, each in loaded.items() if (runs := [run for run in each if run is not None])}
+        models = {
+            name: runs
+            for name, each in loaded.items()
+            if (runs := [run for run in each if run is not None and len(run.scored().truth)])
+        }
         if not models:
             return
         everyone = np.concatenate([run.names for runs in models.values() for run in runs])

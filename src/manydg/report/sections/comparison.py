@@ -272,13 +272,14 @@ def _best(chapter: Chapter, comparison: Comparison) -> str:
     known = [row for row in comparison.rows if most and comparison.entry(row, metric).splits == most]
     if len(known) < 2:
         return ""
-    best = max(known, key=lambda row: comparison.entry(row, metric).mean)
+    best = max(known, key=lambda row: oriented(metric, comparison.entry(row, metric).mean))
     name, label = algorithm_name(best), metric_name(metric)
+    most_or_least = "highest" if oriented(metric, 1.0) > 0 else "lowest"
     test = comparison.test(metric, best)
     if test is None:
-        return f"{name} had the highest mean {label} of {plural(len(known), 'method')}."
+        return f"{name} had the {most_or_least} mean {label} of {plural(len(known), 'method')}."
     gap = f"{algorithm_name(comparison.first)} minus {name}: {signed(test.difference)}, {reading(test)}"
-    return f"the highest mean {label} was that of {name}, {value_text(comparison.entry(best, metric))} ({gap})."
+    return f"the {most_or_least} mean {label} was that of {name}, {value_text(comparison.entry(best, metric))} ({gap})."
 
 
 def _controls(chapter: Chapter, comparison: Comparison) -> str:
