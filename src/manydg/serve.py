@@ -29,7 +29,7 @@ from manydg.data.dataset import TRUST
 from manydg.data.timeline import PatientState
 from manydg.errors import ConfigError, DataError, ManyDGError
 from manydg.evaluation.trust import EmbeddingSums, FloatArray
-from manydg.files import JsonObject, reading_errors
+from manydg.files import JsonObject, ParsedJson, reading_errors
 from manydg.predict import Earlier, about, predict_samples
 from manydg.sources import prediction_table
 from manydg.training.run import Run, context_of
@@ -88,7 +88,7 @@ class Predictor:
     def __init__(self, run: Run, limits: Limits | None = None) -> None:
         self.run, self.limits, self.tally = run, limits or Limits(), Tally()
         roles = cast("dict[str, str | None]", run.info.get("roles") or {})
-        self.gap = cast("dict[str, Any]", run.info.get("settings") or {}).get("session_gap")
+        self.gap = cast("ParsedJson", run.info.get("settings") or {}).get("session_gap")
         self.patient, self.session = roles.get("patient") or PATIENT, self.gap and roles.get("session")
         # Counted within sessions, times would put the samples of one session among those of another.
         self.time = TIME if self.session else roles.get("time") or TIME
