@@ -331,6 +331,12 @@ def test_the_same_codes_have_the_same_summary_whatever_their_order() -> None:
     [
         ({"parts": ("relativ",)}, "relative"),
         ({"scales": (3,)}, "powers of two"),
+        ({"scales": [1.5]}, "scales of context are a list of whole numbers"),
+        ({"scales": 4}, "scales of context are a list of whole numbers"),
+        ({"parts": [1]}, "parts of context are a list of names"),
+        ({"parts": "relative"}, "parts of context are a list of names"),
+        ({"gap": "6h"}, "gap of context is a number"),
+        ({"strength": [1.0]}, "strength of context is a number"),
         ({"strength": 0.0}, "positive"),
         ({"sise": 1}, "option of context"),
     ],
