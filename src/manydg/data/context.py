@@ -64,8 +64,9 @@ def add_context(
     weight of the patient's statistics (:data:`manydg.data.dataset.TRUST`). Context is 0 where nothing is known, so that
     it grows smoothly with the samples of the patient.
 
-    - ``dataset``: Dense columns of numbers; NaN is ignored. Order does not matter, times do. Without times, samples
-      have no neighbours: offline context is then the ``relative`` part alone, and causal context an error.
+    - ``dataset``: Dense columns of numbers; NaN is ignored. Order matters among samples of one time alone. Without
+      times, samples have no neighbours: offline context is then the ``relative`` part alone, and causal context an
+      error.
     - ``mode`` {"offline", "causal"}
     - ``spectrum``: From signals ``(rows, channels, samples)`` to log spectrograms; needed where there are signals.
     - ``**options``: Of :class:`ContextOptions`.
