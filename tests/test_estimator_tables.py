@@ -125,6 +125,7 @@ def test_balanced_classes_find_more_of_a_rare_one(algorithm: str) -> None:
         ({}, np.ones(3), "one weight for each sample"),
         ({}, np.full(len(WHO), -1.0), "none of them negative"),
         ({"sequence": "gru"}, np.ones(len(WHO)), "sequence is read as it is"),
+        ({"algorithm": "best"}, np.ones(len(WHO)), "sequence is read as it is"),
         ({"n_jobs": 0}, None, "n_jobs is 0; it is a number of threads"),
     ],
 )

@@ -27,8 +27,9 @@ from manydg.data.dataset import TRUST
 from manydg.data.info import DatasetInfo, EventSpec
 from manydg.data.timeline import PARTS
 from manydg.errors import ConfigError, DataError
-from manydg.predict import predict_samples
+from manydg.predict import predict_raw, predict_samples
 from manydg.serve import ARROW, Limits, Predictor, _advance, check_address, create_app, listen, read_rows, read_token
+from manydg.sources import prepare
 from manydg.training.inference import predict_probabilities
 from manydg.training.run import Run, open_run
 
@@ -384,6 +385,25 @@ def test_a_time_of_any_whole_number_is_a_time(causal: Run) -> None:
 def test_a_model_of_earlier_samples_needs_their_time(causal: Run) -> None:
     with pytest.raises(DataError, match="add the column 'time'"):
         Predictor(causal).predict(pl.DataFrame([{"patient": "a", "x": [0.0, 0.0, 0.0]}]))
+
+
+def test_times_within_sessions_are_refused_and_times_over_all_of_them_predict_as_the_command(tmp_path: Path) -> None:
+    x, labels, patients, hours = _patients()
+    frame = pl.DataFrame({"who": patients, "stay": hours // 5, "hour": hours % 5, "label": labels, "x": x[:, 0]})
+    frame.write_csv(tmp_path / "table.csv")
+    roles = {"patient": "who", "target": "label", "features": ["x"], "time": "hour", "session": "stay"}
+    data = manydg.open_dataset(prepare("table", tmp_path / "table.csv", tmp_path / "data", **roles))
+    manydg.train(data, algorithm="boosting", settings={"rounds": 5}, out=tmp_path / "run", context="causal")
+    predict_raw(tmp_path / "run", tmp_path / "table.csv", tmp_path / "out")
+    expected = pl.read_csv(tmp_path / "out" / "predictions.csv", infer_schema_length=None)["p_yes"].to_numpy()
+    rows, model = frame.drop("label"), open_run(tmp_path / "run")
+    with pytest.raises(DataError, match="add the column 'time'"):
+        Predictor(model).predict(rows)
+    over_all = rows.with_columns(time=torch.as_tensor(data.times).numpy())
+    with pytest.raises(DataError, match="leave out 'stay', within which times were counted"):
+        Predictor(model).predict(over_all)
+    found = Predictor(model).predict(over_all.drop("stay"))["p_yes"].to_numpy()
+    np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_metrics_count_requests_samples_and_patients(causal: Run) -> None:

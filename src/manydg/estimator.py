@@ -49,7 +49,7 @@ from manydg.errors import ConfigError, DataError, ManyDGWarning
 from manydg.evaluation.metrics import DEFAULT_THRESHOLD, decide
 from manydg.files import JsonObject, code_version, fingerprint
 from manydg.training.fit import fit, trust_named
-from manydg.training.inference import CAUSAL, NONE, embed_dataset, predict_probabilities, with_context
+from manydg.training.inference import CAUSAL, NONE, embed_dataset, predict_probabilities, settled, with_context
 from manydg.training.personal import fit_population
 from manydg.training.record import checksum
 from manydg.training.run import Run, context_of, open_run, save_model, training_record
@@ -170,8 +170,6 @@ class PatientEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
             weights = weights * own
         if not np.isfinite(weights).all() or (weights < 0).any() or not weights.any():
             raise EstimatorError("sample weights must be finite, none of them negative and not all of them zero")
-        if self.sequence != NONE:
-            raise EstimatorError("a sequence is read as it is: leave sample_weight and class_weight out")
         return np.asarray(weights)
 
     def _outputs(self, X: Any, groups: Any, times: Any) -> npt.NDArray[np.float32]:
@@ -334,6 +332,8 @@ class PatientEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         config = self._config(seed)
         trust_named(config)
         if weights is not None:
+            if settled(config, data).sequence != NONE:
+                raise ConfigError("a sequence is read as it is: leave out sample_weight and class_weight, or times")
             data, weights = data.select(np.flatnonzero(weights)), weights[weights > 0]
         chosen, held_back = _hold_back(data, _plain(self.validation_share), seed)
         data = with_context(data, config, torch.device("cpu"), training=chosen)

@@ -29,7 +29,7 @@ from manydg.data.dataset import TRUST
 from manydg.data.timeline import PatientState
 from manydg.errors import ConfigError, DataError, ManyDGError
 from manydg.evaluation.trust import EmbeddingSums, FloatArray
-from manydg.files import JsonObject, reading_errors
+from manydg.files import JsonObject, ParsedJson, reading_errors
 from manydg.predict import Earlier, about, predict_samples
 from manydg.sources import prediction_table
 from manydg.training.run import Run, context_of
@@ -88,7 +88,10 @@ class Predictor:
     def __init__(self, run: Run, limits: Limits | None = None) -> None:
         self.run, self.limits, self.tally = run, limits or Limits(), Tally()
         roles = cast("dict[str, str | None]", run.info.get("roles") or {})
-        self.patient, self.time = roles.get("patient") or PATIENT, roles.get("time") or TIME
+        self.gap = cast("ParsedJson", run.info.get("settings") or {}).get("session_gap")
+        self.patient, self.session = roles.get("patient") or PATIENT, self.gap and roles.get("session")
+        # Counted within sessions, times would put the samples of one session among those of another.
+        self.time = TIME if self.session else roles.get("time") or TIME
         self.context = str(context_of(run.schema, run.algorithm).get("mode", "none"))
         self.is_table = "features" in run.schema.settings
         settings = run.schema.settings
@@ -176,6 +179,11 @@ class Predictor:
             raise DataError(f"each sample needs its patient: add the column '{self.patient}'")
         if self.context == "causal" and self.time not in rows.columns:
             raise DataError(f"the model uses earlier samples: add the column '{self.time}' to each sample")
+        if self.context != "none" and self.session in rows.columns:
+            raise DataError(
+                f"leave out '{self.session}', within which times were counted in training: '{self.time}' runs over all "
+                f"of a patient's, and a pause of more than {self.gap:g} begins a new one"
+            )
         if (kind := rows[self.patient].dtype).is_nested():
             raise DataError(f"'{self.patient}' has type {kind}; a patient is named by text or a number")
         if kind.is_float():

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manydg.data.columns import Ragged
-from manydg.data.context import add_context, fitting_parts
+from manydg.data.context import add_context, fitting_parts, with_session_gap
 from manydg.data.dataset import DomainDataset, from_arrays
 from manydg.data.timeline import DEFAULT_PARTS, PARTS, REMEMBERED
 from manydg.errors import ConfigError, DataError
@@ -331,6 +331,12 @@ def test_the_same_codes_have_the_same_summary_whatever_their_order() -> None:
     [
         ({"parts": ("relativ",)}, "relative"),
         ({"scales": (3,)}, "powers of two"),
+        ({"scales": [1.5]}, "scales of context are a list of whole numbers"),
+        ({"scales": 4}, "scales of context are a list of whole numbers"),
+        ({"parts": [1]}, "parts of context are a list of names"),
+        ({"parts": "relative"}, "parts of context are a list of names"),
+        ({"gap": "6h"}, "gap of context is a number"),
+        ({"strength": [1.0]}, "strength of context is a number"),
         ({"strength": 0.0}, "positive"),
         ({"sise": 1}, "option of context"),
     ],
@@ -348,3 +354,17 @@ def test_causal_context_knows_no_after() -> None:
 def test_context_is_added_once() -> None:
     with pytest.raises(DataError, match="already"):
         add_context(add_context(make()))
+
+
+def test_sessions_are_as_far_apart_as_in_training_unless_their_distance_was_measured() -> None:
+    times = torch.tensor([0.0, 1.0, 5.0, 6.0, 56.0, 0.0, 4.0], dtype=torch.float64)
+    info = {"settings": {"session_gap": 2.0}}
+    data = from_arrays(torch.zeros(7, 1), [0, 1] * 3 + [0], ["a"] * 5 + ["b"] * 2, times=times, info=info)
+    order = torch.tensor([6, 3, 0, 5, 1, 4, 2])
+    moved = with_session_gap(data.select(order), 10.0)
+    assert moved.times is not None
+    expected = torch.tensor([0.0, 1.0, 21.0, 22.0, 72.0, 0.0, 20.0], dtype=torch.float64)
+    assert moved.times.tolist() == expected[order].tolist()
+    assert moved.info.session_gap == 10.0
+    assert with_session_gap(data, 2.0) is data
+    assert with_session_gap(data, None) is data

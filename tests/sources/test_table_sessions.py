@@ -162,3 +162,31 @@ def test_a_model_takes_another_table_whose_nights_are_longer(tmp_path: Path) -> 
     gaps = [data.info.settings["session_gap"] for data in (first, second)]
     assert gaps == [3.0, 30.0]
     InputSchema.of(first).check(InputSchema.of(second))
+
+
+@pytest.mark.parametrize("hours", [3, 30])
+def test_a_dataset_of_shorter_or_longer_nights_is_predicted_as_the_file_it_is_made_of(
+    tmp_path: Path, hours: int
+) -> None:
+    old, new = (nights(patients, length) for patients, length in ((12, 12), (4, hours)))
+    roles = {"patient": "who", "target": "stage", "features": ["value"], "time": "epoch", "session": "night"}
+    for name, frame in (("old", old), ("new", new)):
+        frame.write_csv(tmp_path / f"{name}.csv")
+        prepare("table", tmp_path / f"{name}.csv", tmp_path / name, **roles)
+    train(open_dataset(tmp_path / "old"), algorithm="boosting", settings={"rounds": 20}, context="causal",
+          ratios=(0.5, 0.25, 0.25), out=tmp_path / "run")  # fmt: skip
+    for raw in ("new", "new.csv"):
+        predict_raw(tmp_path / "run", tmp_path / raw, tmp_path / f"predicted-{raw}")
+    tables = [
+        pl.read_csv(tmp_path / f"predicted-{raw}" / "predictions.csv", infer_schema=False) for raw in ("new", "new.csv")
+    ]
+    assert tables[0]["p_yes"].to_list() == tables[1]["p_yes"].to_list()
+
+
+def nights(patients: int, length: int) -> pl.DataFrame:
+    """Two nights of each patient, in which a value drifts from where the night began."""
+    grid = np.meshgrid(np.arange(patients), [1, 2], np.arange(length), indexing="ij")
+    who, night, epoch = (each.ravel() for each in grid)
+    value = np.random.default_rng(length).normal(size=len(who)) + 0.2 * epoch
+    label = np.where(value > 0.2 * epoch, "yes", "no")
+    return pl.DataFrame({"who": who, "night": night, "epoch": epoch, "stage": label, "value": value})

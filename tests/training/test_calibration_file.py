@@ -115,6 +115,16 @@ def test_of_each_patient_a_spread_of_samples_is_embedded(run_folder: Path) -> No
     np.testing.assert_allclose(values[patients == 1].mean(axis=0), every, atol=0.02)
 
 
+def test_the_samples_embedded_are_spread_over_time_whatever_the_order_of_rows(run_folder: Path) -> None:
+    algorithm, samples = open_run(run_folder).algorithm, 3 * SAMPLES_OF_A_PATIENT
+    x = np.zeros((samples, 3), np.float32)
+    x[:, 0] = np.linspace(-1, 1, samples)
+    data = from_arrays(x, np.arange(samples) % 3, np.zeros(samples), kind="classes", times=np.arange(samples))
+    turned = data.select(np.random.default_rng(0).permutation(samples))
+    sorted_values = [np.sort(patient_embeddings(algorithm, one)[0], axis=0) for one in (data, turned)]
+    np.testing.assert_allclose(*sorted_values, atol=1e-6)
+
+
 def test_predictions_carry_how_far_to_trust_them(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     who = np.repeat(np.arange(40), 10)

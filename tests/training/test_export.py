@@ -210,6 +210,16 @@ def test_a_model_that_needs_whole_patients_is_refused(
     assert not (tmp_path / "model.onnx").exists()
 
 
+@pytest.mark.parametrize("context", ["state", "inputs"])
+def test_a_model_that_reads_its_classes_in_order_is_refused(tmp_path: Path, context: str) -> None:
+    rows = np.arange(240)
+    values = np.random.default_rng(0).normal(size=(120, 3)).astype(np.float32).repeat(2, axis=0)
+    data = from_arrays(values, values[:, 0] > 0, rows // 10, times=rows % 10)
+    run = train(data, algorithm="best", sequence="chain", context="causal", epochs=1, device="cpu")
+    with pytest.raises(ConfigError, match="whole sessions in order"):
+        export_run(run, tmp_path / "model.onnx", context=context)
+
+
 def test_a_model_of_ragged_rows_is_refused(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     rows = [[[1, 2 + row], [3]][: 1 + row % 2] for row in range(24)]

@@ -64,8 +64,9 @@ def add_context(
     weight of the patient's statistics (:data:`manydg.data.dataset.TRUST`). Context is 0 where nothing is known, so that
     it grows smoothly with the samples of the patient.
 
-    - ``dataset``: Dense columns of numbers; NaN is ignored. Order does not matter, times do. Without times, samples
-      have no neighbours: offline context is then the ``relative`` part alone, and causal context an error.
+    - ``dataset``: Dense columns of numbers; NaN is ignored. Order matters among samples of one time alone. Without
+      times, samples have no neighbours: offline context is then the ``relative`` part alone, and causal context an
+      error.
     - ``mode`` {"offline", "causal"}
     - ``spectrum``: From signals ``(rows, channels, samples)`` to log spectrograms; needed where there are signals.
     - ``**options``: Of :class:`ContextOptions`.
@@ -137,6 +138,38 @@ def limit_context(dataset: DomainDataset, others: int) -> DomainDataset:
     domains[timeline.order] = piece
     names = np.array([f"piece {number}" for number in range(int(piece.max()) + 1)])
     return dataclasses.replace(dataset, domains=domains, patients=names, stored_hash=None)
+
+
+def with_session_gap(dataset: DomainDataset, gap: float | None) -> DomainDataset:
+    """The dataset with its sessions as far apart as those of the data that a model was trained on.
+
+    Preparing puts twice the dataset's own gap between two sessions whose distance is not known, and the model takes
+    them for one where that is less than the gap it was trained with.
+
+    - ``gap``: The setting ``session_gap`` of the training data.
+
+    Examples
+    --------
+    >>> from manydg.data.dataset import from_arrays
+    >>> info = {"settings": {"session_gap": 2.0}}
+    >>> data = from_arrays(torch.zeros(4, 1), [0, 1, 0, 1], [7] * 4, times=torch.tensor([0, 2, 6, 7]), info=info)
+    >>> with_session_gap(data, 10.0).times.tolist()
+    [0.0, 2.0, 22.0, 23.0]
+    """
+    own = dataset.info.session_gap
+    if dataset.times is None or own is None or gap is None or own == gap:
+        return dataset
+    line = Timeline.of(dataset.domains, dataset.times, own)
+    pause = torch.diff(line.times, prepend=line.times[:1])
+    position = torch.arange(len(line), device=dataset.device)
+    begins = (line.session == position) & (line.patient != position)
+    # A pause of another length was measured: it stays where it is long enough.
+    measured = (pause > 2 * own * (1 + 1e-6)) & (pause > gap)
+    later = torch.where(begins & ~measured, 2 * gap - pause, 0.0).unsqueeze(1)
+    times = torch.empty_like(line.times)
+    times[line.order] = line.times + running(later, line.patient).squeeze(1)
+    info = dataclasses.replace(dataset.info, settings={**dataset.info.settings, "session_gap": gap})
+    return dataclasses.replace(dataset, times=times, info=info, stored_hash=None)
 
 
 def estimate_strength(dataset: DomainDataset, spectrum: Spectrum | None = None) -> float | None:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from functools import cached_property
+from numbers import Integral, Real
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -123,6 +124,13 @@ class ContextOptions(_NamedOptions):
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise unknown_name("kind of context", self.mode, (*MODES, "none"))
+        if not isinstance(self.parts, tuple | None) or not all(isinstance(part, str) for part in self.parts or ()):
+            raise ConfigError(f"the parts of context are a list of names; got {self.parts!r}")
+        if not isinstance(self.scales, tuple) or not all(isinstance(scale, Integral) for scale in self.scales):
+            raise ConfigError(f"the scales of context are a list of whole numbers; got {self.scales!r}")
+        for name in ("gap", "strength"):
+            if not isinstance(getattr(self, name), Real | None):
+                raise ConfigError(f"the {name} of context is a number; got {getattr(self, name)!r}")
         for part in self.parts or ():
             if part not in PARTS[self.mode]:
                 raise unknown_name(f"part of {self.mode} context", part, PARTS[self.mode])

@@ -31,6 +31,7 @@ from manydg.algorithms._forest import Forest
 from manydg.data.columns import CATEGORIES
 from manydg.data.context import COLUMN, stream_of, unstreamed
 from manydg.data.dataset import TRUST, ColumnSchema, InputSchema
+from manydg.data.timeline import ORDER
 from manydg.errors import ConfigError, StorageError, TrainingError, unknown_name
 from manydg.files import ParsedJson, write_atomically
 from manydg.training.inference import finite_probabilities
@@ -215,7 +216,7 @@ def refusal(algorithm: Algorithm, schema: InputSchema) -> str | None:
             f"{ragged} have rows of different lengths (visits, events), which the inputs of a graph cannot have; "
             "use manydg.open_run(...).predict_proba, or 'manydg predict' on raw files"
         )
-    if algorithm.backbone.crop is not None:
+    if ORDER in schema.columns:
         return (
             "a sequence model reads whole sessions in order, and a graph sees rows without knowing their order; use "
             "manydg.open_run(...).predict_proba, or 'manydg predict' on raw files"

@@ -618,10 +618,11 @@ def fit_calibration(algorithm: Algorithm, sides: Mapping[str, DomainDataset], va
 def patient_embeddings(
     algorithm: Algorithm, dataset: DomainDataset
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-    """Embeddings of samples spread evenly over each patient's, at most two hundred of each, and their patients."""
+    """Embeddings of samples spread evenly over each patient's time, at most two hundred of each, and their patients."""
     domains = dataset.domains.cpu().numpy()
+    times = np.zeros(len(domains)) if dataset.times is None else dataset.times.cpu().numpy()
     each = max(1, min(SAMPLES_OF_A_PATIENT, MOST_SAMPLES // max(dataset.n_patients, 1)))
-    order = np.argsort(domains, kind="stable")
+    order = np.lexsort((times, domains))
     counts = np.bincount(domains, minlength=dataset.n_patients)
     position = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
     taken = np.minimum(counts, each)[domains[order]]

@@ -29,6 +29,7 @@ from manydg.backbones import BACKBONES, SingleInput
 from manydg.backbones._sequences import SequenceBackbone
 from manydg.config import UNITS, DecisionRule, TrainingConfig, duration, pick_device
 from manydg.data.columns import ArrayLike, Frame
+from manydg.data.context import with_session_gap
 from manydg.data.dataset import DomainDataset, InputSchema, from_arrays, unlabelled
 from manydg.data.info import EventSpec, TargetSpec
 from manydg.data.splits import (
@@ -226,7 +227,9 @@ class Run:
     def prepare(self, dataset: DomainDataset) -> DomainDataset:
         """The dataset as the run's algorithm takes it: checked, and with the patient context it was trained with."""
         refuse_infinite(dataset)
-        prepared = as_trained(dataset, self.schema, self.algorithm.backbone)
+        settings = cast("ParsedJson", self.info.get("settings") or {})
+        like_training = with_session_gap(dataset, settings.get("session_gap"))
+        prepared = as_trained(like_training, self.schema, self.algorithm.backbone)
         self.schema.check(InputSchema.of(prepared))
         return prepared
 
