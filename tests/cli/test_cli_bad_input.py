@@ -51,7 +51,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
         (["--algorithm", "manydgg"], "unknown algorithm 'manydgg': did you mean 'manydg'?"),
         (["--algorithm", "no.such:Thing"], "cannot import no.such"),
         (["--set", "mdd=1"], "'mdd': did you mean 'mmd'?"),
-        (["--set", "mmd=high"], "ManyDG.mmd is 'high'; it must be a float"),
+        (["--set", "mmd=high"], "ManyDG.mmd is 'high'; it must be a number, such as"),
         (["--set", "mmd=-1"], "ManyDG.mmd is -1; it must be a finite number of at least 0"),
         (["--algorithm", "base", "--set", "hidden=0"], "Base.hidden is 0; it must be a finite number of at least 1"),
         (
@@ -89,6 +89,13 @@ def test_an_option_that_makes_no_sense_is_named(
 ) -> None:
     assert message in refuse("train", dataset, "--out", tmp_path / "run", "--epochs", 1, *arguments)
     assert not (tmp_path / "run" / "run.json").exists()
+
+
+def test_fewer_than_three_groups_to_deal_patients_into_are_refused_by_their_option(
+    refuse: Refuse, dataset: Path, tmp_path: Path
+) -> None:
+    line = refuse("compare", dataset, "--out", tmp_path / "out", "--algorithms", "base", "--seeds", 2, "--repeats", 3)
+    assert "--repeats deals the patients into --seeds groups, 2 here: ask for 3 or more" in line
 
 
 def test_a_folder_whose_run_failed_at_once_takes_the_command_put_right(

@@ -342,6 +342,7 @@ def test_a_recording_is_resampled_without_folding(tmp_path: Path) -> None:
         ({"patient": "("}, "nor a regular expression"),
         ({"wake_margin": 5, "classes": ("N2", "N3")}, "a wake margin needs the class W"),
         ({"classes": ("N2", "N9")}, "no label means 'N9'; the labels are 'N2' .6."),
+        ({"classes": ("N2",)}, "there is nothing to tell 'N2' from: name two classes or more"),
     ],
 )
 def test_an_impossible_option_is_refused(tmp_path: Path, options: dict[str, object], words: str) -> None:

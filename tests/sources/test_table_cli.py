@@ -158,6 +158,8 @@ def test_what_makes_no_sense_of_a_number_is_refused(stays: Path, tmp_path: Path)
     assert "a regression target is one column" in str(several.exception)
     classes = run(*who, "--target", "days", "--classes", "a,b", "--out", tmp_path / "out")
     assert "a regression target has no classes" in str(classes.exception)
+    nameless = run(*who[:-2], "--target", "days", "--classes", "a,", "--out", tmp_path / "out")
+    assert "--classes a, has an empty name" in str(nameless.exception)
     text = run(
         "table", stays, "--patient", "age", "--features", "weight", "--kind", "regression", "--target", "person",
         "--out", tmp_path / "out",

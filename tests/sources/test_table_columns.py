@@ -234,6 +234,11 @@ def test_a_model_of_categories_predicts_a_new_table_with_levels_it_has_never_see
     assert plain.read_text().startswith("row,predicted"), "no id unless it is asked for"
     with pytest.raises(DataError, match="has no kept column 'wards': did you mean 'ward'"):
         predict_raw(tmp_path / "run", tmp_path / "new.csv", tmp_path / "b", keep=["wards"])
+    new.with_columns(lactate=pl.lit("<2")).write_csv(tmp_path / "text.csv")
+    with pytest.raises(
+        DataError, match=r"'lactate' holds text in 5 rows.*reads numbers there, so correct them or leave"
+    ):
+        predict_raw(tmp_path / "run", tmp_path / "text.csv", tmp_path / "c")
     exported = export_run(tmp_path / "run", tmp_path / "model.pt2", "torch")
     assert exported.difference < 1e-4
     assert exported.metadata["settings"]["categories"] == {"ward": [UNSEEN, EMPTY, "ICU", "Ward A", "Ward B"]}

@@ -160,7 +160,7 @@ def test_a_file_may_build_on_a_preset(tmp_path: Path) -> None:
         ("[algorithms.manydgg]\nmmd = 1\n", "did you mean 'manydg'"),
         ("[algorithms.manydg]\nmdm = 1.0\n", "did you mean 'mmd'"),
         ("[algorithms.manydg]\nmmd = -1.0\n", "it must be a finite number of at least 0"),
-        ("[algorithms.manydg]\nmmd = 'much'\n", "must be a float"),
+        ("[algorithms.manydg]\nmmd = 'much'\n", "must be a number, such as"),
         ("[algorithms.manydg]\npredictor = 'iner'\n", "did you mean 'inner'"),
         ("[algorithms.mldg]\nlrr = 1.0\n", "did you mean 'lr'"),
         ("[algorithms.mldg]\nlr = -1.0\n", "lr is -1.0"),

@@ -42,6 +42,7 @@ class Hyperparameters:
 
 
 _LEAST = "least"
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 
 def setting(default: Any, low: float, high: float, help: str, *, log: bool = True, least: int | None = None) -> Any:
@@ -313,7 +314,7 @@ def _check_setting(name: str, value: Json, field: dataclasses.Field[Any]) -> Non
     default = field.default
     expected = (int, float) if isinstance(default, float) else type(default)
     if not isinstance(value, expected) or (isinstance(value, bool) and not isinstance(default, bool)):
-        raise ConfigError(f"{name} is {value!r}; it must be a {type(default).__name__}, such as {default!r}")
+        raise ConfigError(f"{name} is {value!r}; it must be {_KINDS[type(default)]}, such as {default!r}")
     least = field.metadata.get(_LEAST, 0)
     if isinstance(value, int | float) and not isinstance(value, bool) and not least <= value < math.inf:
         raise ConfigError(f"{name} is {value!r}; it must be a finite number of at least {least}")

@@ -32,7 +32,7 @@ from manydg.cli._options import (
     show_line,
     show_table,
 )
-from manydg.errors import ManyDGWarning
+from manydg.errors import ConfigError, ManyDGWarning
 from manydg.sources import (
     SOURCES,
     TWINS,
@@ -316,6 +316,8 @@ def _options(options: type[Options], values: Mapping[str, object]) -> Any:
             continue
         if shown.commas:
             value = [name.strip() for name in str(value).split(",")]
+            if "" in value:
+                raise ConfigError(f"--{entry.name.replace('_', '-')} {values[entry.name]} has an empty name")
         elif shown.zero and value == 0:
             value = None
         given[entry.name] = value

@@ -41,6 +41,7 @@ from manydg.cli._options import (
     show_table,
     study_board,
 )
+from manydg.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -229,6 +230,8 @@ def _conduct(
         ALGORITHMS.trust(algorithm)
     options = settings.options(dataset)
     if repeats is not None:
+        if seeds < 3:
+            raise ConfigError(f"--repeats deals the patients into --seeds groups, {seeds} here: ask for 3 or more")
         options, seeds = changed(options, training={"folds": seeds}, backbone=None, sets={}), seeds * repeats
     request = make_request(name, dataset, options, seeds, paper_methods() if algorithms is None else algorithms)
     request = replace(request, label_delay=label_delay)
@@ -321,7 +324,6 @@ def paper(
     Raw files are recognised by their content and prepared first. All results are in one report, OUT/report.html. If the
     command is interrupted, run it again: finished parts are not repeated.
     """
-    from manydg.errors import ConfigError
     from manydg.files import claimed
     from manydg.report.page import write_report
     from manydg.studies.paper import gather, ready, run_paper, scale_named

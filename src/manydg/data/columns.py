@@ -834,7 +834,7 @@ def _plain_numbers(column: pl.Series) -> npt.NDArray[np.float64]:
     if column.dtype == pl.String and _is_number(column):
         column = _stripped(column).str.to_lowercase().replace_strict(_TRUTHS, default=None, return_dtype=pl.Float64)
     if not _is_number(column):
-        raise DataError(_not_a_number(column))
+        raise DataError(f"{_not_a_number(column)}: the model reads numbers there, so correct them or leave them empty")
     return column.cast(pl.Float64).fill_null(np.nan).to_numpy()
 
 
@@ -844,20 +844,19 @@ def _refuse_numbers_with_text(column: pl.Series) -> None:
     numbers = int(known.cast(pl.Float64, strict=False).is_not_null().sum())
     limits = int(known.str.contains(r"^\s*[<>≤≥]=?\s*\.?\d").sum())
     if numbers and (numbers + limits) * 2 > len(known):
-        raise DataError(_not_a_number(column))
+        raise DataError(
+            f"{_not_a_number(column)}: read limits such as <5 as numbers (--measured '{column.name}'), leave the "
+            "column out, or take each value as a category (--categorical)"
+        )
 
 
 def _not_a_number(column: pl.Series) -> str:
     where = f"feature '{column.name}'"
     if column.dtype != pl.String:
-        return f"{where} has type {column.dtype}; the model was trained on numbers there: make it one"
+        return f"{where} has type {column.dtype}"
     text = column.is_not_null() & column.cast(pl.Float64, strict=False).is_null()
     row = int(text.arg_true()[0]) if text.any() else 0
-    return (
-        f"{where} holds text in {int(text.sum())} rows, the first '{column[row]}' in row {row} (the first row is 0): "
-        f"read limits such as <5 as numbers (--measured '{column.name}'), leave the column out, or take each value as "
-        "a category (--categorical)"
-    )
+    return f"{where} holds text in {int(text.sum())} rows, the first '{column[row]}' in row {row} (the first row is 0)"
 
 
 def _category_texts(column: pl.Series) -> pl.Series:

@@ -839,6 +839,8 @@ def _classes(labels: LabelMap, texts: Mapping[str, int], options: EdfOptions) ->
         absent = [name for name in options.classes if name not in mapped]
         if absent:
             raise ConfigError(f"no label means '{absent[0]}'; the labels are {listed(texts)}")
+        if len(options.classes) < 2:
+            raise ConfigError(f"there is nothing to tell '{options.classes[0]}' from: name two classes or more")
         classes = options.classes
     else:
         ordered = labels.classes or tuple(sorted((str(name) for name in mapped), key=natural))

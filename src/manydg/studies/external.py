@@ -364,9 +364,10 @@ def _by_site(new: Predictions, site_of: Mapping[str, str], metric: str) -> list[
 
 def _words(result: External, failed: int, unseen: Sequence[str]) -> list[str]:
     metric, own, new = METRIC_NAMES.get(result.metric, result.metric), result.own, result.new
+    patients = f"{new.patients} patient{'s' if new.patients > 1 else ''}"
     where = f" of {new.sites} site{'s' if new.sites > 1 else ''}" if new.sites else ""
     words = [
-        f"{metric} is {_text(new.metrics[result.metric])} on {new.patients} patients{where} of {result.dataset}, and "
+        f"{metric} is {_text(new.metrics[result.metric])} on {patients}{where} of {result.dataset}, and "
         f"was {_text(own.metrics[result.metric])} on the {own.patients} test patients of the run: a change of "
         f"{_text(result.change)}."
     ]
