@@ -123,7 +123,7 @@ def test_a_new_night_comes_with_how_far_to_trust_its_stages(commands: Any, tmp_p
 
 
 def test_new_eeg_arrays_get_a_pattern_without_votes(commands: Any, tmp_path: Path) -> None:
-    trained(commands, tmp_path, "iiic", 8, "--samples-per-patient", 6, "--layout", "patients")
+    trained(commands, tmp_path, "iiic", 16, "--samples-per-patient", 6, "--layout", "patients")
     for votes in (tmp_path / "new").rglob("votes.npy"):
         votes.unlink()
     folder = sorted(path for path in (tmp_path / "new").iterdir() if path.is_dir())[0]

@@ -122,10 +122,11 @@ def show(
 
     from manydg.studies.settings import shown
 
-    text = shown(name)
     if not json:
-        print(text, end="")
-    elif name is None:
+        print(shown(name), end="")
+        return
+    text = shown(name)
+    if name is None:
         show_json({kind: names.split(", ") for kind, _, names in (line.partition(": ") for line in text.splitlines())})
     else:
         show_json(tomllib.loads(text))
