@@ -472,7 +472,7 @@ def _summary_table(summary: dict[str, Any]) -> str:
         if reference:
             entry = row["metrics"][primary]
             cells += [f"{_number(entry['gain'], sign=True)} {_interval(entry['gain_interval'], sign=True)}".strip()]
-            cells += ["" if entry["p"] is None else f"{entry['p']:.3f}"]
+            cells += ["" if entry["p"] is None else _p_value(entry["p"])]
         lines.append(_row([name, *cells]))
     patients = summary["patients"]
     kind = "synthetic " if summary["synthetic"] else ""
@@ -754,7 +754,7 @@ def _answer(test: PairedComparison, p: float, metric: str, half: float, planned:
         return test.note
     interval = _interval([test.difference - half, test.difference + half], sign=True)
     splits = f" ({test.pairs} of {planned} splits)" if test.pairs < planned else ""
-    said = f"{_verdict(test.difference, p)}: {_number(test.difference, sign=True)} {interval} {metric}, p {p:.3f}"
+    said = f"{_verdict(test.difference, p)}: {_number(test.difference, sign=True)} {interval} {metric}, p {_p_value(p)}"
     return said + splits
 
 
@@ -867,6 +867,10 @@ def _number(value: float | None, digits: int = 3, *, sign: bool = False) -> str:
     if value is None:
         return ""
     return f"{value:+.{digits}f}" if sign else f"{value:.{digits}f}"
+
+
+def _p_value(p: float) -> str:
+    return f"{p:.3f}" if p >= 0.0005 else "< 0.001"
 
 
 def _interval(bounds: Sequence[float] | None, *, sign: bool = False) -> str:

@@ -454,7 +454,8 @@ class Soak:
         # Where a command writes files these are its result, and what it prints is how it went.
         if not differ and (out == whole_out or "--out" in reader.arguments):
             return "read the same", ""
-        if "note:" in err or "warning" in err.lower():
+        # A study tells of a run that failed among its results, with the reason.
+        if "note:" in err or "warning" in err.lower() or "failed: " in out:
             return "warned", ""
         if reader.checked:
             return "failed", f"read silently with another result: {sorted(differ)[:5]}"

@@ -18,7 +18,7 @@ from manydg.evaluation.metrics import read_predictions
 from manydg.report.results_folder import read_results_folder
 from manydg.studies.conduct import compare
 from manydg.studies.records import read_description, read_results, read_runs
-from manydg.studies.summary import load_predictions
+from manydg.studies.summary import load_predictions, summarize_folder
 from manydg.targets import target_of
 from manydg.training.record import RunRecord
 
@@ -91,6 +91,18 @@ def test_a_report_says_which_runs_have_lost_their_line(results: Path) -> None:
     with pytest.warns(ManyDGWarning, match=r"results\.jsonl lacks 1 of the finished runs"):
         read_results_folder(results)
     path.write_bytes(before)
+
+
+def test_a_run_that_lost_its_predictions_is_named_with_the_remedy_by_study_and_report(results: Path) -> None:
+    [record] = read_results(results)
+    path = results / record.folder / "predictions.npz"
+    path.rename(path.with_name("aside"))
+    with pytest.warns(ManyDGWarning, match=rf"1 of 1 runs have lost predictions\.npz.*delete .*{record.run} and"):
+        summarize_folder(results)
+    with pytest.warns(ManyDGWarning, match=rf"{record.run} has lost its predictions\.npz"):
+        read_results_folder(results)
+    path.with_name("aside").rename(path)
+    summarize_folder(results)
 
 
 def test_a_changed_use_is_refused(results: Path) -> None:

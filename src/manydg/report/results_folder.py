@@ -40,6 +40,7 @@ from manydg.studies.summary import (
     counted,
     deciding_metric,
     load_predictions,
+    lost_predictions,
     summarize,
 )
 from manydg.studies.tuning import Tuning, kept_tuning
@@ -479,6 +480,8 @@ def _what_lacks(folder: Path, records: Sequence[RunRecord]) -> Iterator[str]:
     predictions = folder.glob(f"{RUNS}/*/{PREDICTIONS}")
     if alone := sum(not path.with_name(RUN_RECORD).is_file() for path in predictions):
         yield f"{alone} of the runs in {folder / RUNS} have lost their {RUN_RECORD}, so that predictions are left out"
+    if lost := lost_predictions(folder, records):
+        yield f"{lost[0]} has lost its {PREDICTIONS}, so that intervals are without it until the folder is deleted"
 
 
 def _read_records(folder: Path) -> list[RunRecord]:

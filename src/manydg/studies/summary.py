@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -19,7 +20,7 @@ import numpy.typing as npt
 
 from manydg.algorithms import algorithm_order, controls
 from manydg.algorithms.best import LEAST_SHARE
-from manydg.errors import DataError, unknown_name
+from manydg.errors import DataError, ManyDGWarning, unknown_name
 from manydg.evaluation.clinical import ClinicalResult, evaluate
 from manydg.evaluation.metrics import Predictions, read_predictions
 from manydg.evaluation.statistics import (
@@ -39,7 +40,7 @@ from manydg.studies.records import REFERENCE, RUN_RECORD, read_description, read
 from manydg.studies.tuning import kept_tuning
 from manydg.targets import Target, oriented, target_of
 from manydg.training.record import KNOWN_LABELS, Counts, RunRecord, cautions, check_files
-from manydg.training.run import decide_threshold, silence_of
+from manydg.training.run import PREDICTIONS, decide_threshold, silence_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -358,7 +359,7 @@ def load_predictions(folder: str | Path, record: Record, side: str = "test") -> 
 
     - raises StorageError: If a file is damaged or was changed.
     """
-    path = Path(folder) / record.folder / "predictions.npz"
+    path = Path(folder) / record.folder / PREDICTIONS
     if not record.ok or not path.is_file() or not path.with_name(RUN_RECORD).is_file():
         return None
     again = f"delete {path.parent} and run the study again"
@@ -776,6 +777,9 @@ def summarize_folder(results: str | Path, reference: str | None = None, *, resam
     summaries, problems, described = [], [], read_description(results)
     for records in group_records(read_results(results)).values():
         loaded = {record.run: load_predictions(results, record) for record in records}
+        if lost := lost_predictions(Path(results), records):
+            text = f"{len(lost)} of {len(records)} runs have lost {PREDICTIONS}, so that some intervals cannot be given"
+            warnings.warn(f"{text}: delete {lost[0]} and run the study again", ManyDGWarning, stacklevel=2)
         predictions = {run: value for run, value in loaded.items() if value is not None}
         try:
             against = reference or described.reference_on(records[0].dataset)
@@ -791,6 +795,12 @@ def summarize_folder(results: str | Path, reference: str | None = None, *, resam
     if not summaries:
         raise DataError(f"{results}: " + (problems[0] if problems else "results.jsonl is empty; run the study again"))
     return summaries
+
+
+def lost_predictions(folder: Path, records: Iterable[Record]) -> list[Path]:
+    """Folders of finished runs whose predictions are gone; runs whose whole folder is elsewhere are not among them."""
+    runs = (folder / record.folder for record in records if record.ok)
+    return [run for run in runs if (run / RUN_RECORD).is_file() and not (run / PREDICTIONS).is_file()]
 
 
 def write_summary(results: str | Path, summaries: Sequence[Summary] | None = None) -> list[Path]:
