@@ -22,6 +22,7 @@ from manydg.errors import StorageError
 from manydg.files import (
     HashingThread,
     append_line,
+    claimed,
     is_running,
     new_folder,
     partial_name,
@@ -180,6 +181,12 @@ def test_partial_files_of_killed_processes_go_and_those_of_running_ones_stay(tmp
     remove_partial_files(tmp_path)
     assert list(tmp_path.iterdir()) == [mine]
     assert is_running(os.getpid())
+    # A search that is killed while it writes tuning.json: the next command on its folder clears it.
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / theirs.name).write_bytes(b"")
+    with claimed(out):
+        assert list(out.iterdir()) == []
 
 
 @pytest.mark.parametrize("folder", ["", ".", "/"])

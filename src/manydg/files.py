@@ -529,13 +529,14 @@ def new_folder(path: Path) -> Iterator[Path]:
 def claimed(path: Path) -> Iterator[None]:
     """An output, file or folder, that this process alone writes within the block.
 
-    What killed processes left beside it is cleared first.
+    What killed processes left beside it, and in a folder, is cleared first.
 
     - raises StorageError: If another process is writing it.
     """
     with locked(path):
         with disk_errors(path):
             recover_folder(path)
+            remove_partial_files(path)
         yield
 
 
